@@ -2,8 +2,8 @@
 
 Run `pytest bench --benchmark`, or `pytest bench --benchmark -k gemm` for one op.  A kernel is timed only if it passes
 the whole check on the op's first small case, in a child process.  Afterwards the outputs of the timed calls are
-checked, and also the outputs for other data at the same addresses.  The table has one group for the kernels of each
-case.
+checked.  The kernel also runs on new data at the same addresses, and these outputs are checked too.  In the table, the
+kernels of one case form a group.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def timeable() -> Iterator[Any]:
                         group=f"{spec.name} {case.id} {scheme}", max_time=BUDGET_S, min_rounds=MIN_SAMPLES
                     )
                     # Texts: pytest-benchmark can store texts, and group new and stored results by texts.
-                    names = (spec.name, kernel.name, case.id, scheme)
-                    yield pytest.param(*names, id=f"{kernel.id}-{case.id}-{scheme}", marks=benchmark_mark)
+                    id_parts = (spec.name, kernel.name, case.id, scheme)
+                    yield pytest.param(*id_parts, id=f"{kernel.id}-{case.id}-{scheme}", marks=benchmark_mark)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -65,8 +65,8 @@ def gate(op: str, name: str) -> tuple[str, str]:
     """Checks a kernel once, on the op's first small case with adversarial inputs.  Returns status and reason."""
     spec, kernel = get_op(op), get_kernel(op, name)
     case, scheme = spec.get_cases("smoke")[0], get_scheme(scheme_here(spec))
-    result = Checkers(pick_device(None))(CheckTask(kernel, case, scheme, SEED))
-    return result.status, result.reason
+    check_result = Checkers(pick_device(None))(CheckTask(kernel, case, scheme, SEED))
+    return check_result.status, check_result.reason
 
 
 def test_kernel(kernel_benchmark: Callable[..., Any], op: str, kernel: str, case: str, scheme: str) -> None:

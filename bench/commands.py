@@ -59,7 +59,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
 
 
 def _settled() -> dict[str, str]:
-    """Maps kernel ids to texts that say at which sizes the kernel was fastest, in the engine's newest timings."""
+    """Maps kernel ids to texts: at which sizes the kernel is settled (fastest in the engine's newest timings)."""
     from rooflab.engine.choose.choose_kernels import PROVISIONAL, known
 
     timings: dict[str, Json] = next(known(), {"times_us": {}})
@@ -106,9 +106,9 @@ def run_benches(
 ) -> list[Record]:
     """Checks and times all selected kernels.  Writes each record at once with `writer`, and appends it to `into`.
 
-    A case is skipped if `into` has the records of all its kernels at the start.  `planted_before` holds the pairs
-    (kernel id, dtype scheme) that were already checked with adversarial inputs.  A time limit can shorten the timing of
-    each kernel.  With a time limit, a broken CUDA context raises `ContextBroken`."""
+    Skips a case if `into` holds the records of all its kernels when this function is called.  Each pair (kernel id,
+    dtype scheme) in `planted_before` was already checked with adversarial inputs.  A time limit can shorten the timing
+    of each kernel.  With a time limit, a broken CUDA context raises `ContextBroken`."""
     check_caches()
     records = [] if into is None else into
     deadline = time.monotonic() + settings.limit_s
@@ -166,9 +166,9 @@ def gpu_bounds(gpu: str, suite: str, scheme: str, ops: Sequence[str]) -> tuple[D
 
 
 def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing, list[str]]:
-    """Returns a roofline plot of the GPU `gpu` with these records, and messages.  An emulated call is drawn with its
-    counted bytes.  A benchmark's time is drawn only if it was measured on this GPU.  Raises `ValueError` if no record
-    can be drawn; `name` tells the user which records these are."""
+    """Returns a roofline plot of `records` on the GPU `gpu`, and messages.  An emulated call is drawn with its counted
+    bytes.  A benchmark's time is drawn only if it was measured on this GPU.  Raises `ValueError` if no record can be
+    drawn.  The messages call the records `name`."""
     device, note = resolve(gpu)
     points, unplaced_reasons = placed_on(records, device)
     if not points:

@@ -187,8 +187,8 @@ def _short(ms: float | str | None) -> str:
 
 def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Returns a row for each op, at its largest case (sizes).  A row has the times of the naive, the library and the
-    fastest kernel, and the speed-ups of the fastest kernel.  Kernels that failed their check or were not timed do not
-    count.  A NOISY (unreliable) time is marked in the row.  It is never the fastest, and gives no speed-up."""
+    fastest kernel, and the speed-ups of the fastest kernel.  Kernels that failed their check or were not timed are left
+    out.  A NOISY (unreliable) time is marked.  A NOISY time is never the fastest, and gives no speed-up."""
     rows = []
     timings = [record for record in largest_cases(records) if record.status in ("OK", "NOISY")]
     ok_ms = {(record.op, record.kernel): record.latency_median_ms for record in timings if record.status == "OK"}

@@ -29,17 +29,17 @@ def build_folder(root: Path) -> Path:
 
 def namespace(root: Path, build: Path) -> Path:
     """Creates a folder with the package `rooflab`: links to the five source folders in `root`.  Returns the folder."""
-    checkout = build / "checkout"
-    (checkout / "rooflab").mkdir(parents=True, exist_ok=True)
-    (checkout / "rooflab" / "__init__.py").touch()  # Python prefers an installed wheel's package to a namespace
+    checkout_folder = build / "checkout"
+    (checkout_folder / "rooflab").mkdir(parents=True, exist_ok=True)
+    (checkout_folder / "rooflab" / "__init__.py").touch()  # Python prefers an installed wheel's package to a namespace
     for name in SOURCE_FOLDERS:
-        link = checkout / "rooflab" / name
+        link = checkout_folder / "rooflab" / name
         if link.is_symlink() and link.resolve() == root / name:
             continue
         new_link = link.with_name(f".{name}.{os.getpid()}")
         new_link.symlink_to(os.path.relpath(root / name, link.parent.resolve()), target_is_directory=True)
         new_link.replace(link)  # in one step, so that two commands may start at the same time
-    return checkout
+    return checkout_folder
 
 
 def carried(wheelhouse: Path, build: Path) -> Path | None:

@@ -66,19 +66,19 @@ def table(
     If the terminal is narrow, texts continue on the next line.  If this is not enough, each row becomes lines of names
     and values.  Numbers are never shortened."""
     columns = [name for name in columns if not filled or any(row.get(name) not in (None, "") for row in rows)]
-    numeric = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in columns]
+    numeric_columns = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in columns]
     cells = [[_cell(name, row.get(name)) for name in columns] for row in rows]
     widths = [max(len(name), *(row[index].cell_len for row in cells), 0) for index, name in enumerate(columns)]
     head = None if title is None else Text(visible(title))
     gap_width = COLUMN_GAP * (len(columns) - 1)
     if (
         gap_width
-        + sum(width if is_fixed else min(width, TEXT) for width, is_fixed in zip(widths, numeric, strict=True))
+        + sum(width if is_fixed else min(width, TEXT) for width, is_fixed in zip(widths, numeric_columns, strict=True))
         > out.width
     ):
-        return _as_lines(columns, cells, numeric, head)
+        return _as_lines(columns, cells, numeric_columns, head)
     grid = Table(title=head, title_justify="left", header_style="bold", box=None, pad_edge=False, title_style="bold")
-    for name, is_number in zip(columns, numeric, strict=True):
+    for name, is_number in zip(columns, numeric_columns, strict=True):
         is_fixed = is_number or (sum(widths) + gap_width <= out.width and name not in ("reason", "why", "case"))
         grid.add_column(Text(name), justify="right" if is_number else "left", no_wrap=is_fixed, overflow="fold")
     for row in cells:
@@ -89,7 +89,7 @@ def table(
 def _as_lines(
     columns: Sequence[str], cells: Sequence[Sequence[Text]], numeric: Sequence[bool], head: Text | None
 ) -> None:
-    """Prints each row as lines: the texts before the first number, then the names and values of the other columns."""
+    """Prints each row as lines: first the texts before its numbers, then the names and values of the other columns."""
     keys = max(1, numeric.index(True) if True in numeric else 1)
     if head is not None:
         out.print(head, style="bold")
@@ -215,13 +215,13 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     untimed_rows = [row for row in rows if row["latency_ms"] is None and row["status"] in fine_statuses]
     noisy_rows = [row for row in rows if row["status"] == "NOISY"]
     notes = [row for row in rows if row["status"] == "OK" and row["reason"]]
-    for kind, subset, style in (
+    for kind, kind_rows, style in (
         ("not timed", untimed_rows, "dim"),
         ("NOISY", noisy_rows, "yellow"),
         ("note", notes, "yellow"),
     ):
         groups: dict[str, list[Mapping[str, Any]]] = {}
-        for row in subset:  # NOISY readings with one cause differ only in the numbers
+        for row in kind_rows:  # NOISY readings with one cause differ only in the numbers
             groups.setdefault(re.sub(r"\d.*", "", row["reason"]) if kind == "NOISY" else row["reason"], []).append(row)
         for group in groups.values():
             names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in group)

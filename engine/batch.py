@@ -35,7 +35,7 @@ class DecodeBatch:
         return len(self.rows)
 
     def add(self, sequence: Sequence, source: int) -> None:
-        """Appends `sequence`.  The next step computes its last token, which has index `source` in the last draw."""
+        """Appends `sequence`.  The next step computes its last token, which the last step drew at index `source`."""
         row, self.changed = len(self.rows), True
         self.rows.append(sequence)
         sequence.row = row

@@ -17,7 +17,7 @@ class BlockManager:
     used again.  Once a full page is computed, it is published (offered for reuse), and its content gets a number.  The
     key of a page has two parts: the content number of the page before it, and its tokens.  So one lookup per page finds
     the longest published prefix.  A dictionary compares whole keys, not hashes, so two prefixes are never confused.  If
-    no page is free, the least recently used cached page is given away.  A prefix loses its last page first."""
+    no page is free, the least recently used cached page is given away.  A prefix gives away its last page first."""
 
     def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True):
         self.num_blocks = num_blocks
@@ -102,8 +102,8 @@ class BlockManager:
             content_ids.append(published_page[0])
 
     def trim(self, sequence: Sequence, num_tokens: int) -> None:
-        """Takes the pages behind the first `num_tokens` tokens from `sequence`.  They were for a draft, so they are
-        neither shared nor published.  `released` does not count them: what did not fit still does not fit."""
+        """Takes the pages after the first `num_tokens` tokens from `sequence`.  They were for a draft, so they are
+        neither shared nor published.  `released` does not count them: if a sequence did not fit, it still does not."""
         first_index = self.blocks_for(num_tokens)
         for block in reversed(sequence.block_ids[first_index:]):
             self._holders[block] = 0

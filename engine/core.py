@@ -87,7 +87,7 @@ class Core:
                 chunk.sequence.siblings = []
 
     def _expect(self, sequences: list[Sequence]) -> None:
-        """Prepares each sequence for the token that the device draws, because the next step computes this token.  A
+        """Marks one token of each sequence as expected: drawn, but not read yet.  The next step computes this token.  A
         sequence that reaches its full length with this token is removed."""
         blocks = self.scheduler.blocks
         page_size, full_sequences = blocks.block_size, []
@@ -144,9 +144,9 @@ class Core:
         """Makes every unfinished sequence wait again.  Its tokens are then computed again from the first token."""
         for sequence in list(self.runner.batch.rows):  # also those that a broken step preempted
             self.runner.leave(sequence)
-        unfinished = self.unfinished()
-        for sequence in unfinished:
+        unfinished_sequences = self.unfinished()
+        for sequence in unfinished_sequences:
             sequence.unread = 0
             del sequence.logprobs[len(sequence.token_ids) - sequence.num_prompt_tokens :]
         self._unread = None
-        self.scheduler.restart(unfinished)
+        self.scheduler.restart(unfinished_sequences)

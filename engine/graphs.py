@@ -30,9 +30,9 @@ class DecodeGraphs:
     """Runs decode steps of up to `max_num_seqs` sequences from CUDA graphs, one for each size in `batch_sizes`.
 
     A batch of another size is padded to the next larger size.  A padded row reads no keys (length 0) and writes nothing
-    to the KV cache (slot -1).  Its logits are dropped.  Every graph has the full width of the block table.  All graphs
-    write to one tensor `logits` `[max_num_seqs, vocab_size]`.  One tensor per graph would need 2,191 rows in all for
-    256 sequences."""
+    to the KV cache (slot -1).  Its logits are dropped.  Each graph reads the block table at its full width.  All graphs
+    write to one tensor `logits` `[max_num_seqs, vocab_size]`.  With one tensor per graph, 256 sequences would need
+    2,191 rows, the sum of the batch sizes."""
 
     def __init__(self, forward: Callable[[StepInput], torch.Tensor], logits: torch.Tensor, max_blocks: int):
         max_rows, device = len(logits), logits.device
@@ -40,10 +40,10 @@ class DecodeGraphs:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        table = zeros(max_rows, max_blocks, dtype=torch.int32)
+        block_table = zeros(max_rows, max_blocks, dtype=torch.int32)
         lengths = zeros(max_rows, dtype=torch.int32)
         self._forward = forward
-        self._columns = (zeros(max_rows), zeros(max_rows), zeros(max_rows) - 1, table, lengths)  # as in StepInput
+        self._columns = (zeros(max_rows), zeros(max_rows), zeros(max_rows) - 1, block_table, lengths)  # as in StepInput
         self._logits = logits
         self._replays: dict[int, Callable[[], None]] = {}
 
@@ -55,12 +55,12 @@ class DecodeGraphs:
 
     def step(self, size: int | None = None) -> None:
         """Computes the logits of the first `size` rows, or of all rows if `size` is None."""
-        token_ids, positions, slots, table, lengths = (column[:size] for column in self._columns)
-        self._logits[:size] = self._forward(StepInput(token_ids, positions, slots, table, lengths))
+        token_ids, positions, slots, block_table, lengths = (column[:size] for column in self._columns)
+        self._logits[:size] = self._forward(StepInput(token_ids, positions, slots, block_table, lengths))
 
     def __call__(self, step: StepInput) -> torch.Tensor:
         """Returns the logits of a decode step.  The next call overwrites these logits."""
-        n, (token_ids, positions, slots, table, lengths) = len(step.seq_lens), self._columns
+        n, (token_ids, positions, slots, block_table, lengths) = len(step.seq_lens), self._columns
         size = next(size for size in self._replays if size >= n)
         token_ids[:n], positions[:n], slots[:n], lengths[:n] = (
             step.token_ids,
@@ -68,18 +68,18 @@ class DecodeGraphs:
             step.slot_mapping,
             step.seq_lens,
         )
-        table[:n, : step.block_table.shape[1]] = step.block_table
+        block_table[:n, : step.block_table.shape[1]] = step.block_table
         slots[n:size], lengths[n:size] = -1, 0
         self._replays[size]()
         return self._logits[:n]
 
 
 class DecodeReplays:
-    """Replays decode steps on a CPU.  Each number of sequences has one recording for each number of threads.
+    """Replays decode steps on a CPU.  A recording serves one number of sequences and one number of threads.
 
     The first step that needs a recording makes it, in about 20 ms.  A replay reads the arrays of `batch` in place and
-    copies only the token ids.  `forward` computes the logits of `n` sequences, which are stored in `logits` `[rows,
-    vocab_size]`.  Steps with more than `rows` sequences are not replayed."""
+    copies only the token ids.  `forward` computes the logits of a step, which are stored in `logits` `[rows,
+    vocab_size]`.  A step with more than `rows` sequences is not replayed."""
 
     def __init__(self, forward: Callable[[StepInput], torch.Tensor], logits: torch.Tensor, batch: DecodeBatch):
         self.recordings: dict[tuple[int, int], Recording] = {}
@@ -114,8 +114,8 @@ class DecodeReplays:
     def _step(self, n: int) -> torch.Tensor:
         batch = self._batch
         arrays = (self._ids, batch.positions, batch.slot_mapping, batch.block_table, batch.seq_lens)
-        ids, positions, slots, table, lengths = (torch.from_numpy(array[:n]) for array in arrays)
-        return self._forward(StepInput(ids, positions, slots, table, lengths))
+        ids, positions, slots, block_table, lengths = (torch.from_numpy(array[:n]) for array in arrays)
+        return self._forward(StepInput(ids, positions, slots, block_table, lengths))
 
     def _record(self, n: int) -> Recording | None:
         try:

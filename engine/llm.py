@@ -48,9 +48,9 @@ class LLM:
     (`Numbers`).  `dtype` is float32, bfloat16, float16 or, on a CPU, int8 or int4.  The last two are types for the
     weights of the linear layers only, and the rest is bfloat16.  `dtype=None` means float32 on a CPU and bfloat16 on
     CUDA.  `swap` maps an op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  Decode
-    steps are recorded once and replayed (`graphs.py`).  `enforce_eager` turns this off.  With `overlap`, a step is
-    launched before the tokens of the previous step are read (`Core`).  `overlap=None` turns this on for CUDA only.
-    With `pdl`, a kernel of a graph may start before the previous kernel has ended (`kernels/_pdl.py`).
+    steps are recorded once and replayed (`graphs.py`), unless `enforce_eager` is True.  With `overlap`, a step is
+    launched before the tokens of the previous step are read (`Core`).  `overlap=None` means True on CUDA and False on a
+    CPU. With `pdl`, a kernel of a graph may start before the previous kernel has ended (`kernels/_pdl.py`).
 
     With `speculate`, a step verifies up to `num_speculative_tokens` drafted tokens of a sequence.  `speculate="ngram"`
     copies the tokens that followed the same text earlier.  `"draft"` uses the smaller model `draft`.  `"eagle"` uses
@@ -58,7 +58,7 @@ class LLM:
 
     `chunked_prefill` and `prefix_caching` turn on the features with these names.  A step has at most `prefill_chunk`
     prompt tokens.  `study` turns off other parts of the engine (`StudyOptions`).  Sets torch's fp32 matmul precision to
-    IEEE for the whole process.  Raises `ValueError` on options that are not supported here."""
+    IEEE for the whole process.  Raises `ValueError` on unsupported options."""
 
     def __init__(
         self,
@@ -113,8 +113,8 @@ class LLM:
         open_draft = partial(open_model, dummy=dummy, seed=seed, device=self.device)
         draft_source = opened(self.speculation, self.arch, self.tokenizer, max_len, self.dtype, self.device, open_draft)
         max_drawn = min(max_num_seqs * draft_source.rows, step_tokens)
-        sizes = (block_size, max_len, step_tokens, min(max_num_seqs, step_tokens), max_drawn, weight_codes)
-        self.limits = LargestSizes(self.arch, self.device, self.dtype, *sizes)
+        limit_sizes = (block_size, max_len, step_tokens, min(max_num_seqs, step_tokens), max_drawn, weight_codes)
+        self.limits = LargestSizes(self.arch, self.device, self.dtype, *limit_sizes)
         check_weights_fit(self.limits, draft_source.arch)  # before kernels are timed
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
         self.ops = resolve(self.limits, swap, interpret, replays=not enforce_eager)
@@ -123,9 +123,9 @@ class LLM:
             runner_args = Model(self.arch, weights, self.ops, max_len), self.ops, 1, block_size, max_num_seqs, max_len
             speculator = build(self.speculation, draft_source, runner_args, self.limits, swap, interpret)
             self.runner = speculator.runner if speculator else ModelRunner(*runner_args)
-            blocks = self._allocate(num_kv_blocks, enforce_eager, pdl, draft_source.arch)
+            num_blocks = self._allocate(num_kv_blocks, enforce_eager, pdl, draft_source.arch)
         self.scheduler = Scheduler(
-            BlockManager(blocks, block_size, prefix_caching and study.kv_cache),
+            BlockManager(num_blocks, block_size, prefix_caching and study.kv_cache),
             *(max_num_seqs, max_num_batched_tokens, prefill_chunk or step_tokens, chunked, study.continuous_batching),
         )
         overlap = self.device.type == "cuda" and speculator is None if overlap is None else overlap
@@ -141,14 +141,14 @@ class LLM:
             rehearse,
             *([graphs.step] if isinstance(graphs, DecodeGraphs) else []),
         ]
-        blocks = kv_cache_blocks(self.limits, rehearsals, num_kv_blocks, beside)
-        self.runner.allocate(blocks)
+        num_blocks = kv_cache_blocks(self.limits, rehearsals, num_kv_blocks, beside)
+        self.runner.allocate(num_blocks)
         if isinstance(graphs, DecodeGraphs):
             with dependent_launches(pdl):
                 # One pool of memory for all graphs, which never run at the same time.
                 graphs.record(partial(record_graph, torch.cuda.graph_pool_handle()))
         self.runner.graphs = graphs
-        return blocks
+        return num_blocks
 
     def add_request(self, prompt: Prompt, params: SamplingParams | None = None, arrival_s: float | None = None) -> int:
         """Queues a prompt and returns its request id.  Raises `ValueError` if the engine cannot serve the prompt."""
@@ -174,16 +174,16 @@ class LLM:
             raise ValueError(f"prompt: expected fewer tokens than max_model_len, which is {max_length}, got {len(ids)}")
         ids_by_option = {"prompt": ids, "logit_bias": params.logit_bias, "stop_token_ids": params.stop_token_ids}
         for name, tokens in ids_by_option.items():
-            if tokens and not 0 <= min(tokens) <= max(tokens) < (size := self.arch.vocab_size):
-                wrong_token = next(token for token in tokens if not 0 <= token < size)
-                raise ValueError(f"{name}: expected token ids below {size}, got {wrong_token}")
+            if tokens and not 0 <= min(tokens) <= max(tokens) < (vocab_size := self.arch.vocab_size):
+                wrong_token = next(token for token in tokens if not 0 <= token < vocab_size)
+                raise ValueError(f"{name}: expected token ids below {vocab_size}, got {wrong_token}")
         request_id = self._next_id
         seed = params.seed if params.seed is not None else (self._seed << 32 | request_id) % 2**63
         special_tokens = self.tokenizer.special
         stop_ids = {*params.stop_token_ids, *(special_tokens[text] for text in params.stop if text in special_tokens)}
         stop_ids |= frozenset() if params.ignore_eos else self._stop_ids
-        length = min(len(ids) + params.max_tokens, self.max_model_len)
-        sequence = EngineSequence(request_id, ids, len(ids), params, seed, frozenset(stop_ids), length, arrival_s)
+        final_length = min(len(ids) + params.max_tokens, self.max_model_len)
+        sequence = EngineSequence(request_id, ids, len(ids), params, seed, frozenset(stop_ids), final_length, arrival_s)
         self.scheduler.check(sequence)
         self._next_id += 1
         if params.stop:

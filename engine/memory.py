@@ -42,7 +42,7 @@ def kv_cache_blocks(
     wanted: int | None = None,
     beside: Architecture | None = None,
 ) -> int:
-    """Returns `wanted`, or the number of KV cache pages that fit.  The largest batch limits this number.
+    """Returns `wanted`, or else the number of KV cache pages that fit, at most as many as the largest batch can use.
 
     Without `wanted`, first runs `rehearsals` (the largest steps) on CUDA, and leaves free the memory that they use.
     Raises `ValueError` if `wanted` pages or, without `wanted`, one sequence of `max_model_len` tokens do not fit."""
@@ -56,13 +56,13 @@ def kv_cache_blocks(
     on_cpu = limits.device.type == "cpu"
     step_bytes = 0 if on_cpu else sum(peak_bytes(rehearsal, limits.device) for rehearsal in rehearsals)
     budget_bytes = (CPU_FRACTION if on_cpu else CUDA_FRACTION) * free_bytes(limits.device) - step_bytes
-    blocks = min(int(budget_bytes // block_bytes), limits.sequences * max_pages)
-    if blocks < max_pages:
+    num_blocks = min(int(budget_bytes // block_bytes), limits.sequences * max_pages)
+    if num_blocks < max_pages:
         raise ValueError(
             f"max_model_len: {limits.max_model_len} tokens need {max_pages * block_bytes / 1e9:.2f} GB of KV cache, "
             f"and {max(budget_bytes, 0) / 1e9:.2f} GB are free for it; ask for fewer"
         )
-    return blocks
+    return num_blocks
 
 
 def peak_bytes(function: Callable[[], object], device: torch.device) -> int:

@@ -49,8 +49,8 @@ class Timeline:
     @property
     def tpot_ms(self) -> float | None:
         """Returns the time per output token, `(e2e - ttft) / (n - 1)` for `n` tokens, or None for a single token."""
-        count = len(self.token_times_s)
-        return None if count < 2 else (self.e2e_ms - self.ttft_ms) / (count - 1)
+        num_tokens = len(self.token_times_s)
+        return None if num_tokens < 2 else (self.e2e_ms - self.ttft_ms) / (num_tokens - 1)
 
     @property
     def e2e_ms(self) -> float:

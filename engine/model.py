@@ -66,7 +66,7 @@ class Model:
         if self.embedding_scale != 1 and self.embedding.device.type == "cpu":  # a step then has no torch op
             self.embedding, self.embedding_scale = weights.embedding * self.embedding_scale, 1.0
         self.norm = weights.norm
-        self.cos, self.sin = (table.to(weights.embedding.device) for table in rotation(arch, max_model_len))
+        self.cos, self.sin = (cos_or_sin.to(weights.embedding.device) for cos_or_sin in rotation(arch, max_model_len))
         self._window = {} if arch.window is None else {"window": arch.window}
         self.layers = []
         while weights.layers:

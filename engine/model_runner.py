@@ -85,12 +85,12 @@ class ModelRunner:
     def decode_graphs(self) -> DecodeGraphs | DecodeReplays | None:
         """Returns an object that records and replays decode steps.  A recording holds the addresses of the KV cache. So
         the caller must allocate the cache before the first recording."""
-        rows, table_width = self.batch.block_table.shape
+        max_rows, table_width = self.batch.block_table.shape
         new_tensor = partial(torch.empty, dtype=self.model.embedding.dtype, device=self.device)
         vocab_size = self.model.arch.vocab_size
         if self.device.type == "cpu":
-            return DecodeReplays(self._decode, new_tensor(min(rows, MOST_REPLAYED), vocab_size), self.batch)
-        return DecodeGraphs(self._decode, new_tensor(rows, vocab_size), table_width)
+            return DecodeReplays(self._decode, new_tensor(min(max_rows, MOST_REPLAYED), vocab_size), self.batch)
+        return DecodeGraphs(self._decode, new_tensor(max_rows, vocab_size), table_width)
 
     def _decode(self, inputs: StepInput) -> torch.Tensor:
         return self.model.forward(inputs, self.cache, self.ops.step(len(inputs.seq_lens), 0))
@@ -150,16 +150,16 @@ class ModelRunner:
         pages = np.zeros(self.batch.block_table.shape[1], np.int32)
         spans = [TokenSpan([0] * length, 0, pages, 0) for length in lengths]
         inputs = step_input(self.batch, slice(0), spans, self.drawn)
-        rows, no_slots = on_device(np.arange(num_drawn), self.device), torch.full_like(inputs.slot_mapping, -1)
+        drawn_rows, no_slots = on_device(np.arange(num_drawn), self.device), torch.full_like(inputs.slot_mapping, -1)
         ops = self.ops.step(0, num_tokens)
-        logits = self.model.forward(replace(inputs, slot_mapping=no_slots, drawn=rows), self.cache, ops)
+        logits = self.model.forward(replace(inputs, slot_mapping=no_slots, drawn=drawn_rows), self.cache, ops)
         for bias in (None, {0: 0.0}):  # a kernel may be compiled for each
             params = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, logit_bias=bias)
             dummy_sequences = [Sequence(row, [0], 1, params, row, frozenset(), 2, 0.0) for row in range(num_drawn)]
-            SamplingTensors(dummy_sequences, self.device).sample(ops.sample, logits, rows)
+            SamplingTensors(dummy_sequences, self.device).sample(ops.sample, logits, drawn_rows)
 
     def join(self, sequence: Sequence, source: int) -> None:
-        """Adds a prefilled sequence to the decode batch.  Row `source` of the last draw holds its newest token."""
+        """Adds a prefilled sequence to the batch.  Its newest token is in row `source` of the last draw."""
         self.batch.add(sequence, source)
         self._sampling = None
 

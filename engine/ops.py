@@ -1,8 +1,8 @@
 """Chooses a kernel for each op and each bucket (range of row counts), once at load.
 
 The engine calls kernels only through this file.  On a CPU it times the kernels and chooses the fastest
-(`choose/choose_kernels.py`).  On CUDA it tries three sources in order: the stored record for this GPU, `FIRST_ON_CUDA`,
-and the library kernel.  An optimized kernel becomes a default only after a check on a GPU.
+(`choose/choose_kernels.py`).  On CUDA it tries three sources in order: the stored record for this GPU, the list
+`FIRST_ON_CUDA`, and torch's kernels.  An optimized kernel becomes a default only after a check on a GPU.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class OpSet:
 
     def __init__(self, choices: Iterable[Choice]):
         self.choices = list(choices)
-        table: dict[str, dict[str, Callable[..., Any]]] = {}
+        kernel_table: dict[str, dict[str, Callable[..., Any]]] = {}
         for choice in self.choices:
-            table.setdefault(choice.bucket, {})[choice.op] = choice.kernel.fn
+            kernel_table.setdefault(choice.bucket, {})[choice.op] = choice.kernel.fn
         self._ways: list[Callable[[torch.Tensor], Any] | None] = []
         for choice in self.choices:
             if choice.op in (*MATMUL_OPS, FUSED_OP):
                 pack_function = choice.kernel.prepare
                 self._ways += [] if pack_function in self._ways else [pack_function]
                 name = FUSED_OP if choice.op == FUSED_OP else "gemm"
-                table[choice.bucket][name] = partial(_product, choice.kernel.fn, self._ways.index(pack_function))
-        self._steps = {bucket: SimpleNamespace(**functions) for bucket, functions in table.items()}
+                kernel_table[choice.bucket][name] = partial(_product, choice.kernel.fn, self._ways.index(pack_function))
+        self._steps = {bucket: SimpleNamespace(**functions) for bucket, functions in kernel_table.items()}
         self._by_rows: dict[tuple[int, int], SimpleNamespace] = {}
 
     def step(self, num_decodes: int, num_prompt_tokens: int = 0, num_drafted: int = 0) -> SimpleNamespace:
@@ -87,12 +87,12 @@ class OpSet:
 
     def describe(self) -> list[dict[str, str]]:
         """Returns the rows of a table that every run prints: op, kernel, buckets and reason for the choice."""
-        rows: dict[tuple[str, str, str], list[str]] = {}
+        table_rows: dict[tuple[str, str, str], list[str]] = {}
         for choice in self.choices:
-            rows.setdefault((choice.op, choice.kernel.name, choice.why), []).append(choice.bucket)
+            table_rows.setdefault((choice.op, choice.kernel.name, choice.why), []).append(choice.bucket)
         return [
             {"op": op, "kernel": kernel, "buckets": " ".join(buckets), "why": reason}
-            for (op, kernel, reason), buckets in rows.items()
+            for (op, kernel, reason), buckets in table_rows.items()
         ]
 
 
@@ -102,8 +102,8 @@ def resolve(
     """Chooses a kernel for each op of a model and each bucket (range of row counts).
 
     `swaps` maps an op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  With
-    `replays`, decode steps on a CPU use only C++ kernels if a replay beats an eager step.  Raises `ValueError`, with
-    reasons, if an op has no usable kernel or a kernel in `swaps` is unusable."""
+    `replays`, a CPU replays decode steps with C++ kernels only, if this is faster.  Raises `ValueError`, with reasons,
+    if an op has no usable kernel or a kernel in `swaps` is unusable."""
     swaps = dict(swaps or {})
     for op, name in swaps.items():
         if op not in (engine_ops := [op for op in (*limits.ops, *limits.fused) if op != DECODE_OP]):
@@ -153,7 +153,7 @@ def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not:
 
 
 def _preferred(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> Choice | None:
-    """Returns the kernel of an op that is not required: `swap`, else the GPU's recorded optimized one, else None."""
+    """Returns the kernel of an optional fused op: `swap`, else an optimized kernel in this GPU's record, else None."""
     if swap:
         return _able(op, bucket, device, swap, why_not)[0]
     choice_record = recorded_choice(op, torch.cuda.get_device_name(device), bucket) if device.type == "cuda" else {}
@@ -205,5 +205,5 @@ def _product(
     b: Sequence[tuple[Any, ...]],
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Computes `gemm(a, *b[form], bias)`.  `b` holds the weight and its scales once for each packed layout."""
+    """Computes `gemm(a, *b[form], bias)`.  `b` holds a weight's packed layouts, and `form` selects one."""
     return gemm(a, *b[form], bias)

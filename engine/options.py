@@ -18,11 +18,11 @@ def check_sizes(**sizes: int | None) -> None:
         minimum = 2 if name == "max_model_len" else 1  # a token of the prompt, and one after it
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):
             raise ValueError(f"{name}: expected an integer of at least {minimum}, got {value!r}")
-    tokens, seqs = sizes["max_num_batched_tokens"], sizes["max_num_seqs"]
-    if tokens is not None and seqs is not None and tokens < seqs:
+    max_tokens, seqs = sizes["max_num_batched_tokens"], sizes["max_num_seqs"]
+    if max_tokens is not None and seqs is not None and max_tokens < seqs:
         raise ValueError(
             f"max_num_batched_tokens: expected at least max_num_seqs, which is {seqs}, for a step has a token of each "
-            f"sequence; got {tokens}"
+            f"sequence; got {max_tokens}"
         )
 
 

@@ -14,8 +14,8 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Returns `array` as a tensor on `device`.  A CPU needs no copy.  On CUDA the copy runs in stream order.
 
-    The copy comes from pinned memory, because a copy from pageable memory might wait for all earlier work.  Torch
-    reuses pinned memory only after the copy.  `array` is made contiguous: strides would need pageable memory."""
+    The copy comes from pinned memory, because a copy from pageable memory might wait for earlier work.  Torch reuses
+    pinned memory only after the copy.  A strided array would need pageable memory, so `array` is made contiguous."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
@@ -27,9 +27,9 @@ LEAST_TOP_P = 1e-7
 class SamplingTensors:
     """Holds the arguments of the op `sample`, one value per row.  Each new set of sequences needs a new object.
 
-    A row draws the next token of its sequence or, if the sequence has a draft, a later token.  `ahead(row)` returns the
-    drafted tokens before this token, which the sequence does not hold yet.  With `edits=False` the logits are not
-    changed before the draw, and no log-probabilities are returned."""
+    A sequence with a draft of `n` tokens has `n + 1` rows, one for each token to draw.  `ahead(row)` returns the
+    drafted tokens before this row's token, because the sequence does not hold them yet.  With `edits=False` the logits
+    are not changed before the draw, and no log-probabilities are returned."""
 
     def __init__(
         self,
@@ -73,10 +73,10 @@ class SamplingTensors:
         token_ids = kernel(logits, *self._arguments, positions, **(self.edits() if self.special else {}))
         if not len(self._shown):
             return (token_ids,)
-        values = logits[self._shown].float().log_softmax(-1)
-        likely_ids = values.topk(min(MOST_LOGPROBS, values.shape[1])).indices
+        all_logprobs = logits[self._shown].float().log_softmax(-1)
+        likely_ids = all_logprobs.topk(min(MOST_LOGPROBS, all_logprobs.shape[1])).indices
         logprob_ids = torch.cat([token_ids[self._shown][:, None], likely_ids], 1)
-        return token_ids, logprob_ids, values.gather(1, logprob_ids)
+        return token_ids, logprob_ids, all_logprobs.gather(1, logprob_ids)
 
     def edits(self) -> dict[str, torch.Tensor]:
         """Returns arguments of `sample` that change the logits of the rows in `special`: biases, end tokens that are

@@ -24,7 +24,7 @@ MODEL_SETTINGS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "r
 PENALTY_RANGE = (1e-6, 1e6)
 """The bounds of `repetition_penalty`.  Within these bounds no logit of a model becomes infinite."""
 _INTEGER_FIELDS = ("max_tokens", "min_tokens", "n", "top_k", "seed", "logprobs")
-_MAY_BE_NONE = (*MODEL_SETTINGS, "seed", "logprobs")
+_OPTIONAL_FIELDS = (*MODEL_SETTINGS, "seed", "logprobs")
 _VALUE_RANGES: Mapping[str, tuple[float, float]] = {
     "max_tokens": (1, math.inf),
     "min_tokens": (0, math.inf),
@@ -84,7 +84,7 @@ class SamplingParams:
 
     @cached_property
     def penalised(self) -> bool:
-        """Returns whether earlier tokens change the logits.  The value is cached, because every new token needs it."""
+        """Returns whether a penalty changes the logits of earlier tokens.  This is cached: every new token needs it."""
         return (self.repetition_penalty or 1, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
     @cached_property
@@ -96,7 +96,7 @@ class SamplingParams:
         for name, (minimum, maximum) in _VALUE_RANGES.items():
             value, is_integer = getattr(self, name), name in _INTEGER_FIELDS
             is_valid = _is(int if is_integer else int | float, value) and minimum <= value <= maximum
-            if not is_valid and not (value is None and name in _MAY_BE_NONE):
+            if not is_valid and not (value is None and name in _OPTIONAL_FIELDS):
                 type_name = "an integer" if is_integer else "a number"
                 raise ValueError(f"{name}: expected {type_name} in [{minimum}, {maximum}], got {value!r}")
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):

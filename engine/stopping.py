@@ -55,12 +55,12 @@ class StopText:
     def _add(self, piece: str) -> bool:
         old_length = len(self.text)
         self.text += piece
-        matches = []
+        stop_matches = []
         for stop_text in self._stops if self._left < 0 else ():
             stop_start = self.text.find(stop_text, max(0, old_length - len(stop_text) + 1))
             if stop_start >= 0:
-                matches.append((stop_start + len(stop_text), stop_start))
-        if matches:
-            self.text = self.text[: min(matches)[1]]
+                stop_matches.append((stop_start + len(stop_text), stop_start))
+        if stop_matches:
+            self.text = self.text[: min(stop_matches)[1]]
             self.stopped = True
         return self.stopped

@@ -19,8 +19,8 @@ LN2 = math.log(2)
 
 def traffic(inputs: Arguments) -> Traffic:
     """Returns the bytes that attention reads and writes.  Counts each operand once, because L2 or a CPU's cache keeps a
-    sequence's keys for all its queries.  In a dense batch, leaves out keys that are in no query's window.  The result
-    of fp8 attention is bf16."""
+    sequence's keys for all its queries.  If all sequences have equal length, leaves out keys that no query's window
+    contains.  For fp8 operands, counts a bf16 result."""
     q, k, key_fraction = inputs.q, inputs.k, 1
     if inputs.window is not None and q.ndim == 4:
         key_fraction = min(k.shape[1], q.shape[1] - 1 + inputs.window) / max(1, k.shape[1])
@@ -37,7 +37,7 @@ def unseen(q: torch.Tensor, return_lse: bool) -> AttentionResult:
 
 
 def nothing_seen(of: Arguments) -> None:
-    """Writes the result of a call `of` without keys.  `out` becomes 0.  `lse` becomes `sinks`, or -inf without them."""
+    """Writes the result of a call without keys: 0 to `of.out`, and `of.sinks` (-inf without sinks) to `of.lse`."""
     of.out.zero_()
     if of.lse is not None:
         of.lse.fill_(float("-inf")) if of.sinks is None else of.lse.copy_(of.sinks)
@@ -58,16 +58,16 @@ SMALLEST_SCALE = 2.0**-100
 
 
 def never_zero(softmax_scale: float | None) -> float | None:
-    """Returns `softmax_scale`, but replaces 0 by a tiny scale, because torch computes `-inf * 0`, which is NaN."""
+    """Returns `softmax_scale`, or a tiny scale instead of 0: a masked score (-inf) times 0 would be NaN."""
     return SMALLEST_SCALE if softmax_scale == 0 else softmax_scale
 
 
 def options(of: Arguments, keys: int) -> tuple[tuple[float, ...], tuple[int, ...], dict[str, Any]]:
-    """Returns three groups of arguments for a Triton attention kernel: numbers, strides and constants.
+    """Returns the arguments of a Triton attention kernel: numbers, strides (of `out`, `lse` and `sinks`) and constants.
 
     The numbers are `(window, scale, factor, cap)` for `lib.attention.weigh`.  `factor` multiplies a score before an
-    exponential with base 2.  It is never negative: the constant `NEGATED` holds the sign of the scale.  `cap` is the
-    soft cap, or 0 without one.  The strides are of `out`, `lse` and `sinks`.  `keys`: the longest sequence's keys."""
+    exponential with base 2.  It is not negative: the constant `NEGATED` says whether the scale is negative.  `cap` is
+    the soft cap, or 0 without one.  The argument `keys` is the number of keys of the longest sequence."""
     D, scale, has_softcap = of.q.shape[-1], get_scale(of.q, of.softmax_scale), of.softcap is not None
     has_window = of.window is not None and of.window < keys  # a wider window hides nothing
     score_factor = LOG2E * (1.0 if has_softcap else max(abs(scale), SMALLEST_SCALE))

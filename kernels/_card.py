@@ -1,4 +1,4 @@
-"""Holds a function that makes a fake GPU.  It is set if kernels are compiled without a GPU: some imports need a GPU."""
+"""Holds a function that makes a fake GPU, which some imports need.  It is set where kernels compile without a GPU."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def checks_values(tensor: torch.Tensor) -> bool:
 
 
 def checks_bounds(bounds: torch.Tensor) -> bool:
-    """Returns whether a launcher checks the values of `bounds` (lengths, offsets or a page table).  On a CPU it checks
-    them, except while memory traffic is counted.  There a wrong value may crash the process, and the check costs
+    """Returns whether a launcher checks the values of `bounds` (lengths, offsets or a page table).  Except while memory
+    traffic is counted, it checks them on a CPU.  On a CPU a wrong value may crash the process, and the check costs
     little.  On other devices the rule is that of `checks_values`."""
     return (bounds.device.type == "cpu" and _device.counted_device_type is None) or checks_values(bounds)

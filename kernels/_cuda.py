@@ -109,8 +109,8 @@ def _log(nvrtc: Any, program: int) -> str:
 
 
 def _whole(cubin: bytes) -> bytes:
-    """Restores the last byte of a cubin.  CuPy 14 drops this byte, because it is zero, but cuobjdump needs it.  The end
-    of the program headers is the end of the file."""
+    """Restores the zero byte at the end of a cubin, which CuPy 14 drops.  cuobjdump needs the whole file.  The file
+    ends where its program headers end."""
     (headers_start,) = struct.unpack_from("<Q", cubin, 32)
     header_size, header_count = struct.unpack_from("<HH", cubin, 54)
     return cubin.ljust(headers_start + header_size * header_count, b"\0")
@@ -155,10 +155,10 @@ def include_folders() -> tuple[str, ...]:
     """
     pathfinder: Any = import_module("cuda.pathfinder")
     package_names = [name for name in HEADER_PACKAGES if name in pathfinder.SUPPORTED_HEADERS_CTK]
-    folders = [pathfinder.find_nvidia_header_directory(name) for name in package_names]
+    cuda_folders = [pathfinder.find_nvidia_header_directory(name) for name in package_names]
     # In some toolkits CCCL is a subfolder of the other headers, which pathfinder does not search.
-    cccl_folders = [os.path.join(folder, "cccl") for folder in folders if folder]
-    existing_folders = [folder for folder in (*folders, *cccl_folders) if folder and os.path.isdir(folder)]
+    cccl_folders = [os.path.join(folder, "cccl") for folder in cuda_folders if folder]
+    existing_folders = [folder for folder in (*cuda_folders, *cccl_folders) if folder and os.path.isdir(folder)]
     return tuple(dict.fromkeys((str(LIB_FOLDER), *existing_folders)))
 
 

@@ -20,7 +20,7 @@ counted_device_type: str | None = None
 
 
 def kind_of(x: torch.Tensor) -> str:
-    """Returns the device type of `x`, such as `cuda`, or the type for which memory traffic is being counted."""
+    """Returns the device type of `x`.  While memory traffic is counted for another type, returns that type."""
     return counted_device_type or x.device.type
 
 

@@ -73,7 +73,7 @@ class FlashInferPlan:
 
 
 def plan_options(inputs: Arguments) -> dict[str, Any]:
-    """Returns the options of every `plan` call.  FlashInfer's window does not count the query's own position."""
+    """Returns the options of every `plan` call.  `window_left` leaves out the query itself, so it is `window - 1`."""
     q, window = inputs.q, inputs.window
     return {
         "sm_scale": get_scale(q, inputs.softmax_scale),
@@ -125,8 +125,8 @@ def seeing_apart(bounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Splits each sequence into its queries that see no key and its other queries.  Returns the new offsets.
 
     `bounds` has the offsets of each sequence's queries, and `lengths` its numbers of keys.  Under a causal mask, the
-    first queries of a sequence with more queries than keys see no key.  FlashInfer's kernels for Ampere reject a single
-    such sequence.  In a batch, they omit the mask of a tile whose first query sees no key."""
+    first queries see no key if a sequence has more queries than keys.  FlashInfer's kernels for Ampere reject a batch
+    of one such sequence.  With several sequences they forget the mask of a tile whose first query sees no key."""
     query_counts = bounds.diff()
     keyless_counts = (query_counts - lengths).clamp(min=0)
     part_sizes = torch.stack((keyless_counts, query_counts - keyless_counts), dim=1).flatten()
@@ -134,7 +134,7 @@ def seeing_apart(bounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 
 def without_keys(offsets: torch.Tensor) -> torch.Tensor:
-    """Returns the offsets of keys or pages after `seeing_apart`.  Each sequence's first part has no keys."""
+    """Returns the offsets of keys or pages for sequences split by `seeing_apart`: their first parts have no keys."""
     return offsets.repeat_interleave(2)[:-1]
 
 

@@ -82,9 +82,9 @@ class NativeFunction:
     """Calls the function `run` of a C++ file."""
 
     def __init__(self, source: Path, types: str):
-        loaded: Any = ctypes.CDLL(str(library(source)))
-        self.run, self.entry, self._types = loaded.run, ctypes.cast(loaded.replay, ctypes.c_void_p).value, types
-        self.run.restype, self.run.argtypes = ctypes.c_int, [TYPES[letter] for letter in types]
+        cpp_lib: Any = ctypes.CDLL(str(library(source)))
+        self.run, self.entry, self._types = cpp_lib.run, ctypes.cast(cpp_lib.replay, ctypes.c_void_p).value, types
+        self.run.restype, self.run.argtypes = ctypes.c_int, [TYPES[type_letter] for type_letter in types]
 
     def __call__(self, *arguments: Any) -> int:
         """Calls the function.  Returns 0, or a number that says which check of the arguments failed."""
@@ -95,10 +95,10 @@ class NativeFunction:
     def addresses(self, arguments: tuple[Any, ...]) -> list[int]:
         """Returns the arguments that are addresses of tensors."""
         typed_arguments = zip(self._types, arguments, strict=True)
-        return [value for letter, value in typed_arguments if letter == "p" and isinstance(value, int)]
+        return [value for type_letter, value in typed_arguments if type_letter == "p" and isinstance(value, int)]
 
     def slots(self, arguments: tuple[Any, ...], moved: Callable[[int], int]) -> ctypes.Array[ctypes.c_uint64]:
-        """Packs the arguments for a replay of calls, 8 bytes each.  A tensor's address becomes `moved(address)`."""
+        """Packs each argument in 8 bytes (a slot) for later calls.  A tensor's address becomes `moved(address)`."""
         slot_values = []
         for type_letter, value in zip(self._types, arguments, strict=True):
             if type_letter == "f":
@@ -119,7 +119,7 @@ note_launch: Callable[[NativeFunction, tuple[Any, ...]], None] | None = None
 def built(source: Path, types: str) -> NativeFunction:
     """Returns the function `run` of a C++ file, built for this processor.
 
-    A letter of `types` per argument: i (int), n (int64), f (float), p (pointer).  Raises `ValueError` with the
+    `types` has a letter per argument: i (int), n (int64), f (float) or p (pointer).  Raises `ValueError` with the
     compiler's first error."""
     return NativeFunction(source, types)
 

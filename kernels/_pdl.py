@@ -82,7 +82,7 @@ def launch_dependent(
     first_address = ctypes.addressof(argument_bytes)
     argument_addresses = accumulate((value.nbytes for value in values[:-1]), initial=first_address)
     arguments = (ctypes.c_void_p * len(values))(*argument_addresses) if values else None
-    launch_sizes = [(*map(int, lengths), 1, 1)[:3] for lengths in (grid, block)]
+    launch_sizes = [(*map(int, dim_lengths), 1, 1)[:3] for dim_lengths in (grid, block)]
     launch_config = _Config(*launch_sizes, shared_bytes, stream, _PROGRAMMATIC_STREAM_SERIALIZATION, 1)
     error_code = _driver().cuLaunchKernelEx(ctypes.byref(launch_config), ctypes.c_void_p(function), arguments, None)
     if error_code:

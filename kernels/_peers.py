@@ -30,8 +30,8 @@ def peer(**takes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Returns a decorator that registers a function as a comparison kernel ("peer").  The file's folder names the op.
 
     The function's name is `compiled`, `liger` or `quack`.  Its parameters are the arguments of the op that this kernel
-    supports.  `takes` holds further arguments of the decorator `kernel`.  If the name is `compiled`, torch.compile
-    compiles the function."""
+    supports.  `takes` goes to the decorator `kernel`, which registers all kernels.  If the name is `compiled`,
+    torch.compile compiles the function."""
 
     def decorate(call: Callable[..., Any]) -> Callable[..., Any]:
         name = call.__name__

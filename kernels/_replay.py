@@ -72,9 +72,9 @@ def _kernel_of_call() -> str:
     """Returns the kernel that runs now, such as `gemm/library`, by the file of the outermost launcher on the stack."""
     kernel, frame = "the function", sys._getframe(1)
     while frame is not None:
-        path = Path(frame.f_code.co_filename)
-        if path.parent.parent == SOURCE.parent:
-            kernel = f"{path.parent.name}/{path.stem}"
+        code_path = Path(frame.f_code.co_filename)
+        if code_path.parent.parent == SOURCE.parent:
+            kernel = f"{code_path.parent.name}/{code_path.stem}"
         frame = frame.f_back  # type: ignore[assignment]
     return kernel
 
@@ -101,7 +101,7 @@ def planned(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
     block_bytes = 0
     for index in sorted(range(len(buffers)), key=lambda index: buffers[index].first):
         buffer, offset = buffers[index], 0
-        live_buffers = sorted(entry for entry in live_buffers if entry[2] >= buffer.first)
+        live_buffers = sorted(taken_span for taken_span in live_buffers if taken_span[2] >= buffer.first)
         for start_offset, end_offset, _ in live_buffers:
             if start_offset - offset >= buffer.nbytes:
                 break
@@ -116,8 +116,8 @@ class Recording:
     """Holds the launches of a recorded function, and repeats them on the same tensors."""
 
     def __init__(self, launches: Sequence[RecordedLaunch], moved: Callable[[int], int], memory: Tensor, out: Tensor):
-        """Takes the recorded launches.  `moved` returns the address that replaces a recorded address.  The new
-        addresses of allocated tensors lie in `memory`.  The new address of the result lies in `out`."""
+        """Takes the recorded launches.  `moved` maps a recorded address to the new one: for a tensor that the function
+        allocated it lies in `memory`, and for the result in `out`."""
         self.kernels = [launch.kernel for launch in launches]
         """The kernel of each launch, such as `gemm/native`."""
         self.memory = memory
@@ -154,12 +154,12 @@ def record(function: Callable[[], Tensor], out: Tensor) -> Recording:
         result = function()
     # `recorder` keeps all buffers alive, so no two of them have the same address.
     storages = sorted((tensor.untyped_storage() for tensor in recorder.buffers), key=lambda storage: storage.data_ptr())
-    starts = [storage.data_ptr() for storage in storages]
+    start_addresses = [storage.data_ptr() for storage in storages]
 
     def buffer_at(address: int) -> int | None:
         """Returns the index of the allocation that holds `address`, or None."""
-        index = bisect.bisect(starts, address) - 1
-        return index if index >= 0 and address < starts[index] + storages[index].nbytes() else None
+        index = bisect.bisect(start_addresses, address) - 1
+        return index if index >= 0 and address < start_addresses[index] + storages[index].nbytes() else None
 
     launches_by_buffer: dict[int, list[int]] = {}
     for launch_index, launch in enumerate(recorder.launches):
@@ -169,19 +169,19 @@ def record(function: Callable[[], Tensor], out: Tensor) -> Recording:
     result_buffer = buffer_at(result.data_ptr())
     if result_buffer is None or (result.shape, result.stride(), result.dtype) != (out.shape, out.stride(), out.dtype):
         raise RecordError(f"the result {tuple(result.shape)} is no new tensor in the layout {tuple(out.shape)}")
-    targets = {result_buffer: out.data_ptr() - (result.data_ptr() - starts[result_buffer])}
+    new_addresses = {result_buffer: out.data_ptr() - (result.data_ptr() - start_addresses[result_buffer])}
     planned_buffers = {
-        index: Buffer(starts[index], storages[index].nbytes(), launch_indices[0], launch_indices[-1])
+        index: Buffer(start_addresses[index], storages[index].nbytes(), launch_indices[0], launch_indices[-1])
         for index, launch_indices in launches_by_buffer.items()
         if index != result_buffer
     }
     offsets, planned_bytes = planned([*planned_buffers.values()])
     memory = torch.empty(planned_bytes + ALIGNMENT, dtype=torch.uint8)
     aligned_address = -(-memory.data_ptr() // ALIGNMENT) * ALIGNMENT
-    targets |= {index: aligned_address + offset for index, offset in zip(planned_buffers, offsets, strict=True)}
+    new_addresses |= {index: aligned_address + offset for index, offset in zip(planned_buffers, offsets, strict=True)}
 
     def moved(address: int) -> int:
         index = buffer_at(address)
-        return address if index is None else targets[index] + address - starts[index]
+        return address if index is None else new_addresses[index] + address - start_addresses[index]
 
     return Recording(recorder.launches, moved, memory, out)

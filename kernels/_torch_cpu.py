@@ -38,7 +38,7 @@ def why_not_padded_rows(a: torch.Tensor) -> str | None:
 
 
 def padded_rows_refused(inputs: Arguments) -> str | None:
-    """Returns why torch's matrix products must not get a kernel's argument `a`, or None if their result is right."""
+    """Returns the error message of a kernel that passes `a` to torch, or None if torch's result is right."""
     refusal_reason = why_not_padded_rows(inputs.a)
     return f"a: {refusal_reason}" if refusal_reason else None
 

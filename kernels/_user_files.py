@@ -52,7 +52,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def _put_first(folder: Path) -> None:
-    """Puts `folder` first on `sys.path`.  Unloads other users' modules that have the same names as its modules."""
+    """Puts `folder` first on `sys.path`.  Unloads modules of other user folders if `folder` has the same names."""
     if str(folder) in sys.path:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))

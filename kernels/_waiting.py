@@ -30,6 +30,6 @@ def waiting_since(began: Mapping[int, tuple[int, int]]) -> float | None:
     `began` is a result of `run_times`.  Returns None if the operating system does not report these times.  Leaves out
     threads that hardly ran, such as a library's helper thread."""
     elapsed = [np.subtract(current_times, began.get(thread, (0, 0))) for thread, current_times in run_times().items()]
-    max_ns = max((ran for ran, _ in elapsed), default=0)
-    ran, waited = np.sum([times for times in elapsed if times[0] >= BUSY_SHARE * max_ns], axis=0) if max_ns else (0, 0)
-    return float(waited / ran) if ran > 0 else None
+    max_ns = max((run_ns for run_ns, _ in elapsed), default=0)
+    run_ns, wait_ns = np.sum([pair for pair in elapsed if pair[0] >= BUSY_SHARE * max_ns], axis=0) if max_ns else (0, 0)
+    return float(wait_ns / run_ns) if run_ns > 0 else None

@@ -78,19 +78,19 @@ class Launcher:
         self.positional = tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
         self.defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self.tensors = tuple(name for name in self.contract.arguments if name in self.signature.parameters)
-        not_in_key = {*self.tensors, "out", "plan"}
-        self._options_of = _getter(name for name in self.signature.parameters if name not in not_in_key)
+        names_outside_key = {*self.tensors, "out", "plan"}
+        self._options_of = _getter(name for name in self.signature.parameters if name not in names_outside_key)
         self._tensors_of = _getter(self.tensors)
         self._known: dict[Any, BoundCall] = {}
 
     def _signature(self, fn_parameters: Mapping[str, inspect.Parameter]) -> inspect.Signature:
-        """Returns the kernel's signature: the op's arguments that the launcher has, then `out`, `plan` and `config`."""
+        """Makes the kernel's signature: the op's arguments that the launcher has, then `out`, `plan` and `config`."""
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in fn_parameters.values())
         parameters = [parameter for parameter in self.spec.parameters if takes_all or parameter.name in fn_parameters]
         if self.results:
             parameters.append(inspect.Parameter("out", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None))
         optional_parameters = [fn_parameters[name] for name in ("plan", "config") if name in fn_parameters]
-        parameters += [extra.replace(kind=extra.KEYWORD_ONLY, default=None) for extra in optional_parameters]
+        parameters += [param.replace(kind=param.KEYWORD_ONLY, default=None) for param in optional_parameters]
         return inspect.Signature(sorted(parameters, key=lambda parameter: parameter.kind))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -161,7 +161,7 @@ class Launcher:
         return bound
 
     def _check_values(self, arguments: CallArguments, dims: Dims) -> None:
-        """Raises `ValueError` on wrong values in integer tensors, such as slots.  `_checks` may turn this off."""
+        """Raises `ValueError` on wrong values in integer tensors, such as slots, unless `_checks` turns this off."""
         first_tensor = arguments[self.tensors[0]]
         if self.contract.bounds is not None and _checks.checks_bounds(first_tensor):
             self.contract.bounds(arguments, dims)
@@ -256,11 +256,11 @@ def kernel(
 ) -> Callable[[Function], Function]:
     """Registers the decorated launcher as a kernel of the op of its folder, under the function's name.
 
-    The launcher is called after the checks, with the arguments that its parameters name.  With `**others` it gets all
-    of the op's arguments.  Before the call, its results (named as in the op's contract) are allocated, and its `config`
-    is chosen.  It need not return them.  A launcher without results among its parameters returns its own tensors.
+    A call is checked first.  Then its results (named as in the op's contract) are allocated, and its `config` is
+    chosen.  The launcher gets the arguments and results that its parameters name; with `**others`, all of the op's
+    arguments.  It need not return results.  A launcher without results as parameters returns its own tensors.
 
-    - `unsupported` returns why a call is refused for a reason that no other field states, or None.
+    - `unsupported` is a function for reasons that no other field states.  It returns why a call is refused, or None.
     - `aligned` names tensors whose address matters to `unsupported` or `bind`.  The address of `out` then matters too.
     - `bind` is called once for each layout, with arguments and results.  The launcher gets its value as `bound`.
     - `empty` computes the results of a call with an empty argument, if the results are not empty.

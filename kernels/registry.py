@@ -144,8 +144,8 @@ class Kernel:
         return f"Triton {version('triton')} compiles it with a race; {self.fenced_since} does not"
 
     def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> Refusal | None:
-        """Returns the reason why the kernel cannot take these arguments, or None.  Without `spec`, the reason also
-        names a kernel that can take them.  Only an op that is not registered needs `spec`, its description."""
+        """Returns the reason why the kernel cannot take these arguments, or None.  `spec` describes an op that is not
+        registered.  Without `spec`, the reason also names a kernel that can take the arguments."""
         defaults = {parameter.name: parameter.default for parameter in (spec or get_op(self.op)).parameters}
         others = [name for name in inputs if name not in self.accepted and inputs[name] is not defaults.get(name, self)]
         reason = f"it has no {others[0]!r}" if others else self.unsupported(self._arguments(inputs, spec))
@@ -160,8 +160,8 @@ class Kernel:
         return self.tuning
 
     def config_for(self, case: Mapping[str, Any], scheme: Scheme, device: torch.device) -> Any:
-        """Returns the config of a launch on `device`, or None if the kernel takes no config.  It is the recorded one if
-        that is legal for `case` (the sizes of the call), else the default."""
+        """Returns the config of a launch on `device`, or None if the kernel takes no config.  It is the recorded config
+        (in `choices.json`) if this is legal for `case` (sizes of the call), else the default."""
         if self.tuning is None:
             return None
         rows, gpu_name = rows_of(case), torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -172,7 +172,7 @@ class Kernel:
         return config if use_record else self.tuning.heuristic(case, scheme)
 
     def with_config(self, config: Any) -> Kernel:
-        """Returns the kernel with a fixed `config`, also for its traffic.  Raises `ValueError` if the type is wrong."""
+        """Returns a kernel that launches and counts traffic with `config`.  Raises `ValueError` on a wrong type."""
         if not isinstance(config, self.tunable.config_type):
             raise ValueError(f"config: expected one of {self.id}, got {config!r}")
         return replace(self, fn=update_wrapper(partial(self.fn, config=config), self.fn), config=config)
@@ -269,8 +269,8 @@ def _check_arguments(kernel: Kernel, spec: OpSpec) -> None:
     for wanted, given in zip_longest(expected, parameters.values()):
         if wanted is None or given is None or (wanted.name, wanted.default) != (given.name, given.default):
             needs = "no other argument" if wanted is None else f"the argument {wanted.replace(annotation=wanted.empty)}"
-            has = "none" if given is None else given.replace(annotation=given.empty)
-            raise TypeError(f"{kernel.id}: expected {needs}, as in {spec.call()}, got {has}")
+            got_argument = "none" if given is None else given.replace(annotation=given.empty)
+            raise TypeError(f"{kernel.id}: expected {needs}, as in {spec.call()}, got {got_argument}")
     for name, option, value in (("config", "tuning", kernel.tuning), ("plan", "plan", kernel.plan)):
         param = extra_parameters[name]
         if (param is None) != (value is None) or (param and (param.kind, param.default) != (param.KEYWORD_ONLY, None)):
@@ -315,7 +315,7 @@ def get_kernel(op: str, name: str) -> Kernel:
 
 
 def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
-    """Returns a text such as `; gemm/tma takes it`: a simpler kernel that takes `inputs`, or library or naive."""
+    """Returns a text such as `; gemm/tma takes it`, or an empty one.  Tries simpler kernels, then library and naive."""
     spec, kernel_by_name, lower_name, names = get_op(kernel.op), kernels(kernel.op), kernel.over, list[str]()
     while lower_name in kernel_by_name and lower_name not in (*names, "naive"):
         names.append(lower_name)
@@ -341,7 +341,7 @@ def _load(op: str) -> None:
 
 @cache
 def load_plugins() -> None:
-    """Imports every entry point of other packages.  An import may fail, or add a kernel to any op of the repository."""
+    """Loads all ops, then the entry points of other packages, which may extend these ops.  Notes the broken ones."""
     plugin_entries = entry_points(group="rooflab.kernels")
     for op in _folders() if plugin_entries else ():
         _load(op)
@@ -352,7 +352,7 @@ def load_plugins() -> None:
 
 
 def _broken(load: Callable[[], object]) -> BaseException | None:
-    """Imports another package by `load`.  Returns the error that breaks this, and undoes the new registrations."""
+    """Calls `load`, which imports another package.  If this fails, undoes its registrations and returns the error."""
     snapshots: list[tuple[dict[str, Any], ...]] = [(_ops, _ops.copy()), (_kernels, _kernels.copy())]
     try:
         load()

@@ -64,8 +64,8 @@ class Takes:
 
     def check(self, contract: Contract, parameters: Collection[str]) -> None:
         """Raises `TypeError` if a name in a field is not an argument or a dimension of the op."""
-        dims = {dim.name for argument in contract.arguments.values() for dim in argument.dims}
-        known_names = {*parameters, *dims, *FIRST_TENSOR_NAMES}
+        dim_names = {dim.name for argument in contract.arguments.values() for dim in argument.dims}
+        known_names = {*parameters, *dim_names, *FIRST_TENSOR_NAMES}
         hold_names = [name for condition in self.holds for name in _compiled(condition).co_names]
         for name in (*self.dtypes, *self.limits, *self.off, *hold_names, *self.contiguous, *self.whole, *self.mapped):
             if name not in known_names:
@@ -114,7 +114,7 @@ def _compiled(text: str) -> CodeType:
 
 
 def why_not_mapped(x: torch.Tensor, inner: Inner = -1, tma: bool = True) -> str | None:
-    """Returns why TMA cannot make a tensor map of `x`, or None.  With `tma` off, checks only for 16-byte copies."""
+    """Returns why TMA cannot make a tensor map of `x`, or None.  If not `tma`, checks only for 16-byte copies."""
     dims = [dim % x.ndim for dim in (inner if isinstance(inner, tuple) else (inner,))]
     address, strides = address_of(x) % ALIGNMENT, [stride * x.element_size() for stride in x.stride()]
     for dim in dims:
@@ -125,8 +125,8 @@ def why_not_mapped(x: torch.Tensor, inner: Inner = -1, tma: bool = True) -> str 
             return None
     strides_text = f"strides of whole {ALIGNMENT} bytes"
     expected = f"stride 1 in dimension {' or '.join(map(str, dims))}, and an address and other {strides_text}, for TMA"
-    actual = f"address % {ALIGNMENT} = {address} and strides of {', '.join(map(str, strides))} bytes"
-    return f"expected {expected if tma else f'an address and {strides_text}'}, got {actual}"
+    got_text = f"address % {ALIGNMENT} = {address} and strides of {', '.join(map(str, strides))} bytes"
+    return f"expected {expected if tma else f'an address and {strides_text}'}, got {got_text}"
 
 
 def _argument(contract: Contract, name: str) -> str:

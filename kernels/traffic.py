@@ -208,8 +208,8 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, An
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     elementwise = is_elementwise(func, name)
     shape = torch.broadcast_shapes(*(x.shape for x in tensors)) if elementwise else ()  # type: ignore[no-untyped-call]
-    is_small = max([math.prod(shape), *(x.numel() for x in tensors)]) <= MAX_KEPT_ELEMENTS
-    if not any(x.is_meta for x in tensors) and (is_small or func.is_view):
+    all_small = max([math.prod(shape), *(x.numel() for x in tensors)]) <= MAX_KEPT_ELEMENTS
+    if not any(x.is_meta for x in tensors) and (all_small or func.is_view):
         return func(*args, **kwargs)
     if changed:
         return changed[0] if len(changed) == 1 else tuple(changed)

@@ -37,7 +37,7 @@ class LaunchConfig:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Holds the minimum resources of one CTA, and the number of CTAs, computed from a config without compilation."""
+    """Holds the least resources of a CTA, and the number of CTAs.  Both follow from a config, without compilation."""
 
     threads: int
     registers: int
@@ -52,8 +52,8 @@ class Footprint:
     def fits(self) -> bool:
         """Returns whether a CTA can run on Hopper without spilling registers."""
         resource_values = self.threads, self.registers, self.shared_bytes
-        is_possible = 0 < self.threads <= MAX_THREADS_PER_CTA and self.registers <= MAX_REGISTERS_PER_THREAD
-        return is_possible and occupancy((9, 0), *resource_values).ctas_per_sm > 0
+        within_limits = 0 < self.threads <= MAX_THREADS_PER_CTA and self.registers <= MAX_REGISTERS_PER_THREAD
+        return within_limits and occupancy((9, 0), *resource_values).ctas_per_sm > 0
 
 
 def space(config_type: type, **values: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
@@ -71,8 +71,8 @@ class Defaults:
     """Holds a table of default configs, to be used as the `heuristic` of a `Tuning`.  Takes the first row that applies
     and has a legal config.
 
-    A row such as `({"M": 64, "itemsize": 2}, config)` applies if M is at most 64 and `itemsize` is at most 2.  A name
-    is a size of the call (`case`), `itemsize` (bytes of an activation), or a key that `sizes(case, scheme)` returns."""
+    A row such as `({"M": 64, "itemsize": 2}, config)` applies if M is at most 64 and `itemsize` is at most 2.  A key is
+    a size in `case`, or `itemsize` (the bytes of an activation), or a key of what `sizes(case, scheme)` returns."""
 
     rows: tuple[tuple[Mapping[str, int], Any], ...]
     sizes: Callable[[Case, Scheme], Mapping[str, int]] | None = None

@@ -18,16 +18,16 @@ of the dtype of P in `P @ V`. eta is half the smallest subnormal of this dtype. 
 values for the output dtype. Z is the denominator divided by the exponential of the row's largest score.
 
 delta is the error of a score. A score sums D terms, with an error of about u_acc * sqrt(D) times the sum of their
-magnitudes. A soft cap has a slope of at most 1, and its tanh has an error of a few u_acc times the cap. A conversion to
+magnitudes. A soft cap has a slope of at most 1, and its tanh has an error of a few u_acc times the cap. Conversion to
 base 2 rounds a sink once more. The error delta changes the numerator exp(s) and the denominator sum exp(s) by a factor
 of at most e^delta each. Together this gives expm1(2 * delta).
 
 Rounding P costs u_P of each term. An underflow of P costs eta, relative to the row's largest weight. This gives eta /
-Z. Z is at least 1, unless a sink is larger than all scores. A weight below the normal numbers of fp32 may become 0. An
-output below the normal numbers of its dtype is rounded to a multiple of the smallest subnormal, which costs eta_out. `P
-@ V` sums S terms, and the exponential has an error of a few u_acc. Errors of random sign add up as a random walk. This
-gives sqrt(D) and sqrt(S), and c = 4 covers the tail of the walk. The error of the log-sum-exp is delta plus the error
-of the denominator's sum.
+Z. Z is at least 1, unless a sink is larger than all scores. A weight below 2**-126 may become 0 in fp32. An output
+below the normal numbers of its dtype is rounded to a multiple of the smallest subnormal, which costs eta_out. `P @ V`
+sums S terms, and the exponential has an error of a few u_acc. Errors of random sign add up as a random walk. This gives
+sqrt(D) and sqrt(S), and c = 4 covers the tail of the walk. The error of the log-sum-exp is delta plus the error of the
+denominator's sum.
 
 Hopper's accumulator for fp8 matrix products has 14 bits (`gemm_fp8`). For fp8, u_acc is 2**-13 in `Q K^T` and `P @ V`.
 """
@@ -74,7 +74,7 @@ OPTION_AXES: Mapping[str, Axis] = {
 
 
 def with_heads(H_kv: int, group: int, equal: bool = False, **values: Any) -> Case | None:
-    """Makes a test case with `group * H_kv` query heads; None for a window without `causal`. `equal` sets S = T."""
+    """Makes a test case with `group` query heads per KV head; None for a window without `causal`. `equal`: S = T."""
     if values.get("window") and not values.get("causal", True):
         return None
     return Case(H=group * H_kv, H_kv=H_kv, **values | ({"S": values["T"]} if equal else {}))
@@ -122,7 +122,7 @@ def seen_keys(T: int, S: int, causal: bool, window: int | None = None) -> KeyRan
 
 def option_rules(arguments: CallArguments, dims: Dims, keys: str) -> None:
     """Raises `ValueError` on options that do not fit. The number of KV heads must divide the number of query heads. A
-    window must be causal and at least 1. A soft cap must be positive. `keys` is the name of the key argument."""
+    window must be causal and at least 1. A soft cap must be positive. `keys` names the key argument in messages."""
     if dims["H_kv"] == 0 or dims["H"] % dims["H_kv"]:
         raise ValueError(f"{keys}: expected a number of heads that divides q's {dims['H']}, got {dims['H_kv']}")
     _check_window(arguments.get("window"), arguments.get("causal", True))
@@ -204,7 +204,7 @@ def attend(
 def together(
     results: Iterable[tuple[torch.Tensor, torch.Tensor]], q: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stacks the (output, log-sum-exp) pairs of the B sequences of q (B, ..., D): (B, ..., `width`) and (B, ...)."""
+    """Stacks the results of the B sequences: outputs (B, ..., `width`) and log-sum-exps (B, ...). q is (B, ..., D)."""
     out = torch.zeros(*q.shape[:-1], width, dtype=torch.float64, device=q.device)
     lse = torch.zeros(q.shape[:-1], dtype=torch.float64, device=q.device)
     for b, result in enumerate(results):
@@ -226,19 +226,19 @@ def error_bounds(
     The term u_out * |ref| is not included. q, k and v have the shapes of `attend`. The caller has already multiplied
     quantised tensors by their scales."""
     (T, H, D), (S, H_kv, _) = q.shape, k.shape
-    weight = scheme.activation
-    weight_roundoff = torch.finfo(weight).eps / 2
-    eta, eta_out = (torch.finfo(kind).smallest_normal * torch.finfo(kind).eps / 2 for kind in (weight, scheme.output))
-    walk = WALK * (FP8_ACCUMULATION if weight.itemsize == 1 else FP32_ROUNDOFF)
+    p_dtype = scheme.activation
+    weight_roundoff = torch.finfo(p_dtype).eps / 2
+    eta, eta_out = (torch.finfo(kind).smallest_normal * torch.finfo(kind).eps / 2 for kind in (p_dtype, scheme.output))
+    walk = WALK * (FP8_ACCUMULATION if p_dtype.itemsize == 1 else FP32_ROUNDOFF)
     sum_error = walk * (math.sqrt(S) + 1)
     out = torch.zeros(T, H, v.shape[-1], dtype=torch.float64, device=q.device)
     lses = torch.zeros(T, H, dtype=torch.float64, device=q.device)
     for tile in _pieces(q, k, seen):
-        sink = _of(sinks, tile, H_kv)
-        cap_terms = 2 * (scores.softcap or 0.0) + (0.0 if sink is None else sink.abs())
+        tile_sinks = _of(sinks, tile, H_kv)
+        cap_terms = 2 * (scores.softcap or 0.0) + (0.0 if tile_sinks is None else tile_sinks.abs())
         delta = walk * math.sqrt(D) * abs(scores.scale) * _largest(q, k, seen, tile) + WALK * FP32_ROUNDOFF * cap_terms
         magnitude = _columns(v, tile).abs().nan_to_num(0.0, 0.0, 0.0)  # there may be NaN where no query sees it
-        weighted_magnitude, max_scores, lse = _averaged(_scores(q, k, seen, scores, tile), sink, magnitude)
+        weighted_magnitude, max_scores, lse = _averaged(_scores(q, k, seen, scores, tile), tile_sinks, magnitude)
         underflow = eta * torch.exp((max_scores - lse).nan_to_num(nan=0.0, neginf=-math.inf))
         absolute_error = (underflow + FLUSH_LIMIT)[..., None] * _sums(magnitude, seen, tile)[:, None] + eta_out
         relative_error = weight_roundoff + torch.expm1(2 * delta) + sum_error
@@ -249,7 +249,7 @@ def error_bounds(
 
 
 def _of(sinks: torch.Tensor | None, piece: Piece, H_kv: int) -> torch.Tensor | None:
-    """Returns the part of `sinks` that one block of the score matrix needs, in fp64, (heads, group, 1)."""
+    """Returns the sinks of the heads of one block of the score matrix, in fp64, (heads, group, 1)."""
     return None if sinks is None else sinks.double().reshape(H_kv, -1)[piece.heads, :, None]
 
 
@@ -295,9 +295,9 @@ def _weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     if bool(values.isfinite().all()):
         return weights @ values
     weighted_sums, weight_mask = weights @ values.nan_to_num(0.0, 0.0, 0.0), (weights > 0).double()
-    for special_value in (math.inf, -math.inf, math.nan):
-        special_mask = values.isnan() if math.isnan(special_value) else values == special_value
-        weighted_sums += torch.where(weight_mask @ special_mask.double() > 0, special_value, 0.0)
+    for nonfinite_value in (math.inf, -math.inf, math.nan):
+        special_mask = values.isnan() if math.isnan(nonfinite_value) else values == nonfinite_value
+        weighted_sums += torch.where(weight_mask @ special_mask.double() > 0, nonfinite_value, 0.0)
     return weighted_sums
 
 
@@ -317,8 +317,8 @@ def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]
     yield "a softmax_scale of its own", {**inputs, "softmax_scale": 0.6 * inputs[q].shape[-1] ** -0.5}
     yield "a softmax_scale of 0", {**inputs, "softmax_scale": 0.0}
     D = inputs[q].shape[-1]
-    offset = 120.0 / D**0.25  # squared, times D, times D**-0.5
-    yield "all scores below -10,000", {**inputs, q: inputs[q].abs() + offset, k: -(inputs[k].abs() + offset)}
+    qk_offset = 120.0 / D**0.25  # squared, times D, times D**-0.5
+    yield "all scores below -10,000", {**inputs, q: inputs[q].abs() + qk_offset, k: -(inputs[k].abs() + qk_offset)}
 
 
 def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str, Inputs]]:
@@ -336,13 +336,13 @@ def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str,
 
 
 def listen(q: torch.Tensor, k: torch.Tensor) -> None:
-    """Prepares q and k so that `shout` can make one key dominant: column 0 becomes 8 in queries and 0 in keys."""
+    """Lets all queries listen for the key that `shout` makes dominant: column 0 becomes 8 in q and 0 in k."""
     q[..., 0] = 8.0
     k[..., 0] = 0.0
 
 
 def shout(k: torch.Tensor, v: torch.Tensor, where: tuple[slice | int, ...]) -> None:
-    """Makes the key at index `where` dominant: its score becomes 24 above the others. Also changes its value."""
+    """Makes the key at index `where` dominant: its score becomes 24 above the others. Also makes its row of v large."""
     k[(*where, slice(None), 0)] = 3.0 * math.sqrt(k.shape[-1])
     v[where] = (8.0 * torch.linspace(-1, 1, v.shape[-1])).to(v)
 

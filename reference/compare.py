@@ -94,13 +94,13 @@ def _pieces(
     actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tensor
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Yields flat chunks of the tensors: index of the first element, actual values, oracle values, tolerances."""
-    values, expected = (tensor.detach().to(oracle.device).reshape(-1) for tensor in (actual, oracle))
+    values, flat_oracle = (tensor.detach().to(oracle.device).reshape(-1) for tensor in (actual, oracle))
     limit = tolerance.detach().to(oracle.device)
-    limit = limit.reshape(1).expand(len(expected)) if limit.numel() == 1 else limit.expand(oracle.shape).reshape(-1)
+    limit = limit.reshape(1).expand(len(flat_oracle)) if limit.numel() == 1 else limit.expand(oracle.shape).reshape(-1)
     chunk_size = CHUNK_ELEMENTS[oracle.device.type]
-    for chunk_start in range(0, len(expected), chunk_size):
+    for chunk_start in range(0, len(flat_oracle), chunk_size):
         chunk_range = slice(chunk_start, chunk_start + chunk_size)
-        yield chunk_start, values[chunk_range].double(), expected[chunk_range].double(), limit[chunk_range].double()
+        yield chunk_start, values[chunk_range].double(), flat_oracle[chunk_range].double(), limit[chunk_range].double()
 
 
 def _plain(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> _PieceStats | None:

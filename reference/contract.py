@@ -30,7 +30,7 @@ Dims = dict[str, int]
 class Dim:
     """One dimension of a shape: an integer, or an expression `times * name / over + plus`.
 
-    `K/16` is K // 16, rounded down. If `times` is more than 1, the quotient is rounded up: `4K/16` is 4 * ceil(K / 16).
+    `K/16` is K // 16, rounded down. But with a factor (`times` > 1) K / 16 is rounded up: `4K/16` is 4 * ceil(K / 16).
     """
 
     text: str
@@ -45,8 +45,8 @@ class Dim:
         dim_match = re.fullmatch(r"(\d*)([A-Za-z_]\w*)?(?:([/+])(\d+))?", text)
         if dim_match is None or not (dim_match[1] or dim_match[2]):
             raise ValueError(f"shape: expected dimensions such as T, 2I, K/2 or B+1, got {text!r}")
-        factor_text, name, operator, operand = dim_match.groups()
-        extra_fields = {"over": int(operand)} if operator == "/" else {"plus": int(operand)} if operator == "+" else {}
+        factor_text, name, op_text, operand = dim_match.groups()
+        extra_fields = {"over": int(operand)} if op_text == "/" else {"plus": int(operand)} if op_text == "+" else {}
         return cls(text, name, int(factor_text or 1), **extra_fields)
 
     def size(self, dims: Mapping[str, int]) -> int | None:
@@ -121,7 +121,7 @@ class Argument:
         return () if self.shape == ANY_SHAPE else _dims(self.shape)
 
     def may_be(self, dtype: torch.dtype) -> bool:
-        """Returns whether a reference with `any_dtype` accepts `dtype` for this argument, even if kernels refuse it."""
+        """Returns whether a reference accepts `dtype` for this argument, even if kernels refuse `dtype`."""
         if isinstance(self.dtype, str):
             return False
         return dtype in (*FLOATS, torch.float64) if len(self.dtype) > 1 else (*self.dtype, dtype) == FP32_AND_FP64
@@ -254,11 +254,11 @@ class Contract:
         if tensor.dtype != (dtype := result.dtype_of(arguments)):
             raise ValueError(f"{name}: expected {dtype}, got {tensor.dtype}")
         check_layout(name, tensor, result.layout)
-        inner_elements = 1
+        covered_elements = 1
         for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-            if size > 1 and stride < inner_elements:
+            if size > 1 and stride < covered_elements:
                 raise ValueError(f"{name}: expected elements with memory of their own, got strides {tensor.stride()}")
-            inner_elements = max(inner_elements, stride * size)
+            covered_elements = max(covered_elements, stride * size)
         device = next(arguments[arg_name].device for arg_name in self.arguments if arguments.get(arg_name) is not None)
         if tensor.device != device:
             raise ValueError(f"{name}: expected a tensor on {device}, got one on {tensor.device}")
@@ -288,7 +288,7 @@ def check_shape(name: str, tensor: torch.Tensor, expected: tuple[Dim, ...], dims
 
 
 def check_layout(name: str, tensor: torch.Tensor, layout: str) -> None:
-    """Raises `ValueError` if `layout` forbids the strides of `tensor`. A silent copy would hide its own cost."""
+    """Raises `ValueError` if `layout` forbids the strides of `tensor`. A silent copy instead would cost time unseen."""
     if layout == "contiguous" and not tensor.is_contiguous():
         raise ValueError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
     if layout == "rows" and tensor.ndim and tensor.shape[-1] > 1 and tensor.stride(-1) != 1 and tensor.numel():

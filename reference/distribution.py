@@ -36,15 +36,15 @@ def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> ChiSquare:
     expected_counts = law * draws
     rare_mask = (expected_counts < 5) & (law > 0)
     common_mask = expected_counts >= 5
-    cells = [(observed_counts[common_mask], expected_counts[common_mask])]
+    cell_pairs = [(observed_counts[common_mask], expected_counts[common_mask])]
     if bool(rare_mask.any()):
-        cells.append((observed_counts[rare_mask].sum()[None], expected_counts[rare_mask].sum()[None]))
-    observed_counts, expected_counts = (torch.cat([cell[i] for cell in cells]) for i in range(2))
+        cell_pairs.append((observed_counts[rare_mask].sum()[None], expected_counts[rare_mask].sum()[None]))
+    observed_counts, expected_counts = (torch.cat([cell[i] for cell in cell_pairs]) for i in range(2))
     dof = len(expected_counts) - 1
     if dof < 1:
         raise ValueError(f"law: expected at least two cells of 5 expected draws, got {dof + 1} from {draws} draws")
-    statistic = float(((observed_counts - expected_counts) ** 2 / expected_counts).sum())
-    p_value = float(stats.chi2.sf(statistic, dof))
+    chi2_value = float(((observed_counts - expected_counts) ** 2 / expected_counts).sum())
+    p_value = float(stats.chi2.sf(chi2_value, dof))
     return ChiSquare(p_value >= FALSE_ALARM and outside_draws == 0, p_value, smallest_effect(draws, dof), outside_draws)
 
 

@@ -44,9 +44,9 @@ class Sizes:
     def draw(self, state: random.Random, sizes: Sequence[int] = ()) -> tuple[str, int]:
         """Draws a size, and returns its kind and the size. `sizes` are the integers in a kernel's source file.
 
-        The kinds are: the least size, a power of two, a neighbour of a power of two, a prime, any size, a size in the
-        upper half of the range, and a size of a real model. If a number n of `sizes` is in range, half of the draws are
-        near n or 2n. The logarithm of a size is uniform, except in the upper half."""
+        If one of `sizes` is in range, half of the draws are near such an integer n or near 2n. The other draws are: the
+        least size, a power of two, a neighbour of one, a prime, any size, a size in the upper half of the range, or a
+        real model's size. The logarithm of a size is uniform, except in the upper half."""
         usable_sizes = [source_size for source_size in sizes if self.least <= source_size <= self.most]
         if usable_sizes and state.randrange(2):
             source_size = state.choice(usable_sizes)
@@ -110,7 +110,7 @@ CaseMaker = Callable[[CaseValues], C | None]
 
 @dataclass(frozen=True)
 class Domain:
-    """The axes (sizes and options) of an op's test cases. `make` returns the case for one value per axis."""
+    """The axes (sizes and options) of an op's test cases. `make` builds a test case from one value of each axis."""
 
     axes: Mapping[str, Axis]
     make: Callable[..., CaseValues | None]
@@ -118,10 +118,10 @@ class Domain:
 
     def cover(self, seed: int, settle: CaseMaker[C], count: int, sizes: Sequence[int] = ()) -> Iterator[DomainPoint[C]]:
         """Yields at most `count` test cases. Draws random candidates for each case, and takes the candidate with the
-        most pairs of values that no earlier case has.
+        most new pairs of values. A pair is new if no earlier case has it.
 
-        Without `sizes`, the first test cases have size 0 on one axis. `sizes` are the integers in a kernel's source
-        file. With `sizes`, no test case has size 0, and some sizes are near these numbers."""
+        `sizes` are the integers in a kernel's source file. If they are given, some sizes are near these integers.
+        Otherwise the first test cases have size 0 on one axis."""
         random_state = random.Random(seed)
         covered_pairs: set[frozenset[tuple[str, object]]] = set()
         yielded_cases: set[C] = set()
@@ -177,7 +177,7 @@ class DomainPoint(Generic[C]):
 def shrunk(
     domain: Domain, point: DomainPoint[C], settle: CaseMaker[C], fails: Callable[[C], bool], tries: int
 ) -> DomainPoint[C]:
-    """Returns the simplest failing test case that `tries` calls of `fails` can find, starting from `point`."""
+    """Returns a simpler test case than `point` that fails too, if one is found in `tries` calls of `fails`."""
     tried_cases = {point.case}
     while True:
         for simpler_point in domain.simpler(point, settle):

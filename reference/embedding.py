@@ -43,7 +43,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: the ids of the first and the last table row. Then every token has the same id."""
+    """Yields adversarial inputs: the first or last table row, one row for all tokens, infinite or NaN unused rows."""
     V = int(case["V"])
     for row_label, token_id in (("first row", 0), ("last row", V - 1)):
         inputs = make_inputs(case, scheme, device, seed)
@@ -53,11 +53,11 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs = make_inputs(case, scheme, device, seed)
     inputs["token_ids"].fill_(V // 2)
     yield "one row for all", inputs
-    for row_label, value in (("infinite", math.inf), ("NaN", math.nan)):
+    for row_label, unused_value in (("infinite", math.inf), ("NaN", math.nan)):
         inputs = make_inputs(case, scheme, device, seed)
         unused_mask = torch.ones(V, dtype=torch.bool, device=inputs["weight"].device)
         unused_mask[inputs["token_ids"].long()] = False
-        inputs["weight"][unused_mask] = value
+        inputs["weight"][unused_mask] = unused_value
         yield f"{row_label} rows that no token asks for", inputs
 
 

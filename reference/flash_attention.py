@@ -78,7 +78,7 @@ def keys_contiguous(v: torch.Tensor) -> bool:
 
 
 def _rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on options that do not fit. Scales need e4m3, and so does a v with stride 1 along S."""
+    """Raises `ValueError` on options that do not fit. Only e4m3 may have scales, or a v with stride 1 along S."""
     option_rules(arguments, dims, "k")
     if arguments["q"].dtype != E4M3:
         check_layout("v", arguments["v"], "rows")
@@ -101,8 +101,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     key_range = seen_keys(q.shape[1], k.shape[1], inputs.get("causal", False), inputs.get("window"))
     scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
     sinks = inputs.get("sinks")
-    limits = (error_bounds(*sequence, key_range, scores, scheme, sinks) for sequence in zip(q, k, v, strict=True))
-    out, lse = together(limits, q, v.shape[-1])
+    error_limits = (error_bounds(*sequence, key_range, scores, scheme, sinks) for sequence in zip(q, k, v, strict=True))
+    out, lse = together(error_limits, q, v.shape[-1])
     return (out + scheme.unit_roundoff * oracle[0].abs(), lse)[: len(oracle)]
 
 
@@ -224,10 +224,10 @@ def _with_a_shout(case: Case, scheme: Scheme, device: torch.device, seed: int, k
 
 
 def _magnitudes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
-    """Yields inputs in which every second head of q, or of k, is 1000 times smaller than its neighbour heads. The small
+    """Yields inputs in which every second head of q, or of k, is 1000 times smaller than its neighbours. The small
     heads of one sequence are the large heads of the next sequence.
 
-    One dominant key decides the result of the large heads, but not of the small heads. So a wrong scale is detected."""
+    In a large head one key gets all the weight; in a small head many keys share it. So the wrong head's scale shows."""
     q_scale, k_scale, v_scale = (inputs[f"{name}_scale"] for name in OPERANDS)
     new_scales = {"v_scale": v_scale * _alternating(v_scale)}
     yield "heads of q apart by 1000", inputs | new_scales | {"q_scale": q_scale * _alternating(q_scale)}
@@ -237,8 +237,8 @@ def _magnitudes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
 def _alternating(scale: torch.Tensor) -> torch.Tensor:
     """Returns factors (B, H) that alternate between 1 and 1/1000 over heads and over sequences."""
     B, H = scale.shape
-    index_sums = torch.arange(B, device=scale.device)[:, None] + torch.arange(H, device=scale.device)
-    return torch.where(index_sums % 2 == 0, 1.0, 1e-3)
+    b_plus_h = torch.arange(B, device=scale.device)[:, None] + torch.arange(H, device=scale.device)
+    return torch.where(b_plus_h % 2 == 0, 1.0, 1e-3)
 
 
 def cost(args: Arguments) -> Cost:

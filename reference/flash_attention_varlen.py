@@ -179,12 +179,12 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs = make_inputs(case, scheme, device, seed)
     reversed_offsets = {name: turned(inputs[name]) for name in ("cu_seqlens_q", "cu_seqlens_k")}
     yield "sequences in the other order", {**inputs, **reversed_offsets}
-    q_k_lengths = torch.tensor([[5, 0, 17, 1, 3, 40], [9, 4, 0, 33, 3, 2]])
-    uneven_inputs = _inputs(case, q_k_lengths[0], q_k_lengths[1], scheme, device, seed)
+    uneven_lengths = torch.tensor([[5, 0, 17, 1, 3, 40], [9, 4, 0, 33, 3, 2]])
+    uneven_inputs = _inputs(case, uneven_lengths[0], uneven_lengths[1], scheme, device, seed)
     yield "uneven rows: queries, keys and what comes before", uneven_inputs
     yield "uneven rows: max_seqlen above the longest", {**uneven_inputs, "max_seqlen_q": 173, "max_seqlen_k": 291}
     first_mask = torch.arange(len(uneven_inputs["k"]), device=uneven_inputs["k"].device)[:, None, None] < int(
-        q_k_lengths[1, 0]
+        uneven_lengths[1, 0]
     )
     nan_inputs = {name: uneven_inputs[name].masked_fill(first_mask, math.nan) for name in ("k", "v")}
     yield "values: NaN in the keys of one sequence", {**uneven_inputs, **nan_inputs}

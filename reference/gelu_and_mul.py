@@ -50,11 +50,11 @@ def cost(args: Arguments) -> Cost:
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Returns the tolerance of `silu_and_mul`, because gelu(gate) = gate * sigmoid(2 u). u is the argument of tanh.
 
-    The relative error of 2 u is 4 u_32. u_32 is the unit roundoff of fp32. Library calls compute 1 + tanh(u). For a
-    negative gate, this sum has an error of one roundoff of 1. The added 4 u_32 |gate up| is more than enough."""
+    2 u has a relative error of 4 u_32. u_32 is the unit roundoff of fp32. Library calls compute 1 + tanh(u). For a
+    negative gate, this sum has an error of one u_32. 4 u_32 |gate up| is added for it, which is more than enough."""
     gate, up = halves(inputs["x"])
-    argument = (2.0 * _argument(gate)).abs()
-    relative_error = (8.0 + 4.0 * argument) * FP32_ROUNDOFF
+    sigmoid_argument = (2.0 * _argument(gate)).abs()
+    relative_error = (8.0 + 4.0 * sigmoid_argument) * FP32_ROUNDOFF
     return limits(inputs, oracle, scheme, relative_error, (4.0 * FP32_ROUNDOFF + 2.0**-126) * (gate * up).abs())
 
 

@@ -108,16 +108,16 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     TF32.
 
     In tf32, the rounding of the operands dominates. One product a * b has a relative error in [0, 2 u], u = 2**-10.
-    This error has a mean below u and a standard deviation of 0.3 u. So u |A B| is added for the mean, and 2.5 u
+    This error has a mean below u and a standard deviation of 0.3 u. So the limit adds u |A B| for the mean, and 2.5 u
     sqrt((A*A) (B*B)) for eight standard deviations. Operands rounded to bf16 have a standard deviation of 2.4 u and
     fail."""
     a, b = inputs["a"].double(), inputs["b"].double()
     walk_size = (a.square() @ b.square()).sqrt() if scheme.activation == torch.float32 else None
-    magnitude = a.abs() @ b.abs() if walk_size is None else oracle[0].abs() + walk_size
+    sum_size = a.abs() @ b.abs() if walk_size is None else oracle[0].abs() + walk_size
     for addend in (inputs["bias"], inputs.get("residual")):
         if addend is not None:
-            magnitude += addend.double().abs()
-    error_limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * magnitude
+            sum_size += addend.double().abs()
+    error_limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * sum_size
     if scheme.name == "tf32" and walk_size is not None:
         product = gemm(inputs["a"], inputs["b"]).abs()
         error_limit += TF32_ROUNDOFF * (TF32_FACTOR * walk_size + product)
@@ -145,7 +145,7 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ..
 
 
 def _drawn(equal: str, **values: Any) -> Case:
-    """Makes a case in which the dimensions in `equal` have one size, so that shapes do not tell the operands apart."""
+    """Makes a case in which the dimensions in `equal` have one size, so that a kernel cannot tell operands by shape."""
     equal_dims = equal if values["M"] else ""  # an empty weight cannot be packed
     return Case(**values | dict.fromkeys(equal_dims, values[equal[:1] or "M"]))
 

@@ -164,20 +164,20 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     cost about one more truncation. So one instruction costs 3 x 2**-13 of a partial sum. A partial sum has the size |A
     B| + sqrt((A*A) (B*B)), as in a random walk.
 
-    After every four instructions the sum is added in fp32, so the factor is 12 x 2**-13. With `fast_accum`, the sum
-    stays in the accumulator, and the factor is 3 K / 32 x 2**-13. (In a model of the accumulator with K = 128, the sum
-    loses up to 7 x 2**-13 if one k dominates. Otherwise it loses up to 2.6 x 2**-13.)"""
+    After every four instructions the sum is added in fp32, so it costs 4 x 3 x 2**-13. With `fast_accum`, the sum stays
+    in the accumulator, and the K / 32 instructions cost 3 K / 32 x 2**-13. (In a model of the accumulator with K = 128,
+    the sum loses up to 7 x 2**-13 if one k dominates. Otherwise it loses up to 2.6 x 2**-13.)"""
     a = dequantize_fp8(inputs["a"], inputs["a_scale"], (1, GROUP_SIZE))
     b = dequantize_fp8(inputs["b"], inputs["b_scale"], (GROUP_SIZE, GROUP_SIZE))
     K = a.shape[1]
-    magnitude = a.abs() @ b.abs()
+    sum_size = a.abs() @ b.abs()
     product = oracle[0]
     if inputs["bias"] is not None:
-        magnitude = magnitude + inputs["bias"].double().abs()
+        sum_size = sum_size + inputs["bias"].double().abs()
         product = product - inputs["bias"].double()
-    chain_length = K if inputs.get("fast_accum") else min(K, PROMOTED_K)
-    chain_error = TRUNCATIONS_PER_INSTRUCTION * -(-chain_length // INSTRUCTION_K) * TRUNCATION_ERROR
-    error_limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(K, 1) ** 0.5 * magnitude
+    chain_k = K if inputs.get("fast_accum") else min(K, PROMOTED_K)
+    chain_error = TRUNCATIONS_PER_INSTRUCTION * -(-chain_k // INSTRUCTION_K) * TRUNCATION_ERROR
+    error_limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(K, 1) ** 0.5 * sum_size
     error_limit = error_limit + chain_error * (product.abs() + (a.square() @ b.square()).sqrt())
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
     return (error_limit + scheme.unit_roundoff * oracle[0].abs() + subnormal,)
@@ -195,7 +195,7 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int, scales: str = "bl
 
 
 SMOLLM2_135M_SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
-QWEN3_0_6B = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
+QWEN3_0_6B_SHAPES = ((4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072))
 LLAMA3_8B_SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 DEEPSEEK_V3_SHAPES = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
 """The sizes (N, K) of the dense products of DeepSeek-V3 for which DeepGEMM publishes figures."""
@@ -239,7 +239,7 @@ SPEC = OpSpec(
         ),
         # One layer: q|k|v in one product, o, gate|up in one product, down.
         "smollm2_135m": _cases(SMOLLM2_135M_SHAPES, 16),
-        "qwen3_0_6b": _cases(QWEN3_0_6B, 16, 512),
+        "qwen3_0_6b": _cases(QWEN3_0_6B_SHAPES, 16, 512),
         "llama3_8b": (
             *_cases(LLAMA3_8B_SHAPES, 1, 16, 2048),
             *_cases(LLAMA3_8B_SHAPES, 2048, scales="tensor"),

@@ -73,10 +73,10 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     the codes, which bf16 represents exactly, and then scales the sum.
 
     Another kernel may first round W to bf16. Each weight then has an error of up to v = 2**-8, relative to the weight.
-    The root mean square of this error is 0.41 to 0.43 v. (The errors are uniform within an ulp. The significands, or
-    their logarithms, are uniform between 1 and 2.) With random signs, these errors add up as a random walk. The
-    tolerance adds 3.5 v sqrt((A*A) (W*W)), which is eight standard deviations of their sum. If one k dominates the sum,
-    this is also more than its error of up to v."""
+    The root mean square of this error is 0.41 to 0.43 v. (The errors are taken as uniform within an ulp. The
+    significands or their logarithms are taken as uniform.) With random signs, these errors add up as a random walk. The
+    tolerance adds 3.5 v sqrt((A*A) (W*W)), which is eight standard deviations of their sum. If one product dominates
+    the sum, 3.5 v also covers this product's error of up to v."""
     a, bias = inputs["a"].double(), inputs["bias"]
     weight = dequantize_int8(inputs["b"].mT, inputs["scale"]).mT
     return (within(a, weight, bias, oracle[0], scheme),)
@@ -85,11 +85,11 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def within(
     a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, product: torch.Tensor, scheme: Scheme
 ) -> torch.Tensor:
-    """Returns the error within which `a @ weight + bias` is right. weight: (K, N) fp64, dequantised; a: fp64."""
-    magnitude = a.abs() @ weight.abs()
+    """Returns the largest allowed error of `a @ weight + bias`. a and weight (K, N) are fp64; weight is dequantised."""
+    sum_size = a.abs() @ weight.abs()
     if bias is not None:
-        magnitude = magnitude + bias.double().abs()
-    error_limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * magnitude
+        sum_size = sum_size + bias.double().abs()
+    error_limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * sum_size
     bf16_roundoff = torch.finfo(torch.bfloat16).eps / 2
     error_limit = error_limit + ROUNDED_WEIGHT_FACTOR * bf16_roundoff * (a.square() @ weight.square()).sqrt()
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff

@@ -78,7 +78,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: the key and value of each token with a slot are read and written. Slots are always read."""
+    """Returns the cost: slot_mapping is read, and the key and value of each token with a slot are read and written."""
     write_count = int((args.slot_mapping >= 0).sum())
     row_bytes = args.k.shape[1] * args.k.shape[2] * (args.k.element_size() + args.v.element_size())
     return Cost(read_bytes=nbytes(args.slot_mapping) + write_count * row_bytes, write_bytes=write_count * row_bytes)

@@ -69,15 +69,15 @@ def attention(arch: Architecture, layer: Tensors, x: Tensor, cos: Tensor, sin: T
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     k, v = (tensor.repeat_interleave(arch.num_heads // arch.num_kv_heads, dim=0) for tensor in (k, v))
     key_age = torch.arange(T)[:, None] - torch.arange(T)  # how far a key lies behind the query
-    hidden = (key_age < 0) | (key_age >= (arch.window or T))
-    weights = (q @ k.mT / math.sqrt(D)).masked_fill(hidden, -math.inf).softmax(dim=-1)  # (heads, T, T)
+    hidden_mask = (key_age < 0) | (key_age >= (arch.window or T))
+    weights = (q @ k.mT / math.sqrt(D)).masked_fill(hidden_mask, -math.inf).softmax(dim=-1)  # (heads, T, T)
     return linear((weights @ v).transpose(0, 1).reshape(T, -1), layer["self_attn.o_proj.weight"])
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates each pair (x[i], x[i + D/2]) of a head by the rotary angle of the token and the pair."""
-    first_half, second_half = x.chunk(2, dim=-1)
-    return torch.cat([first_half * cos - second_half * sin, second_half * cos + first_half * sin], dim=-1)
+    left_columns, right_columns = x.chunk(2, dim=-1)
+    return torch.cat([left_columns * cos - right_columns * sin, right_columns * cos + left_columns * sin], dim=-1)
 
 
 def rotation(arch: Architecture, T: int) -> tuple[Tensor, Tensor]:

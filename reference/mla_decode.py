@@ -65,7 +65,7 @@ def _rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def bounds(arguments: CallArguments, dims: Dims) -> None:
-    """Checks bounds: raises `ValueError` if the block table is too small for a length, or the cache lacks a page."""
+    """Raises `ValueError` if a length exceeds its row of the block table, or if a page number is not in the cache."""
     check_pages(arguments["block_table"], arguments["seq_lens"], dims["num_blocks"], dims["block_size"], dims["B"])
 
 
@@ -115,7 +115,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs = make_inputs(case, scheme, device, seed)
         cache = inputs["kv_cache"][:, :, None]
         listen(inputs["q"], cache)
-        is_changed = False
+        has_large_key = False
         for b, length in enumerate(inputs["seq_lens"].tolist()):
             # In a sequence that ends just before `position`, this slot is past the end, and no query may see it.
             page = int(inputs["block_table"][b, position // block_size])
@@ -123,8 +123,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
                 values = torch.empty_like(cache)
                 shout(cache, values, (page, position % block_size))
                 cache[page, position % block_size, :, 1:] = values[page, position % block_size, :, 1:]
-                is_changed = True
-        if is_changed:
+                has_large_key = True
+        if has_large_key:
             yield f"key {position}" if position < context else "one past the last key", inputs
     inputs = make_inputs(case, scheme, device, seed)
     yield "a softmax_scale of its own", {**inputs, "softmax_scale": 2.3 * SOFTMAX_SCALE}

@@ -172,8 +172,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     """Makes inputs with pages in shuffled order. NaN fills unused pages and the unused end of each last page.
 
     `pages.drawn_lengths` draws the lengths of the sequences. Each sequence has min(`queries`, length) queries. With
-    `mixed`, every second sequence has at most one query. If `queries` is 1 and `mixed` is off, each sequence has
-    exactly one query. If the weight dtype of the scheme is fp8, the cache is fp8 with one scale per head."""
+    `mixed`, every second sequence has at most one query. If `queries` is 1 and `mixed` is off, even an empty sequence
+    has one query. If the weight dtype of the scheme is fp8, the cache is fp8 with one scale per head."""
     B, H, H_kv, D, block_size = (int(case[key]) for key in ("B", "H", "H_kv", "D", "block_size"))
     dtype = scheme.activation
     device = torch.device(device)
@@ -220,14 +220,14 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs = make_inputs(case, scheme, device, seed)
         listen(inputs["q"], inputs["k_cache"])
         key_label = f"key {position}" if position < context else "one past the last key"
-        is_changed = False
+        has_large_key = False
         for b, length in enumerate(inputs["seq_lens"].tolist()):
             # In a sequence that ends just before `position`, this slot is past the end, and no query may see it.
             page = int(inputs["block_table"][b, position // block_size])
             if page >= 0 and (position < length or position == length):
                 shout(inputs["k_cache"], inputs["v_cache"], (page, position % block_size))
-                is_changed = True
-        if is_changed:
+                has_large_key = True
+        if has_large_key:
             yield key_label, inputs
     yield from low_precision(make_inputs(case, scheme, device, seed), "q", "k_cache", "v_cache")
     inputs = make_inputs(case, scheme, device, seed)
@@ -250,8 +250,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 def _uneven(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes six sequences with different lengths and numbers of queries. One has three queries, but no keys."""
     query_counts = torch.tensor([1, 7, 0, 3, 2, 12])
-    short_case = case.but(B=len(query_counts), context=min(int(case["context"]), 100), ragged=True)
-    inputs = make_inputs(short_case, scheme, device, seed)
+    uneven_case = case.but(B=len(query_counts), context=min(int(case["context"]), 100), ragged=True)
+    inputs = make_inputs(uneven_case, scheme, device, seed)
     _, H, D = inputs["q"].shape
     q = randn(int(query_counts.sum()), H, D, dtype=scheme.activation, device=device, seed=seed)
     return {**inputs, "q": q, "cu_seqlens_q": offsets_of(query_counts).to(inputs["seq_lens"].device)}

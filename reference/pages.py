@@ -72,8 +72,8 @@ def dealt_pages(
 
 
 def uneven_tables(inputs: Inputs, caches: tuple[str, ...]) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs of an op with pages. The first block table is too wide, and is padded with invalid page
-    numbers. Then NaN fills the pages of the first sequence, which must not change the results of other sequences."""
+    """Yields two adversarial inputs of an op with pages. In the first, the block table has more columns, and invalid
+    page numbers as padding. In the second, NaN fills the first sequence's pages; other sequences must not read them."""
     table, num_blocks = inputs["block_table"], len(inputs[caches[0]])
     bad_pages = torch.tensor([-(2**31), num_blocks, 2**31 - 1, -num_blocks - 1], dtype=torch.int32, device=table.device)
     wide_table = torch.nn.functional.pad(table, (0, 3), value=-1)
@@ -150,6 +150,6 @@ def used_slots(
 
 
 def drawn_pages(T: int, block_size: int, spare: int, skipped: str, **values: Any) -> Case:
-    """Makes a test case in which T tokens are written to a paged cache. `spare` pages of the cache are not needed."""
+    """Makes a case in which T tokens are written to a paged cache. It has `spare` pages more than T tokens need."""
     skipped_tokens = {"none": 0, "some": (T + 2) // 3, "all": T}[skipped]
     return Case(T=T, num_blocks=-(-T // block_size) + spare, block_size=block_size, skipped=skipped_tokens, **values)

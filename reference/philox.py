@@ -13,25 +13,25 @@ import torch
 
 def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     """Returns the Philox-4x32-10 words (..., 4) for counter (..., 4) and key (..., 2): 32-bit words in uint64."""
-    low = np.uint64(0xFFFFFFFF)
+    mask32 = np.uint64(0xFFFFFFFF)
     word_bits = np.uint64(32)
     c0, c1, c2, c3 = (counter[..., i].astype(np.uint64) for i in range(4))
     k0, k1 = (key[..., i].astype(np.uint64) for i in range(2))
     for _ in range(10):
         prod0, prod1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
-        c0, c1, c2, c3 = (prod1 >> word_bits) ^ c1 ^ k0, prod1 & low, (prod0 >> word_bits) ^ c3 ^ k1, prod0 & low
-        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
+        c0, c1, c2, c3 = (prod1 >> word_bits) ^ c1 ^ k0, prod1 & mask32, (prod0 >> word_bits) ^ c3 ^ k1, prod0 & mask32
+        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & mask32, (k1 + np.uint64(0xBB67AE85)) & mask32
     return np.stack(np.broadcast_arrays(c0, c1, c2, c3), axis=-1)
 
 
 def race(seed: int, position: int, vocab_size: int, stream: int = 0) -> torch.Tensor:
-    """Returns the noise of an exponential race: log E of every token, (V,) fp64. E = -log1p(-u) is exponential.
+    """Returns log E of every token, (V,) fp64, the noise of an exponential race. E = -log1p(-u) is exponential.
 
     u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24), computed in fp32. x is the token's random word."""
-    blocks = -(-vocab_size // 4)
-    counter = np.zeros((blocks, 4), dtype=np.uint64)
+    word_groups = -(-vocab_size // 4)
+    counter = np.zeros((word_groups, 4), dtype=np.uint64)
     counter[:, 0] = position & 0xFFFFFFFF
-    counter[:, 1] = np.arange(blocks, dtype=np.uint64)
+    counter[:, 1] = np.arange(word_groups, dtype=np.uint64)
     counter[:, 2] = stream
     key = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], dtype=np.uint64)
     x = philox(counter, key).reshape(-1)[:vocab_size].astype(np.uint32).astype(np.float32)

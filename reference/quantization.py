@@ -70,9 +70,9 @@ def quantize_int4(
         raise ValueError(f"weight: expected an even K, two codes a byte, got {K}")
     if group <= 0:
         raise ValueError(f"group: expected a positive number, got {group}")
-    groups = -(-K // group)
+    group_count = -(-K // group)
     # A short group is padded with zeros, because every range contains 0.
-    values = torch.nn.functional.pad(weight.float(), (0, groups * group - K)).view(N, groups, group)
+    values = torch.nn.functional.pad(weight.float(), (0, group_count * group - K)).view(N, group_count, group)
     if zeros:
         low_values, high_values = values.amin(dim=2).clamp(max=0), values.amax(dim=2).clamp(min=0)
         scale = _scale((high_values - low_values) / INT4_MAX, dtype)
@@ -82,7 +82,7 @@ def quantize_int4(
         zero = torch.full_like(scale, INT4_ZERO, dtype=torch.float32)
     min_code = 0 if zeros else INT4_ZERO - SYMMETRIC_INT4_MAX
     step_counts = (values / scale.float()[:, :, None]).round() + zero[:, :, None]
-    codes = step_counts.clamp(min_code, INT4_MAX).view(N, groups * group)[:, :K].to(torch.uint8)
+    codes = step_counts.clamp(min_code, INT4_MAX).view(N, group_count * group)[:, :K].to(torch.uint8)
     return pack_int4(codes), scale, zero.to(torch.uint8) if zeros else None
 
 
@@ -122,13 +122,13 @@ def spread(of_groups: torch.Tensor, group: int, K: int) -> torch.Tensor:
 def quantization_error(weight: torch.Tensor, dequantized: torch.Tensor) -> QuantizationError:
     """Returns the quantisation error over all values. Both arguments are (N, K). The error of two zero tensors is 0."""
     signal_power = weight.double().square().mean().item() if weight.numel() else 0.0
-    noise_power = (weight.double() - dequantized.double()).square().mean().item() if weight.numel() else 0.0
-    if noise_power == 0:
+    error_power = (weight.double() - dequantized.double()).square().mean().item() if weight.numel() else 0.0
+    if error_power == 0:
         return QuantizationError(0.0, 0.0, math.inf)
-    signal_to_noise = signal_power / noise_power
+    signal_to_noise = signal_power / error_power
     return QuantizationError(
         relative=signal_to_noise**-0.5 if signal_to_noise else math.inf,
-        mean_squared=noise_power,
+        mean_squared=error_power,
         sqnr_db=10 * math.log10(signal_to_noise) if signal_to_noise else -math.inf,
     )
 

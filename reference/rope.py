@@ -99,7 +99,7 @@ def usual_tables(max_position: int, R: int, device: torch.device) -> tuple[torch
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: q and k are read and written. Each distinct position reads a row of each table. A value needs
+    """Returns the cost: q and k are read and written. Each distinct position needs one row of each table. A value needs
     three FLOPs."""
     table_rows = len(set(args.positions.tolist()))
     table_bytes = table_rows * args.cos.shape[1] * (args.cos.element_size() + args.sin.element_size())
@@ -142,10 +142,10 @@ def other_tables(cos: torch.Tensor, seed: int) -> Iterator[tuple[str, Inputs]]:
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
     """Yields adversarial inputs: the first and last position, unusual tables, and one column with large values."""
     D, last_position = int(case["D"]), int(case["max_position"]) - 1
-    for position in sorted({0, last_position}):
+    for edge_position in sorted({0, last_position}):
         inputs = make_inputs(case, scheme, device, seed)
-        inputs["positions"].fill_(position)
-        yield f"position={position}", inputs
+        inputs["positions"].fill_(edge_position)
+        yield f"position={edge_position}", inputs
     for table_label, tables in other_tables(inputs["cos"], seed):
         yield table_label, make_inputs(case, scheme, device, seed) | tables
     for column in sorted({0, D // 2 - 1, D // 2, D - 1}):

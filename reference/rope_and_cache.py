@@ -57,9 +57,9 @@ def reference(
         "k_norm": k_norm,
     }  # fmt: skip
     places_exist(arguments, CONTRACT.check(arguments))
-    heads = ((q, q_norm), (k, k_norm))
+    head_inputs = ((q, q_norm), (k, k_norm))
     rotated_q, rotated_k = (
-        _turned(_normed(x, weight, norm_eps), cos, sin, positions, interleaved) for x, weight in heads
+        _turned(_normed(x, weight, norm_eps), cos, sin, positions, interleaved) for x, weight in head_inputs
     )
     caches = []
     for cache, rows_to_write, scale in ((k_cache, rotated_k, k_scale), (v_cache, v.double(), v_scale)):
@@ -73,8 +73,8 @@ def reference(
 
 
 def whole(arguments: CallArguments, dims: Dims) -> None:
-    """Checks that options are whole: raises `ValueError` if only one of two scales or of two norms is given. Also
-    raises if the tables rotate more than D columns, or if a cache has the wrong dtype."""
+    """Raises `ValueError` if only one of the two scales, or only one of the two norms, is given. Also raises if the
+    tables rotate more than D columns, or if a cache has the wrong dtype."""
     for name, plural_name in (("scale", "scales"), ("norm", "norms")):
         first_name, second_name = ("k_scale", "v_scale") if name == "scale" else ("q_norm", "k_norm")
         if (arguments.get(first_name) is None) != (arguments.get(second_name) is None):
@@ -167,9 +167,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def _limit(
     x: torch.Tensor, out: torch.Tensor, R: int, interleaved: bool, dtype: torch.dtype, more: float
 ) -> torch.Tensor:
-    """Returns the allowed errors of rows (n, heads, D), of which the first R values per head are rotated. The rows are
-    then rounded to `dtype`. `more` is the relative error of x before the rotation, as a multiple of u_32 (the unit
-    roundoff of fp32)."""
+    """Returns the allowed errors of rows (n, heads, D), after the first R values per head are rotated and all are
+    rounded to `dtype`. Before the rotation, x has a relative error of `more` * u_32 (u_32: fp32's unit roundoff)."""
     dtype_info = torch.finfo(dtype)
     first_values, second_values = _pairs(x[..., :R].abs(), interleaved)
     pair_magnitude = first_values + second_values
@@ -265,13 +264,13 @@ def cost(args: Arguments) -> Cost:
     too. One row of each table is read per distinct position. A rotated value needs three FLOPs. A norm adds four FLOPs
     per value and one rsqrt per head."""
     written_tokens = int((args.slot_mapping >= 0).sum())
-    row = args.k.shape[1] * args.k.shape[2]
+    token_values = args.k.shape[1] * args.k.shape[2]
     tables = len(set(args.positions.tolist())) * args.cos.shape[1] * (args.cos.element_size() + args.sin.element_size())
-    other_bytes = nbytes(args.positions, args.slot_mapping, args.k_scale, args.v_scale, args.q_norm, args.k_norm)
-    rotated_values = args.q.numel() + written_tokens * row
+    small_bytes = nbytes(args.positions, args.slot_mapping, args.k_scale, args.v_scale, args.q_norm, args.k_norm)
+    rotated_values = args.q.numel() + written_tokens * token_values
     return Cost(
-        read_bytes=nbytes(args.q) + other_bytes + 2 * written_tokens * row * args.k.element_size() + tables,
-        write_bytes=nbytes(args.q) + 2 * written_tokens * row * args.k_cache.element_size(),
+        read_bytes=nbytes(args.q) + small_bytes + 2 * written_tokens * token_values * args.k.element_size() + tables,
+        write_bytes=nbytes(args.q) + 2 * written_tokens * token_values * args.k_cache.element_size(),
         vector_flops=(3.0 if args.q_norm is None else 7.0) * rotated_values,
         sfu_ops=0.0 if args.q_norm is None else rotated_values / args.q.shape[-1],
     )

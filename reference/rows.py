@@ -30,7 +30,7 @@ CODE_DTYPES = {name: dtype for dtype, name in QUANTIZE_NAMES.items()}
 
 
 def row_results(shape: str, **more: Result) -> dict[str, Result]:
-    """Describes the results of an op on rows: rows or codes, then the results `more`, then the codes' scales."""
+    """Describes the results of an op on rows: `out` (values or codes), then `more`, then the scales of the codes."""
 
     def dtype(arguments: CallArguments) -> torch.dtype:
         quantize = arguments.get("quantize")
@@ -53,13 +53,13 @@ def row_scheme(arguments: CallArguments) -> str:
 
 
 def planted_columns(width: int) -> list[int]:
-    """Returns the indices of columns at tile edges in a row of `width` values, and of the last column."""
+    """Returns column indices for adversarial inputs: the tile edges below `width`, and the last column."""
     return sorted({column for column in (*PLANTED_COLUMNS, width - 1) if 0 <= column < width})
 
 
 def magnitudes(dtype: torch.dtype, terms: int) -> list[tuple[str, float]]:
-    """Returns labels and magnitudes with squares that overflow or underflow `dtype`. An fp32 sum of `terms` squares of
-    the largest magnitude does not overflow."""
+    """Returns (label, magnitude) pairs. The squares of some magnitudes overflow or underflow `dtype`. The largest one
+    still allows an fp32 sum of `terms` squares without overflow."""
     finfo = torch.finfo(dtype)
     max_size = min(0.9 * finfo.max, (0.2 * torch.finfo(torch.float32).max / max(terms, 1)) ** 0.5)
     sizes = {"300": 300.0, "10,000": 1e4, "the largest": max_size, "the least": 4.0 * finfo.smallest_normal}
@@ -68,8 +68,8 @@ def magnitudes(dtype: torch.dtype, terms: int) -> list[tuple[str, float]]:
 
 def of_size(x: torch.Tensor, size: float) -> torch.Tensor:
     """Returns values with magnitudes between `size` / 2 and `size`, and with the signs of x."""
-    factors = 0.5 + 0.5 * x.double().abs() / x.double().abs().amax().clamp(min=1e-30) if x.numel() else x.double()
-    return (torch.where(x.double() < 0, -factors, factors) * size).to(x.dtype)
+    size_factors = 0.5 + 0.5 * x.double().abs() / x.double().abs().amax().clamp(min=1e-30) if x.numel() else x.double()
+    return (torch.where(x.double() < 0, -size_factors, size_factors) * size).to(x.dtype)
 
 
 def quantizing(scheme: Scheme) -> Inputs:
@@ -96,11 +96,11 @@ def quantized_rows(values: torch.Tensor, dtype: str | None) -> Outputs:
 
 
 def quantized_limits(oracle: Outputs, error: torch.Tensor, dtype: str) -> Outputs:
-    """Returns the allowed errors of the codes (T, N) and scales (T,) in `oracle`. `error` (T, N): the values' error.
+    """Returns the allowed errors of codes (T, N) and scales (T,) in `oracle`. `error` (T, N): errors of the values.
 
     A code may differ by half a step, plus the errors of value, scale and division. A step of e4m3 depends on the code.
-    A kernel may take a row for zeros, and return codes of 0 and the scale 1. This is allowed if the row's largest
-    magnitude is at most the row's largest error plus 2**-126."""
+    A row may get codes of 0 and the scale 1, as a row of zeros does. This holds if the row's largest magnitude is at
+    most the row's largest error plus 2**-126."""
     codes, scale = oracle
     row_error = error.amax(dim=1) if error.shape[1] else torch.zeros_like(scale)
     scale_error = row_error / MAX_CODES[dtype] + 2.0 * FP32_ROUNDOFF * scale

@@ -47,15 +47,15 @@ def reference(
     drawn. E is exponential noise.
 
     logits: (B, V) of any float dtype, finite or -inf; temperature: (B,) fp32, 0 = the highest logit; top_k: (B,) int32,
-    0 = off; top_p: (B,) fp32 in (0, 1], 1 = off; min_p: (B,) fp32, 0 = off; seed, position: (B,) int64; only the low 32
-    bits of a position count. Of equal scores, the lowest index wins.
+    0 = off; top_p: (B,) fp32 in (0, 1], 1 = off; min_p: (B,) fp32, 0 = off; seed, position: (B,) int64; of a position
+    only the low 32 bits are used. Of equal scores, the lowest index wins.
 
     Logits are edited first. edit_offsets: (B + 1,) int32; edit_ids, edit_counts: (N,) int32; edit_bias: (N,) fp32,
     which may be -inf. Row b edits the tokens edit_ids[edit_offsets[b]:edit_offsets[b + 1]], each token once. An edit
-    computes x = logit + bias. If its count is >= 0, x is divided by the repetition penalty, or multiplied if x <= 0
-    (Keskar et al., "CTRL", 2019). If its count is > 0, frequency_penalty * count + presence_penalty is subtracted. A
-    count of 0 marks a token that is only in the prompt. A count of -1 marks a token that has only a bias. The penalties
-    are (B,) fp32. allowed: (B, ceil(V / 32)) int32, one bit per token; a token with bit 0 is never drawn.
+    computes x = logit + bias. If its count is >= 0, a positive x is divided by the repetition penalty, any other x is
+    multiplied by it (Keskar et al., "CTRL", 2019). If its count is > 0, frequency_penalty * count + presence_penalty is
+    subtracted. A count of 0 marks a token that is only in the prompt. A count of -1 marks a token that has only a bias.
+    The penalties are (B,) fp32. allowed: (B, ceil(V / 32)) int32, one bit per token; a token with bit 0 is never drawn.
 
     With `top_n` also returns ids (B, 1 + top_n) int64 and log-probabilities of the same shape. Column 0 is the drawn
     token, and the other columns are the most likely tokens. Log-probabilities use the given logits, before edits and
@@ -118,8 +118,8 @@ def _edits(B: int, V: int, device: torch.device, seed: int) -> Inputs:
     edits_per_row[:1], edits_per_row[3::4] = max_edits, 0
     N = int(edits_per_row.sum())
     edited_ids = [torch.randperm(V - 1, generator=generator)[:n] + 1 for n in edits_per_row.tolist()]
-    bias = torch.randn(N, generator=generator)
-    bias[torch.rand(N, generator=generator) < 0.2] = -math.inf
+    all_biases = torch.randn(N, generator=generator)
+    all_biases[torch.rand(N, generator=generator) < 0.2] = -math.inf
     inputs = {
         "repetition_penalty": torch.tensor([1.3, 0.7, 1.0])[torch.arange(B) % 3],
         "presence_penalty": torch.tensor([0.5, -0.5])[torch.arange(B) % 2],
@@ -127,7 +127,7 @@ def _edits(B: int, V: int, device: torch.device, seed: int) -> Inputs:
         "edit_offsets": offsets_of(edits_per_row),
         "edit_ids": torch.cat(edited_ids).int() if B else torch.zeros(0, dtype=torch.int32),
         "edit_counts": torch.randint(-1, 4, (N,), generator=generator, dtype=torch.int32),
-        "edit_bias": bias,
+        "edit_bias": all_biases,
     }
     return {name: value.to(_place(device)) for name, value in inputs.items()}
 
@@ -151,9 +151,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     """Yields adversarial inputs. First, 2**n logits are equal and the rest are -inf. The arithmetic is then exact. So a
     kernel fails if it draws a token that top_k, top_p or min_p excludes.
 
-    Then yields one large logit, batches of rows with different settings (some greedy), and edits that decide the token.
-    A kernel may support neither min_p nor a batch of greedy and random rows. So a case without min_p gets none of
-    these."""
+    Then yields one large logit, batches of rows with different settings, and edits that decide the token. Some kernels
+    support neither min_p nor a mix of greedy and random rows. If the case has no min_p, no input has such rows."""
     V = int(case["V"])
     tie_cases = (
         ("top_k cuts ties by index", 4, (1.0, 3, 1.0, 0.0)),

@@ -62,8 +62,8 @@ def support(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, 
         mass_before = torch.cat([cumulative_mass.new_zeros(1), cumulative_mass[:-1]])
         in_support = _first(scores, ranking, int((mass_before < top_p).sum()))
         if not is_exact:
-            edge_counts = (int((mass_before - top_p < limit).sum()) for limit in (-MASS_TOLERANCE, MASS_TOLERANCE))
-            doubtful_mask = torch.logical_xor(*(_first(scores, ranking, edge_count) for edge_count in edge_counts))
+            kept_counts = (int((mass_before - top_p < limit).sum()) for limit in (-MASS_TOLERANCE, MASS_TOLERANCE))
+            doubtful_mask = torch.logical_xor(*(_first(scores, ranking, kept_count) for kept_count in kept_counts))
     score_gap = ranking[0] - scores
     weights = torch.exp(-score_gap)
     if min_p > 0:
@@ -108,11 +108,11 @@ def edited(
             for value, neutral_penalty in zip(tensors, neutral_penalties, strict=True)
         ]
         offsets, token_ids, token_counts = edit_offsets.tolist(), edit_ids.tolist(), edit_counts.tolist()
-        bias = edit_bias.cpu().numpy()
+        biases = edit_bias.cpu().numpy()
         for b in range(B):
             repetition, presence, frequency = (values[b] for values in penalties)
             for i in range(offsets[b], offsets[b + 1]):
-                x = rows[b, token_ids[i]] + bias[i]
+                x = rows[b, token_ids[i]] + biases[i]
                 if token_counts[i] >= 0:
                     x = x / repetition if x > 0 else x * repetition
                 if token_counts[i] > 0:
@@ -140,8 +140,8 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
 
 
 def compare_own_stream(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-    """Checks a kernel that has its own random numbers. A random token must be in the support, or as likely as its least
-    likely token: such kernels may cut the support by a threshold. Greedy tokens and log-probabilities: as `compare`."""
+    """Checks a kernel that has its own random numbers. A random token must be in the support (the tokens that may be
+    drawn), or tie with the support's last token, as after a cut by threshold. All else is as in `compare`."""
     return _compare(actual, oracle, inputs, wins=False)
 
 
@@ -167,8 +167,8 @@ def _compare(actual: Outputs, oracle: Outputs, inputs: Inputs, wins: bool) -> li
 
 
 def _compare_logprobs(actual: Outputs, oracle: Outputs, inputs: Inputs) -> list[ErrorStats]:
-    """Compares ids and log-probabilities. The first id is the drawn token. Other ids must be equal: the order of the
-    given logits is exact. The tolerance of a log-probability is the softmax sum's error plus a score's error."""
+    """Compares ids and log-probabilities. The first id is the drawn token. Other ids must equal the reference's,
+    because sorting rounds nothing. A log-probability may have the error of a softmax sum plus the error of a score."""
     if len(oracle) == 1:
         return []
     logits = inputs["logits"].detach().cpu().double()
@@ -182,7 +182,7 @@ def _compare_logprobs(actual: Outputs, oracle: Outputs, inputs: Inputs) -> list[
 
 
 def _judge_row(token: int, best: int, row: torch.Tensor, inputs: Inputs, b: int, wins: bool) -> tuple[float, float]:
-    """Returns (score of `best`) - (score of `token`), and this difference divided by the allowed difference."""
+    """Returns how far the score of `token` is below the best, and this over the allowed distance; inf if forbidden."""
     settings = [inputs[name][b].item() for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position")]
     if not 0 <= token < len(row) or settings[0] == 0:
         return math.inf, math.inf
@@ -214,10 +214,10 @@ def _tied_or_in_support(
     scores = row.double() / temperature
     above_mask = scores > scores[token]
     weights = torch.exp(scores - scores.max())
-    kept_total = weights.topk(top_k).values.sum() if 0 < top_k < len(row) else weights.sum()
+    kept_mass = weights.topk(top_k).values.sum() if 0 < top_k < len(row) else weights.sum()
     return bool(
         (scores[token] > -math.inf)
         & (above_mask.sum() < (top_k or len(row)))
-        & (weights[above_mask].sum() < (top_p + MASS_TOLERANCE) * kept_total)
+        & (weights[above_mask].sum() < (top_p + MASS_TOLERANCE) * kept_mass)
         & (weights[token] >= min_p * (1 - MASS_TOLERANCE))
     )

@@ -91,23 +91,23 @@ def _check_edit_values(edits: Edits, V: int) -> None:
             if not math.isfinite(value) or (name == "repetition_penalty" and value <= 0):
                 expected_text = "a finite value > 0" if name == "repetition_penalty" else "a finite value"
                 raise ValueError(f"{name}: expected {expected_text}, got {value} in row {row}")
-    offsets, token_ids, token_counts, bias = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
-    if offsets is None or token_ids is None or token_counts is None or bias is None:
+    offsets, token_ids, token_counts, biases = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
+    if offsets is None or token_ids is None or token_counts is None or biases is None:
         return
     check_offsets("edit_offsets", offsets, len(token_ids))
-    rows = torch.arange(len(offsets) - 1, device=token_ids.device).repeat_interleave(offsets.diff())
+    row_ids = torch.arange(len(offsets) - 1, device=token_ids.device).repeat_interleave(offsets.diff())
     value_checks = (
         ("edit_ids", token_ids, (token_ids < 0) | (token_ids >= V), f"0 to {V - 1}"),
         ("edit_counts", token_counts, token_counts < -1, ">= -1"),
-        ("edit_bias", bias, bias.isnan() | (bias == math.inf), "a finite value or -inf"),
+        ("edit_bias", biases, biases.isnan() | (biases == math.inf), "a finite value or -inf"),
     )
     for name, values, wrong_mask, expected_text in value_checks:
         if bool(wrong_mask.any()):
             wrong_index = int(wrong_mask.int().argmax())
             raise ValueError(
-                f"{name}: expected {expected_text}, got {values[wrong_index].item()} in row {int(rows[wrong_index])}"
+                f"{name}: expected {expected_text}, got {values[wrong_index].item()} in row {int(row_ids[wrong_index])}"
             )
-    unique_keys, key_counts = torch.unique(rows * V + token_ids, return_counts=True)
+    unique_keys, key_counts = torch.unique(row_ids * V + token_ids, return_counts=True)
     if len(unique_keys) < len(token_ids):
         dup_key = int(unique_keys[key_counts > 1][0])
         raise ValueError(f"edit_ids: expected each token once in a row, got {dup_key % V} again in row {dup_key // V}")

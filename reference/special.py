@@ -12,7 +12,7 @@ from rooflab.reference.contract import Contract
 
 
 def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields inputs with rows of zeros, and with one row of NaN, if the op's contract allows these rows.
+    """Yields inputs with rows of 0.0 and -0.0, and with one row of NaN, if the op's contract allows these rows.
 
     `product` says that the op is a matrix product. Its 16-bit inputs get no row of NaN, because oneDNN's bf16 matrix
     product then also gives NaN in the previous row."""
@@ -34,9 +34,9 @@ def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) ->
 
 
 def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the index of the row dimension in the shape of each argument that has rows. To find this dimension, takes
-    the first float tensor with at least two dimensions. The row dimension is its first dimension that is longer than 1
-    and that a result has too. If the op has no results, only the length counts."""
+    """Returns the index of the row dimension in the shape of each argument that has rows. The first float tensor with
+    at least two dimensions decides. Its first dimension that is longer than 1 and also in a result is the row
+    dimension. If the op has no results, it is the first dimension longer than 1."""
     float_arguments = {
         name: argument
         for name, argument in contract.arguments.items()
@@ -44,18 +44,18 @@ def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
     }
     if not float_arguments:
         return {}
-    first_name = next(iter(float_arguments))
+    leading_name = next(iter(float_arguments))
     result_dims = {dim.name for result in contract.results.values() for dim in result.dims}
     shared_dims = [
         dim.text
-        for dim, size in zip(float_arguments[first_name].dims, inputs[first_name].shape, strict=False)
-        if size > 1 and (dim.name in result_dims or not contract.results)
+        for dim, length in zip(float_arguments[leading_name].dims, inputs[leading_name].shape, strict=False)
+        if length > 1 and (dim.name in result_dims or not contract.results)
     ]
     dim_names = {name: [dim.text for dim in argument.dims] for name, argument in float_arguments.items()}
     return {
         name: dim_texts.index(shared_dims[0])
         for name, dim_texts in dim_names.items()
-        if shared_dims and shared_dims[0] in dim_texts[:-1] and inputs[name].dtype == inputs[first_name].dtype
+        if shared_dims and shared_dims[0] in dim_texts[:-1] and inputs[name].dtype == inputs[leading_name].dtype
     }
 
 

@@ -32,7 +32,7 @@ RECOVERY_STREAM = 2
 
 
 def uniform(seed: int, position: int) -> float:
-    """Returns the uniform random number u for the token at `position`: min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)."""
+    """Returns the random number u at `position`: min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24), x a Philox word."""
     counter = np.array([position & 0xFFFFFFFF, 0, 1, 0], dtype=np.uint64)
     key = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], dtype=np.uint64)
     x = philox(counter, key)[0].astype(np.uint32).astype(np.float32)
@@ -129,9 +129,9 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
     """Checks that tokens and numbers of accepted tokens equal the reference's. A row may differ if fp32 rounding may
     have changed a decision.
 
-    Rounding may change an acceptance if u * q and p differ by less than 4 roundoffs of both. Rounding may change a draw
-    if the drawn token's score is below the best by at most the errors of both. The error of a score is `SCORE_ULPS` *
-    2**-24 * (|log weight| + |log E| + 1), with E exponential noise."""
+    Rounding may change an acceptance if |u * q - p| < 4 * 2**-24 * (u * q + p). It may change a draw if the drawn
+    token's score is below the best by at most both scores' errors. The error of a score is `SCORE_ULPS` * 2**-24 *
+    (|log weight| + |log E| + 1), with E exponential noise."""
     names, errors = ("tokens", "num_accepted"), []
     for name, result, expected in zip(names, actual, oracle, strict=True):
         if result.shape != expected.shape or result.dtype != expected.dtype:
@@ -168,8 +168,8 @@ def _excused(tokens: list[int], accepted: int, inputs: Inputs, b: int) -> bool:
     drawn_token = tokens[accepted]
     if not 0 <= drawn_token < p.shape[1]:
         return False
-    stream = RECOVERY_STREAM if accepted < draft_count else 0
-    log_weights, noise = _weights(accepted, p, q, draft_count).log(), race(s, n + accepted, p.shape[1], stream)
+    noise_stream = RECOVERY_STREAM if accepted < draft_count else 0
+    log_weights, noise = _weights(accepted, p, q, draft_count).log(), race(s, n + accepted, p.shape[1], noise_stream)
     scores = log_weights - noise
     best_token = int(scores.argmax())
     max_error = sum(
@@ -222,9 +222,9 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         yield "values: an eighth of the draft's weights, so that nothing is left", inputs | {"target_probs": low_probs}
     if "draft_probs" in inputs and V > 1:
         draft_ids = inputs["draft_tokens"][..., None]
-        target_probs, draft_p = inputs["target_probs"].clone(), inputs["draft_probs"].scatter(2, draft_ids, 0)
+        target_probs, new_draft = inputs["target_probs"].clone(), inputs["draft_probs"].scatter(2, draft_ids, 0)
         target_probs[:, :K].scatter_(2, draft_ids, 0)
-        yield "values: drafts that both laws give 0", inputs | {"target_probs": target_probs, "draft_probs": draft_p}
+        yield "values: drafts that both laws give 0", inputs | {"target_probs": target_probs, "draft_probs": new_draft}
     for agreeing_drafts in sorted({0, K // 2, K}):  # the target is certain, and agrees with the drafts before `first`
         target_tokens = torch.full((B, K + 1), V - 1, device=inputs["draft_tokens"].device)
         target_tokens[:, :agreeing_drafts] = inputs["draft_tokens"][:, :agreeing_drafts]
@@ -232,8 +232,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     if V > 1:
         wrong_tokens = torch.full_like(inputs["draft_tokens"], V - 1)
         target_probs = _one_hot(torch.zeros(B, K + 1, dtype=torch.int64, device=wrong_tokens.device), V)
-        draft_p = {"draft_probs": _one_hot(wrong_tokens, V)} if "draft_probs" in inputs else {}
-        yield "never right", inputs | {"draft_tokens": wrong_tokens, "target_probs": target_probs} | draft_p
+        new_draft = {"draft_probs": _one_hot(wrong_tokens, V)} if "draft_probs" in inputs else {}
+        yield "never right", inputs | {"draft_tokens": wrong_tokens, "target_probs": target_probs} | new_draft
 
 
 def _one_hot(tokens: torch.Tensor, V: int) -> torch.Tensor:

@@ -46,7 +46,7 @@ _DEFAULT_HEAD_DIMS = {"qwen3": 128, "gemma": 256}
 heads."""
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
-_MAY_CHANGE_IT = re.compile("rope|rotary|attn|attention|scal|softcap|window|expert|multiplier")
+_MODEL_KEY_PATTERN = re.compile("rope|rotary|attn|attention|scal|softcap|window|expert|multiplier")
 _READ_KEYS = frozenset(
     "num_attention_heads attention_bias rope_theta rope_scaling rope_parameters partial_rotary_factor sliding_window"
     " use_sliding_window max_window_layers".split()
@@ -272,20 +272,20 @@ def _refuse_unmodelled(model_type: str, config: Mapping[str, Any]) -> None:
     if (config.get("partial_rotary_factor") or 1.0) != 1.0:
         raise ValueError(f"{model_type}: partial_rotary_factor {config['partial_rotary_factor']} is not modelled yet")
     for key in sorted(config.keys() - _READ_KEYS - _IGNORED_KEYS - set(_EXPERT_KEYS)):
-        if _MAY_CHANGE_IT.search(key) and not key.startswith("_") and config[key]:
+        if _MODEL_KEY_PATTERN.search(key) and not key.startswith("_") and config[key]:
             raise ValueError(f"{model_type}: {key} {config[key]!r} is not modelled yet")
 
 
 def _feature(config: Mapping[str, Any]) -> str | None:
     """Returns a feature of the config that Rooflab does not support, or None if there is no such feature."""
-    if any((config.get(key) or 0) > 1 for key in _EXPERT_KEYS):
+    if any((config.get(expert_key) or 0) > 1 for expert_key in _EXPERT_KEYS):
         return _MOE
     if config.get("kv_lora_rank"):
         return _MLA
     if config.get("ssm_cfg") or config.get("mamba_d_state"):
         return _SSM
-    layers = set(map(str, config.get("layer_types") or ())) - {_FULL, _SLIDING, "chunked_attention"}
-    return _HYBRID if layers else None
+    other_types = set(map(str, config.get("layer_types") or ())) - {_FULL, _SLIDING, "chunked_attention"}
+    return _HYBRID if other_types else None
 
 
 def _window(model_type: str, config: Mapping[str, Any]) -> int | None:

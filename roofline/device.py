@@ -215,7 +215,7 @@ def _tera(value: float) -> float:
 
 
 def _device(name: str) -> Device:
-    chip, board, (rates_source, memory_source, clocks_source, l2) = _CHIPS[name], _BOARDS[name], _FIGURE_SOURCES[name]
+    chip, card, (rates_source, memory_source, clocks_source, l2) = _CHIPS[name], _BOARDS[name], _FIGURE_SOURCES[name]
     matrix_tflops = {"bf16": chip.half, "fp16": chip.half, "tf32": chip.tf32, "int8": chip.int8}
     if chip.fp8 is not None:
         matrix_tflops["fp8_e4m3"] = chip.fp8
@@ -226,17 +226,17 @@ def _device(name: str) -> Device:
         compute_capability=divmod(chip.sm, 10),
         matrix_flops_per_s={dtype: _tera(rate) for dtype, rate in matrix_tflops.items()},
         vector_flops_per_s=_tera(chip.vector),
-        hbm_bytes_per_s=_tera(board.terabytes_per_s),
-        hbm_bytes=board.gigabytes * 1e9,
-        hbm_kind=board.kind,
-        l2_bytes=board.l2_mib * 2**20,
+        hbm_bytes_per_s=_tera(card.terabytes_per_s),
+        hbm_bytes=card.gigabytes * 1e9,
+        hbm_kind=card.kind,
+        l2_bytes=card.l2_mib * 2**20,
         smem_bytes_per_sm=_SMEM_KIB_PER_SM[chip.sm] * 2**10,
         sms=chip.sms,
         boost_clock_hz=chip.boost * 1e9,
         max_clock_hz=chip.max * 1e9,
-        pcie_bytes_per_s=board.pcie * 1e9,
-        nvlink_bytes_per_s=board.nvlink * 1e9,
-        nvlink_gpus=board.nvlink_gpus,
+        pcie_bytes_per_s=card.pcie * 1e9,
+        nvlink_bytes_per_s=card.nvlink * 1e9,
+        nvlink_gpus=card.nvlink_gpus,
         launch_floor_s=_LAUNCH_FLOOR_S.get(chip.sm, 0.0),
         source={
             "peak rates": rates_source,

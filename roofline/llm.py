@@ -39,8 +39,8 @@ def weight_bytes(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -> int:
     parts, item_bytes, activation_item_bytes = arch.parameters(), ITEM_BYTES[dtype], ITEM_BYTES[activation_dtype(dtype)]
     attention_count = parts.attention
     if gpus > arch.num_kv_heads:  # each GPU holds a whole key and value head
-        kv_copies = gpus - arch.num_kv_heads
-        attention_count += kv_copies * arch.num_layers * 2 * arch.head_dim * (arch.hidden_size + arch.attention_bias)
+        copied_heads = gpus - arch.num_kv_heads
+        attention_count += copied_heads * arch.num_layers * 2 * arch.head_dim * (arch.hidden_size + arch.attention_bias)
     split_bytes = (attention_count + parts.mlp) * item_bytes + (parts.embedding + parts.lm_head) * activation_item_bytes
     return ceil(split_bytes / gpus) + parts.norms * activation_item_bytes
 
@@ -134,8 +134,8 @@ class Estimate:
         ]
         if self.link is not None and self.link_bytes_per_s is not None:
             link_text = f"{self.link}, {self.link_bytes_per_s / 1e9:.0f} GB/s one way, two all-reduces a layer"
-            all_reduces = f"{_ms(self.prefill.all_reduce_ms)} a prefill, {_ms(self.decode.all_reduce_ms)} a decode step"
-            rows.append(("all-reduce", f"{all_reduces} ({link_text})"))
+            reduce_text = f"{_ms(self.prefill.all_reduce_ms)} a prefill, {_ms(self.decode.all_reduce_ms)} a decode step"
+            rows.append(("all-reduce", f"{reduce_text} ({link_text})"))
         rows += [
             (f"least TTFT, {self.prompt} tokens", f"{_ms(self.least_ttft_ms)}, mostly {self.prefill.limiter}"),
             (f"least ITL, batch {self.batch}", f"{_ms(self.least_itl_ms)}, mostly {self.decode.limiter}"),
@@ -156,10 +156,10 @@ class Estimate:
         if not ops:
             return []
         sources = dict.fromkeys(f"{op.source.split(', as ')[0]}" for op in ops if op.basis != "bound" and op.ms)
-        outside_ops = dict.fromkeys(f"{op.site}: {op.source}" for op in ops if op.basis == "bound" and op.source)
+        uncovered_ops = dict.fromkeys(f"{op.site}: {op.source}" for op in ops if op.basis == "bound" and op.source)
         rows = [("whose kernels", "; ".join(sources) or "none")]
-        if outside_ops:
-            rows.append(("outside of the tables", "; ".join(outside_ops)))
+        if uncovered_ops:
+            rows.append(("outside of the tables", "; ".join(uncovered_ops)))
         return [
             *rows,
             ("how these are made", "published times of each op on its own, interpolated; the rest at its roof"),
@@ -167,7 +167,7 @@ class Estimate:
 
 
 class _Need(NamedTuple):
-    """Computes the bytes that a model needs on each GPU for `batch` sequences of `context` tokens."""
+    """Computes the bytes that each GPU needs for a model and `batch` sequences of `context` tokens."""
 
     arch: Architecture
     weight_dtype: str

@@ -96,7 +96,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The peak rates of one device, all of one kind: data sheet, measured, or at a clock. A bound never mixes kinds."""
+    """The peak rates of one device, all of one kind: data sheet, measured, or at a given clock. Bounds mix no kinds."""
 
     device: str
     kind: CeilingKind

@@ -7,7 +7,7 @@ from typing import TypeVar
 from unicodedata import bidirectional, category
 
 Value = TypeVar("Value")
-_HIDDEN = ("Cc", "Cs", "Cn", "Zl", "Zp")
+_HIDDEN_CLASSES = ("Cc", "Cs", "Cn", "Zl", "Zp")
 """Unicode categories of control characters, of line ends, and of characters that XML or UTF-8 cannot hold."""
 _BIDI_CLASSES = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 """Bidirectional classes of characters that reverse the order of the text after them."""
@@ -17,9 +17,9 @@ def visible(text: str, keep: str = "") -> str:
     r"""Returns `text` with each invisible character replaced by an escape such as `\x1b`. Characters in `keep` stay."""
     if text.isprintable():
         return text
-    hidden_chars = {char for char in text if category(char) in _HIDDEN or bidirectional(char) in _BIDI_CLASSES} - set(
-        keep
-    )
+    hidden_chars = {
+        char for char in text if category(char) in _HIDDEN_CLASSES or bidirectional(char) in _BIDI_CLASSES
+    } - set(keep)
     return text.translate({ord(char): char.encode("unicode_escape").decode() for char in hidden_chars})
 
 

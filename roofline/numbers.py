@@ -57,7 +57,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def change(ratio: float | None) -> str:
-    """Formats a relative change: 0.031 as `+3.1%`, and from 9 on as a factor (`10x`). None, NaN, infinity: no text."""
+    """Formats a relative change: 0.031 as `+3.1%`, and from 9 on as a factor (`10x`). NaN, infinity and None: empty."""
     if ratio is None or not isfinite(ratio):
         return ""
     return f"{ratio:+.1%}" if ratio < 9 else f"{1 + ratio:.0f}x"
@@ -115,7 +115,7 @@ def metric_label(name: str) -> str:
 
 
 def metric_text(name: str, value: float) -> str:
-    """Formats a metric's value. Shows a unit only with an SI prefix (`3.91 TB/s`); `metric_label` shows other units."""
+    """Formats a metric's value. The text has a unit only after an SI prefix (`3.91 TB/s`); else see `metric_label`."""
     unit = metric_unit(name)[1]
     if unit in _SI_UNITS and isfinite(value) and value > 0:
         return f"{si(value)}{unit}"

@@ -115,17 +115,17 @@ def occupancy(device: Device | tuple[int, int], threads: int, registers: int, sh
     limits = limits_of(device)
     warps = _round_up(threads, WARP_THREADS) // WARP_THREADS
     cta_shared_bytes = _round_up(shared_bytes + SHARED_RESERVED, SHARED_UNIT)
-    cta_limits: dict[Resource, int] = {
+    ctas_by_resource: dict[Resource, int] = {
         "warps": limits.warps // warps,
         "CTA slots": limits.ctas,
         "registers": _by_registers(limits, warps, registers),
         "shared memory": limits.shared_bytes // cta_shared_bytes,
     }
-    limiter = min(cta_limits, key=lambda resource: cta_limits[resource])
-    ctas = cta_limits[limiter]
+    limiter = min(ctas_by_resource, key=lambda resource: ctas_by_resource[resource])
+    ctas = ctas_by_resource[limiter]
     carveout = limits.carveout(ctas * cta_shared_bytes)
     assert carveout is not None, "the CTAs were counted against the largest setting"
-    return Occupancy(ctas, limiter, ctas * warps, ctas * warps / limits.warps, cta_limits, carveout)
+    return Occupancy(ctas, limiter, ctas * warps, ctas * warps / limits.warps, ctas_by_resource, carveout)
 
 
 def _by_registers(limits: SmLimits, warps: int, registers: int) -> int:

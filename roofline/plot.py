@@ -73,7 +73,7 @@ _plain_texts = context({"text.parse_math": False})  # a `$` in a name is a `$`
 def roofline_figure(
     points: Sequence[Point], ceilings: Sequence[Ceilings], title: str | None = None, fixed_axes: bool = False
 ) -> Figure:
-    """Draws the most important `points` (`points.that_matter`) under the roofs of `ceilings`, of one or more kinds.
+    """Draws the most important `points` (`points.that_matter`) under the roofs of `ceilings`.
 
     If the ceilings belong to several devices, each point must name its device. Points without a time lie on the
     measured roof if there is one, else on the first roof. With `fixed_axes`, the roofs of all dtypes determine the axis
@@ -143,7 +143,7 @@ def _frame(
     places: Sequence[tuple[float, float]], ceilings: Sequence[Ceilings], peaks: Sequence[float], fixed: bool
 ) -> Box:
     """Returns the left, bottom, right and top limits of the axes."""
-    (min_x, min_y), (max_x, max_y) = (tuple(map(min_or_max, zip(*places, strict=True))) for min_or_max in (min, max))
+    (min_x, min_y), (max_x, max_y) = (tuple(map(extreme_of, zip(*places, strict=True))) for extreme_of in (min, max))
     if fixed:
         peaks = [rate for roof in ceilings for rate in (*roof.tensor_flops_per_s.values(), roof.vector_flops_per_s)]
     ridge = max(peaks) / min(ceiling.hbm_bytes_per_s for ceiling in ceilings)
@@ -160,11 +160,11 @@ def _frame(
 
 
 def _draw_plane(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str, str], fixed_axes: bool) -> None:
-    roof_keys = dict.fromkeys((roofs.of(point).device, point.dtype) for _, point in points)
-    dtypes = {device: [dtype for roof_device, dtype in roof_keys if roof_device == device] for device in roofs.colours}
-    peaks = [roof_flops_per_s(ceiling, dtype) for ceiling in roofs.ceilings for dtype in dtypes[ceiling.device]]
+    roof_pairs = dict.fromkeys((roofs.of(point).device, point.dtype) for _, point in points)
+    dtypes = {device: [dtype for roof_device, dtype in roof_pairs if roof_device == device] for device in roofs.colours}
+    peak_rates = [roof_flops_per_s(ceiling, dtype) for ceiling in roofs.ceilings for dtype in dtypes[ceiling.device]]
     positions = [(point.intensity, plotted_flops_per_s(point, roofs.of(point))) for _, point in points]
-    left, bottom, right, top = _frame(positions, roofs.ceilings, peaks, fixed_axes)
+    left, bottom, right, top = _frame(positions, roofs.ceilings, peak_rates, fixed_axes)
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
     axes.set_xlabel("FLOP per byte that the kernel moves")
     axes.set_ylabel("FLOP/s")
@@ -207,7 +207,7 @@ def _arrow(naive: Point, end: Point, colour: str) -> dict[str, Any]:
 
 
 def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> FancyArrowPatch:
-    """Draws the arrow that the legend explains, as wide as the legend's space for a symbol."""
+    """Draws the arrow symbol of the legend. It is as wide as the legend's space for a symbol."""
     end_points = (0, height / 2), (width, height / 2)
     return FancyArrowPatch(*end_points, arrowstyle="-|>", mutation_scale=fontsize, shrinkA=0, shrinkB=0)
 
@@ -238,10 +238,10 @@ def _draw_roofs(
                 names.append((roof_rate, f"{dtype_names} {si(roof_rate)}FLOP/s, {roofs.name(ceiling)}"))
         name_y = 0.0
         for roof_rate, name in sorted(names):
-            corner = (roof_rate / sorted_ceilings[0].hbm_bytes_per_s, roof_rate)
-            y = float(axes.transData.transform(corner)[1]) * 72 / _DPI
+            roof_corner = (roof_rate / sorted_ceilings[0].hbm_bytes_per_s, roof_rate)
+            y = float(axes.transData.transform(roof_corner)[1]) * 72 / _DPI
             name_y = max(name_y + 9.5, y)  # at least one line of text between two names
-            texts.append(axes.annotate(name, corner, (-7, name_y - y), ha="right", va="center", **text_style))
+            texts.append(axes.annotate(name, roof_corner, (-7, name_y - y), ha="right", va="center", **text_style))
         name = ", ".join(f"{si(ceiling.hbm_bytes_per_s)}B/s {roofs.name(ceiling)}" for ceiling in sorted_ceilings)
         boxes += _write_along(axes, sorted_ceilings[0].hbm_bytes_per_s, name, places, [*map(_box, texts)], text_style)
     return texts, boxes
@@ -261,15 +261,15 @@ def _write_along(
     (x0, y0), (x1, y1) = axes.transData.transform([(x_min, x_min * rate), (10 * x_min, 10 * x_min * rate)]) * 72 / _DPI
     angle = atan2(y1 - y0, x1 - x0)
     marker_points = axes.transData.transform(places) * 72 / _DPI
-    candidates: list[tuple[int, tuple[float, float], list[tuple[float, float]]]] = []
-    for start_distance in range(20, 320, 10):
-        text_offset = (start_distance * cos(angle) - 3 * sin(angle), start_distance * sin(angle) + 3 * cos(angle))
+    text_choices: list[tuple[int, tuple[float, float], list[tuple[float, float]]]] = []
+    for text_distance in range(20, 320, 10):
+        text_offset = (text_distance * cos(angle) - 3 * sin(angle), text_distance * sin(angle) + 3 * cos(angle))
         x, y = x0 + text_offset[0] - 4 * sin(angle), y0 + text_offset[1] + 4 * cos(angle)
         text_xys = [(float(x + t * cos(angle)), float(y + t * sin(angle))) for t in range(0, 4 * len(name), 4)]
         covered_count = sum(any(hypot(x - a, y - b) < 10 for a, b in text_xys) for x, y in marker_points)
         covered_count += sum(any(overlap((a - 4, b - 4, a + 4, b + 4), box) for a, b in text_xys) for box in names)
-        candidates.append((covered_count, text_offset, text_xys))
-    _, text_offset, text_xys = min(candidates, key=lambda candidate: candidate[0])  # the lowest with least covered
+        text_choices.append((covered_count, text_offset, text_xys))
+    _, text_offset, text_xys = min(text_choices, key=lambda candidate: candidate[0])  # the lowest with least covered
     text_style: dict[str, Any] = {"rotation": degrees(angle), "rotation_mode": "anchor", "va": "bottom", **text}
     axes.annotate(name, (x_min, x_min * rate), text_offset, **text_style)
     return [(x - 4, y - 4, x + 4, y + 4) for x, y in text_xys]
@@ -355,7 +355,7 @@ def _legend_handles(points: Numbered, roofs: Roofs) -> list[Line2D | FancyArrowP
 
 def _draw_movement(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str, str]) -> None:
     """Draws a bar for each kernel without FLOPs: the fraction of its roof's bandwidth that it reaches."""
-    fractions, roof_by_device = [], {}
+    bar_ends, roof_by_device = [], {}
     for row, (_, point) in enumerate(points):
         roof = roofs.of(point)
         roof_by_device[roof.device] = roof
@@ -364,14 +364,14 @@ def _draw_movement(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[
             fraction = point.traffic_bytes / point.seconds / roof.hbm_bytes_per_s
             axes.plot([0, fraction], [row, row], color=colours[point.op], linewidth=1.2, zorder=3)
         _draw_marker(axes, point, fraction, row, colours[point.op])
-        fractions.append(fraction)
+        bar_ends.append(fraction)
     for ceiling in roofs.ceilings:
         if ceiling.device in roof_by_device:
             bandwidth_ratio = ceiling.hbm_bytes_per_s / roof_by_device[ceiling.device].hbm_bytes_per_s
-            fractions.append(bandwidth_ratio)
+            bar_ends.append(bandwidth_ratio)
             line_style: dict[str, Any] = {"color": roofs.colours[ceiling.device], "linestyle": _DASHES[ceiling.kind]}
             axes.axvline(bandwidth_ratio, linewidth=1.2, zorder=2, **line_style)
-    axes.set_xlim(0, max(fractions) * 1.06)
+    axes.set_xlim(0, max(bar_ends) * 1.06)
     axes.set_ylim(len(points) - 0.3, -0.7)
     axes.set_yticks(range(len(points)), [str(point_number) for point_number, _ in points], fontsize=7.5, weight="bold")
     axes.tick_params(axis="y", length=0)

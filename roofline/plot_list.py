@@ -48,7 +48,7 @@ class Roofs:
 
 
 def write_text(figure: Figure, x: float, y: float, text: str, room: float, **style: Any) -> None:
-    """Writes plain text, not a formula. A text wider than `room` (a fraction of the figure) is cut, then shrunk."""
+    """Writes text without math markup. Cuts a long text, then shrinks it to `room` (a fraction of the figure)."""
     shown_text = visible(text)
     max_characters = int(room * MAX_CHARACTERS)
     shown_text = shown_text if len(shown_text) <= max_characters else f"{shown_text[: max_characters - 1]}…"
@@ -90,8 +90,8 @@ def draw_list(figure: Figure, rows: Numbered, roofs: Roofs, colours: Mapping[str
         work_amount, unit = (point.flops, "FLOP/s") if point.flops else (point.traffic_bytes, "B/s")
         if point.seconds is None:
             roof = roofs.of(point)
-            max_rate = plotted_flops_per_s(point, roof) if point.flops else roof.hbm_bytes_per_s
-            write((str(point_number), name, intensity, f"≤ {si(max_rate)}{unit}", "not timed"), color=GREY)
+            roof_rate = plotted_flops_per_s(point, roof) if point.flops else roof.hbm_bytes_per_s
+            write((str(point_number), name, intensity, f"≤ {si(roof_rate)}{unit}", "not timed"), color=GREY)
             continue
         fraction = "NOISY" if point.noisy else f"{point.bound_s / point.seconds:.0%}"
         write((str(point_number), name, intensity, f"{si(work_amount / point.seconds)}{unit}", fraction), color="black")

@@ -93,11 +93,11 @@ def numbered(points: Sequence[Point]) -> list[tuple[int, Point]]:
 
 
 def that_matter(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
-    """Chooses the (at most `most`) points that matter. If some points have FLOPs, takes only a few without FLOPs.
+    """Chooses at most `most` points. If some points have FLOPs, takes only a few without FLOPs.
 
     The first points are the fastest kernel of each op, case and device. Then come the libraries' kernels, then the
-    naive kernels, then all others. Each of these groups is sorted by case. First comes the case whose fastest kernel
-    exceeds its bound by the most seconds."""
+    naive kernels, then all others. Within each group, cases are ordered by the seconds that their fastest kernel loses
+    to its bound, the most first."""
     moving_points = [point for point in points if not point.flops]
     computing_points = [point for point in points if point.flops]
     chosen_point_ids = _foremost(moving_points, MAX_MOVING_POINTS if computing_points else most)
@@ -146,22 +146,21 @@ def place_labels(
     label.
 
     A label takes the nearest free position. At equal distance it takes the lower right, because the roof is above. If
-    no position up to distance 60 is free, it takes the nearest position. All lengths are in one unit, as typographic
-    points."""
+    no position up to distance 60 is free, it takes the nearest position. All lengths are in typographic points."""
     half_marker = 4.0
     taken_boxes = [*occupied, *((x - half_marker, y - half_marker, x + half_marker, y + half_marker) for x, y in spots)]
-    offsets = []
+    label_offsets = []
     for (x, y), (half_width, half_height) in zip(spots, half_sizes, strict=True):
-        offset = (_LABEL_RADII[0] * cos(-pi / 4), _LABEL_RADII[0] * sin(-pi / 4))
+        label_offset = (_LABEL_RADII[0] * cos(-pi / 4), _LABEL_RADII[0] * sin(-pi / 4))
         for dx, dy in _offsets():
             box = (x + dx - half_width, y + dy - half_height, x + dx + half_width, y + dy + half_height)
             is_inside = frame[0] < box[0] and box[2] < frame[2] and frame[1] < box[1] and box[3] < frame[3]
             if is_inside and not any(overlap(box, taken_box) for taken_box in taken_boxes):
-                offset = (dx, dy)
+                label_offset = (dx, dy)
                 taken_boxes.append(box)
                 break
-        offsets.append(offset)
-    return offsets
+        label_offsets.append(label_offset)
+    return label_offsets
 
 
 def _offsets() -> list[tuple[float, float]]:

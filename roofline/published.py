@@ -81,7 +81,7 @@ class Table:
 
     @cached_property
     def times(self) -> dict[Shape, float]:
-        """Returns seconds by shape (the values of `exact`, then of `axes`). Raises `ValueError` on a bad file."""
+        """Returns seconds by shape: the values of `exact` and `axes`. Raises `ValueError` on a bad file."""
         path = self.folder / self.file
         try:
             text = lzma.decompress(path.read_bytes()).decode()
@@ -97,7 +97,7 @@ class Table:
 
     @cached_property
     def _values(self) -> dict[Shape, list[list[int]]]:
-        """Returns the sorted published values of each axis, for each combination of `exact` values."""
+        """Returns one sorted list of published values per axis, by the combination of `exact` values."""
         values_by_key: dict[Shape, list[set[int]]] = {}
         for shape in self.times:
             axis_value_sets = values_by_key.setdefault(shape[: len(self.exact)], [set() for _ in self.axes])
@@ -109,8 +109,8 @@ class Table:
         """Returns the data sheet's bound of a shape, in seconds. With `cached`, L2 keeps data from one call to the
         next.
 
-        The source uses `copies` sets of weights in turn. With `cached`, `copies` calls move all their bytes minus the
-        size of L2 through HBM. The L2 rate sets no bound, because no rate is published."""
+        The source's benchmark uses `copies` sets of weights in turn. With `cached`, the bytes of `copies` calls minus
+        the size of L2 move through HBM. The L2 rate sets no bound, because no rate is published."""
         device = get_device(self.gpu)
         if self.op == "all_reduce":
             return all_reduce_s(shape["bytes"], shape["gpus"], link(device, shape["gpus"]))
@@ -142,8 +142,8 @@ class Table:
         return self.least_s(dict(zip((*self.exact, *self.axes), key + point, strict=True))) + _START_TIME_S
 
     def _log_ratio(self, key: Shape, point: Shape) -> float | None:
-        """Returns log(time / bound) of a point. If a coordinate is not on the grid, interpolates linearly along its
-        axis. A grid point without a time gets the median of the interpolations along all axes."""
+        """Returns log(time / bound) of a point. Interpolates along the axis of a coordinate between published values.
+        If all coordinates are published but the time is not, returns the median of interpolations along all axes."""
         if (key + point) in self.times:
             return log(self.times[key + point] / self._scale(key, point))
         for axis, value in enumerate(point):
@@ -154,11 +154,11 @@ class Table:
                     _replaced(point, axis, end) for end in published_values[upper_index - 1 : upper_index + 1]
                 ]
                 return _between(point, axis, end_points, [self._log_ratio(key, end) for end in end_points])
-        lines = [line for axis in range(len(point)) if (line := self._along(key, point, axis)) is not None]
-        return median(lines) if lines else None
+        axis_ratios = [ratio for axis in range(len(point)) if (ratio := self._along(key, point, axis)) is not None]
+        return median(axis_ratios) if axis_ratios else None
 
     def _along(self, key: Shape, point: Shape, axis: int) -> float | None:
-        """Interpolates along one axis, between the nearest published points. None if a side has no point."""
+        """Interpolates along one axis, between the nearest published points. Returns None if one side has no point."""
         published_values = [v for v in self._values[key][axis] if (key + _replaced(point, axis, v)) in self.times]
         upper_index = bisect_left(published_values, point[axis])
         if not 0 < upper_index < len(published_values):
@@ -186,8 +186,8 @@ def _between(point: Shape, axis: int, ends: list[Shape], ratios: list[float | No
     low_ratio, high_ratio = ratios
     if low_ratio is None or high_ratio is None:
         return None
-    log_value, first_log, last_log = (log(shape[axis]) for shape in (point, *ends))
-    return low_ratio + (high_ratio - low_ratio) * (log_value - first_log) / (last_log - first_log)
+    point_log, low_log, high_log = (log(shape[axis]) for shape in (point, *ends))
+    return low_ratio + (high_ratio - low_ratio) * (point_log - low_log) / (high_log - low_log)
 
 
 def _product(scheme: str, shape: Mapping[str, int]) -> Cost:
@@ -218,7 +218,7 @@ COSTS: Mapping[str, Callable[[str, Mapping[str, int]], Cost]] = {
 
 @cache
 def committed() -> tuple[Table, ...]:
-    """Returns the tables in `results/published`. They are read only once."""
+    """Returns the tables that are committed to git in `results/published`. Reads them only once."""
     return tuple(load())
 
 
@@ -240,8 +240,8 @@ def times_of(op: str, scheme: str, case: Mapping[str, Any], gpu: str) -> list[Ti
 
 
 def _shape(op: str, case: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns a test case with the column names of the tables. Returns None if the tables do not time this case. Leaves
-    out the page size, because each source has its own page size."""
+    """Returns the sizes of a test case, named as the tables' columns. Returns None if the tables do not time this case.
+    Leaves out the page size, because each source has its own page size."""
     shape = {name: value for name, value in case.items() if name not in ("eps", "block_size")}
     if op == "flash_attention":
         if not shape.pop("causal") or shape.pop("T") != shape["S"]:

@@ -96,9 +96,9 @@ def loaded_itl_ms(
     """Returns the mean milliseconds between tokens (ITL) of a server with `concurrency` running requests.
 
     A request has `prompt` tokens and generates `output` tokens.  A new request replaces a finished request at once, and
-    the other requests wait for its prefill.  So a token waits for `concurrency / output` prefills on average.  The
-    decode step has a context of `prompt + output // 2` tokens.  Returns None if no published table has times of this
-    device."""
+    the others wait for its prefill.  A request ends after `output` steps, so a step waits for `concurrency / output`
+    prefills on average.  The decode step has a context of `prompt + output // 2` tokens.  Returns None if no published
+    table has times of this device."""
     step_options = weight_dtype, kv_dtype, gpus
     decode_step = step_time(arch, device, "decode", concurrency, prompt + output // 2, *step_options)
     prefill_step = step_time(arch, device, "prefill", 1, prompt, *step_options)
@@ -143,7 +143,7 @@ def _op_time(op: OpCost, device: Device, tables: Sequence[Table], kv_dtype: str)
 
 
 def _in_pieces(op: OpCost, least_s: float, tables: Sequence[Table]) -> OpTime:
-    """Returns the time of a matrix product.  If N exceeds all tables, cuts N into equal parts and adds their times."""
+    """Returns the time of a matrix product.  If N is too large for the tables, adds the times of equal pieces of N."""
     published_max_n = max((key[table.axes.index("N")] for table in tables for key in table.times), default=0)
     piece_count = ceil(op.shape["N"] / published_max_n) if published_max_n else 1
     shape = dict(op.shape) | {"N": ceil(op.shape["N"] / piece_count)}
@@ -160,6 +160,6 @@ def _timed(op: str, site: str, calls: int, least_s: float, tables: Sequence[Tabl
     if not published_times:
         missing_reason = table_times[0].how if table_times else ""
         return OpTime(op, site, calls, calls * least_s * 1e3, "bound", missing_reason)
-    seconds, best_time = min(published_times, key=lambda pair: pair[0])
+    best_seconds, best_time = min(published_times, key=lambda pair: pair[0])
     source = f"{best_time.table.framework} {best_time.table.version} {best_time.table.kernel}"
-    return OpTime(op, site, calls, calls * seconds * 1e3, best_time.how, source, best_time.table.includes)
+    return OpTime(op, site, calls, calls * best_seconds * 1e3, best_time.how, source, best_time.table.includes)

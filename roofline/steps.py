@@ -6,11 +6,11 @@ the step is the sum of these times.  A kernel that fuses two ops can be faster t
 op are the same as in its specification in `reference/`.
 
 Tensor parallelism splits the heads, the MLP's width and the vocabulary.  Each layer then has two all-reduces of a
-`[tokens, hidden]` tensor in the activations' dtype.  Some NVLink switches add the values themselves (SHARP, since
-Hopper).  Then each GPU sends the tensor's bytes once.  With any other link, each of `n` GPUs sends `2 * (n - 1) / n` of
-these bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).  The latency of all-reduces is not
-counted.  No kernel overlaps with an all-reduce, because the next op needs the sum.  Embedding and logits also exchange
-data.  This is left out: it has only about `1 / (2 * layers)` of the bytes of the all-reduces.
+`[tokens, hidden]` tensor in the activations' dtype.  Since Hopper, some NVLink switches compute the sum (SHARP).  Then
+each GPU sends the tensor's bytes once.  With any other link, each of `n` GPUs sends `2 * (n - 1) / n` times the
+tensor's bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).  The latency of all-reduces is not
+counted.  No kernel overlaps with an all-reduce, because the next op needs the sum.  The exchange of embeddings and
+logits is left out, because it has only about `1 / (2 * layers)` of the bytes of the all-reduces.
 """
 
 from __future__ import annotations
@@ -231,8 +231,8 @@ def check_arguments(arch: Architecture, weight_dtype: str, kv_dtype: str, gpus: 
         if dtype not in ITEM_BYTES:
             raise ValueError(f"{name}: expected one of {', '.join(ITEM_BYTES)}, got {dtype!r}")
     if gpus not in gpu_counts(arch):
-        valid_counts = ", ".join(str(n) for n in gpu_counts(arch))
-        raise ValueError(f"tensor_parallel: expected one of {valid_counts} (it splits {arch.name}'s heads), got {gpus}")
+        valid_gpus = ", ".join(str(n) for n in gpu_counts(arch))
+        raise ValueError(f"tensor_parallel: expected one of {valid_gpus} (it splits {arch.name}'s heads), got {gpus}")
     for name, length in lengths.items():
         if length < 1:
             raise ValueError(f"{name}: expected at least 1, got {length}")

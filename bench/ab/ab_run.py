@@ -96,8 +96,8 @@ def run(
     min_pairs = min(SUITE_PAIRS if len(keys) > 1 else BOUNDED_PAIRS, settings.pairs)
     first_batch = run_batch(sound_keys, seed=settings.seed, least=min_pairs, later=min(BOUNDED_PAIRS, settings.pairs))
     read = failures + first_batch.read
-    called_keys = [item.key for item in evidence(read, {}) if wants_confirmation(item, settings.rules)]
-    second_batch = run_batch(called_keys, seed=settings.seed + 1, confirms=True)
+    differing_keys = [item.key for item in evidence(read, {}) if wants_confirmation(item, settings.rules)]
+    second_batch = run_batch(differing_keys, seed=settings.seed + 1, confirms=True)
     read += second_batch.read
     floors_here = load_floors(str(environments.get("B", {}).get("machine_key", ""))) if floors is None else floors
     outcomes = tuple(judge(evidence(read, floors_here, second_batch.stopped), settings.rules))
@@ -125,12 +125,12 @@ def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str],
 def _not_timed(comparison: Comparison, failed: Readings) -> dict[str, str]:
     """Maps each comparison that cannot be timed on this machine to the reason."""
     refusals = {(side, key): record.reason for side, key, record in failed if record.status in NOT_RUN}
-    reasons = {}
+    reason_by_key = {}
     for (name, key), reason in refusals.items():
         two_kernels = comparison.a.targets[key] != comparison.b.targets[key]
         if two_kernels or {("A", key), ("B", key)} <= refusals.keys():
-            reasons[key] = f"{comparison.side(name).targets[key].kernel}: {reason}" if two_kernels else reason
-    return reasons
+            reason_by_key[key] = f"{comparison.side(name).targets[key].kernel}: {reason}" if two_kernels else reason
+    return reason_by_key
 
 
 METRICS = (
@@ -163,13 +163,13 @@ def save(result: AbResult, folder: Path) -> list[Path]:
 
 def _not_measured(result: AbResult, name: SideName) -> list[Record]:
     """Returns a record for each kernel that no process has timed, so that the saved files also name this kernel."""
-    reasons = {**result.left_out} | {outcome.key: outcome.reason for outcome in result.outcomes}
+    reason_by_key = {**result.left_out} | {outcome.key: outcome.reason for outcome in result.outcomes}
     return [
         replace(
             target.record(result.settings.device, result.settings.seed),
             run_id=f"check-{name}",
             status="INVALID",
-            reason=f"not measured: {reasons.get(key, '')}",
+            reason=f"not measured: {reason_by_key.get(key, '')}",
         )
         for key, target in result.comparison.side(name).targets.items()
         if not result.read_of(name, key)

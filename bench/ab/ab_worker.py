@@ -36,8 +36,8 @@ def answer(job: Job) -> Iterator[dict[str, Any]]:
     file_of = kernels_in(Path(job["within"]), tuple(map(Path, job["files"]))) if job["within"] else None
     if job["mode"] == "list":
         yield {"list": listing(job, device, file_of)}
-    for key, values in job["targets"].items():
-        target = Target(**values)
+    for key, target_fields in job["targets"].items():
+        target = Target(**target_fields)
         blank_record = target.record(job["device"], job["seed"])
         yield {"start": key}
         if job["functions"]:
@@ -48,12 +48,13 @@ def answer(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def listing(job: Job, device: torch.device, file_of: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Lists, for each op, the cases of a suite and the kernels of this source tree.  Says why a kernel cannot run here.
+    """Lists, for each op, the cases of a suite and the kernels of this source tree.  A kernel that cannot run on this
+    device comes with the reason.
 
     For kernels of another repository, `file_of` maps each kernel to its file.  Then only these kernels are listed."""
     from rooflab.bench.ab.sides import largest
 
-    rows, specs = {}, registry.ops()
+    op_entries, specs = {}, registry.ops()
     for op in job["ops"] or specs:
         if op not in specs:
             continue  # the other side may have this op; its comparison is then MISSING here
@@ -64,7 +65,7 @@ def listing(job: Job, device: torch.device, file_of: Mapping[str, str] | None = 
         refusals = {name: Measurement.why_not(kernel, device) for name, kernel in chosen_kernels.items()}
         kernels = {name: f"{cause.status}: {cause.reason}" if cause else None for name, cause in refusals.items()}
         cases = spec.cases_in(job["suite"])
-        rows[op] = {
+        op_entries[op] = {
             "kernels": kernels,
             "cases": [case.id for case in cases],
             "largest": [case.id for case in largest(spec, cases)],
@@ -72,7 +73,7 @@ def listing(job: Job, device: torch.device, file_of: Mapping[str, str] | None = 
             "schemes": list(spec.schemes),
             "files": sorted({file_of[kernel.id] for kernel in chosen_kernels.values()}) if file_of else [],
         }
-    return rows
+    return op_entries
 
 
 def _case_of(spec: OpSpec, text: str) -> Case | None:
@@ -92,10 +93,10 @@ def check(target: Target, blank: Record, job: Job, device: torch.device) -> Reco
     if (refusal := Measurement.why_not(kernel, device)) is not None:
         return _emulated(kernel, spec, scheme, blank, job["seed"]) or _ended(blank, refusal.status, refusal.reason)
     measurement = Measurement(spec, scheme, Settings(device=str(device), seed=job["seed"], roof=False))
-    result = measurement.check_here(kernel, spec.get_cases("smoke")[0], planted=True)
-    if result.status in ("OK", "UNSUPPORTED"):  # a kernel may take this case and not the small one
-        result = measurement.check_here(kernel, case, planted=result.status == "UNSUPPORTED")
-    return _ended(blank, result.status, result.reason)
+    check_result = measurement.check_here(kernel, spec.get_cases("smoke")[0], planted=True)
+    if check_result.status in ("OK", "UNSUPPORTED"):  # a kernel may take this case and not the small one
+        check_result = measurement.check_here(kernel, case, planted=check_result.status == "UNSUPPORTED")
+    return _ended(blank, check_result.status, check_result.reason)
 
 
 def _ended(blank: Record, status: Status, reason: str) -> Record:
@@ -128,8 +129,8 @@ def _function(blank: Record, job: Job) -> Record:
     try:
         prepared_op = prepare_functions(job["functions"], job["seed"])
         if job["mode"] == "check":
-            result = prepared_op.checked(job["seed"])
-            return _ended(blank, result.status, result.reason)
+            check_result = prepared_op.checked(job["seed"])
+            return _ended(blank, check_result.status, check_result.reason)
     except Failed.errors() as error:
         failure = Failed.of(error, "the functions")
         return _ended(blank, failure.status, failure.reason)

@@ -79,12 +79,16 @@ def compare(
 
     `make_inputs(seed)` or `make_inputs()` returns a tuple, a mapping or one tensor.  A tuple gives the positional
     arguments of both functions, and a mapping gives the keyword arguments.  Both functions run on the device of these
-    inputs.  They return a tensor or a tuple of tensors.  A fresh process must be able to import the functions.  So
-    define them at the top level of a module or script.  A script must guard its own work with `if __name__ ==
-    "__main__":`.  A lambda or a function in a notebook is sent by value.  A difference counts if it exceeds the ratio
-    `threshold` and the time `floor_s`.  Each process measures for `kernel_s` seconds.  After `budget_s` seconds the run
-    ends with fewer pairs. `progress` is called with a line for each process; by default the lines go to standard error.
-    Raises `ValueError` on an argument that cannot be used.  A fault of the functions becomes a verdict."""
+    inputs.  They return a tensor or a tuple of tensors.
+
+    A fresh process imports the functions if they are at the top level of a module or script.  Such a script must guard
+    its own work with `if __name__ == "__main__":`.  Any other function (a lambda, or one in a notebook) is sent by
+    value.
+
+    A difference counts if it exceeds the ratio `threshold` and the time `floor_s`.  Each process measures for
+    `kernel_s` seconds.  After `budget_s` seconds the run ends with fewer pairs.  `progress` is called with a line for
+    each process; by default the lines go to standard error.  Raises `ValueError` on an argument that cannot be used.  A
+    fault of the functions becomes a verdict."""
     from rooflab.bench.show import note  # not in the processes that measure
 
     rules = Rules(threshold, floor_s)
@@ -104,8 +108,8 @@ def compare(
         for function, default_label in ((ref_fn, "reference"), (my_fn, "mine"))
     ]
     settings = AbSettings(rules, pairs, budget_s, kernel_s, seed, str(tensors[0].device))
-    result = run(Comparison(sides[0], sides[1]), settings, progress or note)
-    return Compared(result.outcomes[0], result)
+    ab_result = run(Comparison(sides[0], sides[1]), settings, progress or note)
+    return Compared(ab_result.outcomes[0], ab_result)
 
 
 def _label(function: Callable[..., Any], otherwise: str) -> str:
@@ -155,6 +159,6 @@ def _find(module: Any, name: str) -> Any:
 
 
 def make(make_inputs: Callable[..., Any], seed: int) -> Any:
-    """Returns `make_inputs(seed)`, or `make_inputs()` if there are no parameters.  Seeds torch's generators first."""
+    """Returns `make_inputs(seed)`, or `make_inputs()` if it takes no argument.  Seeds torch's generators first."""
     torch.manual_seed(seed)
     return make_inputs(seed) if inspect.signature(make_inputs).parameters else make_inputs()

@@ -2,9 +2,9 @@
 
 An effect is `log(time_B / time_A)`.  Its two times come from one pair of fresh processes, one for each side.  Launches
 inside one process are not independent, so this file does not use single launches.  With 1% of noise between processes,
-tests that pool launches call 40% of identical pairs slower.  A Walsh average is the mean of two effects.  The estimate
-is the median of all Walsh averages (Hodges and Lehmann, 1963).  Bounds and p-values are exact, by Wilcoxon's
-signed-rank test on the averages.
+a test on single launches finds a slowdown in 40% of pairs of identical code.  A Walsh average is the mean of two
+effects.  The estimate is the median of all Walsh averages (Hodges and Lehmann, 1963).  Bounds and p-values are exact,
+by Wilcoxon's signed-rank test on the averages.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ def estimate(effects: Sequence[float]) -> Effect:
 
 
 def p_above(effects: Sequence[float], margin: float = 0.0) -> float:
-    """Returns the p-value of the hypothesis `effect <= margin`.  Walsh averages equal to `margin` agree with it."""
+    """Returns the p-value of the hypothesis `effect <= margin`.  A Walsh average of exactly `margin` supports it."""
     num_above = int((walsh_averages(effects) > margin).sum())
     return float(_distribution(len(effects))[num_above:].sum())
 
 
 def walsh_averages(effects: Sequence[float]) -> np.ndarray:
     """Returns the means of all pairs of effects, in ascending order.  A pair may hold the same effect twice."""
-    values = np.asarray(effects, dtype=float)
-    if not values.size or not np.isfinite(values).all():
+    effect_array = np.asarray(effects, dtype=float)
+    if not effect_array.size or not np.isfinite(effect_array).all():
         raise ValueError(f"effects: expected finite numbers, at least one, got {list(effects)}")
-    first_indices, second_indices = np.triu_indices(values.size)
-    averages: np.ndarray = np.sort((values[first_indices] + values[second_indices]) / 2)
+    first_indices, second_indices = np.triu_indices(effect_array.size)
+    averages: np.ndarray = np.sort((effect_array[first_indices] + effect_array[second_indices]) / 2)
     return averages
 
 
@@ -95,5 +95,6 @@ def _distribution(pairs: int) -> np.ndarray:
 
 @cache
 def _skipped(pairs: int) -> int:
-    """Returns the rank `k` of the Walsh average that is the lower bound at level `ALPHA`; 0 if there is no bound."""
+    """Returns the rank `k` of the Walsh average that is the lower bound at level `ALPHA`; 0 if there is no bound.  The
+    name says that the bound skips the averages below it."""
     return int(np.searchsorted(np.cumsum(_distribution(pairs)), ALPHA, side="right"))

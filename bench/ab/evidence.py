@@ -1,11 +1,13 @@
-"""Builds the evidence of an A/B comparison from the records of a run, or from two files or folders of records.
+"""Builds the evidence of an A/B comparison.  The records come from a run, or from two files or folders.
 
 A comparison never passes if its records are missing, wrong or from another machine.
 
-A record holds the measurement of one process.  Records of two sides that alternate in time form pairs.  If one side was
-measured after the other side, the machine may have drifted.  Then an effect must be much larger than the possible drift
-(`drift`).  In an A/B run, each record says whether it belongs to the second batch, which confirms a difference.  Other
-records are split into halves.  The first half finds a difference, and the second half confirms it.
+A record holds the measurement of one process.  If the two sides alternate in time, their records form pairs.  If one
+side was measured after the other side, the machine may have drifted.  Then an effect must be much larger than the
+possible drift (`drift`).
+
+The first batch of pairs finds a difference, and the second batch confirms it.  In an A/B run, each record names its
+batch.  Other records are split into halves.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ NOT_IN_TURN = "the sides were not measured in turn, so that a drift of the machi
 
 
 def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -> list[Outcome]:
-    """Returns one outcome for each kernel, case and scheme (dtypes) with a record on side A.
+    """Returns one outcome for each combination of kernel, case and scheme (dtypes) of which side A has a record.
 
     With two `kernels`, side A is the first kernel and side B the second.  Raises `ValueError` on a file that cannot be
     read (truncated, of a newer schema, or missing).  Also raises `ValueError` if both sides have records of the same
@@ -60,8 +62,8 @@ def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -
             missing_reason = f"{side_labels[0]} has it, {side_labels[1]} has not: removed or renamed"
             evidence.append(Evidence(key, broken=("MISSING", missing_reason)))
         elif any(record.status not in NOT_RUN for record in (*first_records, *second_records)):
-            floors = load_floors(str(second_records[0].environment.get("machine_key")))
-            item = evidence_of(key, first_records, second_records, side_labels, rules, floors)
+            noise_floors = load_floors(str(second_records[0].environment.get("machine_key")))
+            item = evidence_of(key, first_records, second_records, side_labels, rules, noise_floors)
             foreign_reason = None if item.broken else _foreign(first_records, second_records, side_labels)
             evidence.append(replace(item, broken=("INVALID", foreign_reason)) if foreign_reason else item)
     return judge(evidence, rules)
@@ -69,8 +71,8 @@ def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -
 
 def only_in(a: Path, b: Path) -> list[str]:
     """Returns the comparisons that only side B has.  They are new, so side A has nothing to compare with them."""
-    keys = _by_key(read(a))
-    return [key for key in _by_key(read(b)) if key not in keys]
+    keys_in_a = _by_key(read(a))
+    return [key for key in _by_key(read(b)) if key not in keys_in_a]
 
 
 def _by_key(records: Sequence[Record], kernel: str | None = None) -> dict[str, list[Record]]:
@@ -95,8 +97,8 @@ def _check_apart(key: str, first: Sequence[Record], second: Sequence[Record], la
     for records, label in ((first, labels[0]), (second, labels[1])):
         commits = {(str(record.commit)[:10], record.dirty) for record in records}
         if len(commits) > 1:
-            names = sorted(f"{commit} and changes" if is_dirty else commit for commit, is_dirty in commits)
-            raise ValueError(f"records: expected one commit in {label}, got {', '.join(names)} of {key}")
+            commit_names = sorted(f"{commit} and changes" if is_dirty else commit for commit, is_dirty in commits)
+            raise ValueError(f"records: expected one commit in {label}, got {', '.join(commit_names)} of {key}")
 
 
 def _foreign(first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> str:
@@ -104,8 +106,8 @@ def _foreign(first: Sequence[Record], second: Sequence[Record], labels: tuple[st
     for records, label in zip((first, second), labels, strict=True):
         if any(str(record.environment.get("machine_key") or "unknown").startswith(NO_MACHINE) for record in records):
             return f"{label}: a record does not say of which machine it is"
-    reasons = (difference(a.environment, b.environment) for a, b in product(first, second))
-    return next(filter(None, reasons), "")
+    differences = (difference(a.environment, b.environment) for a, b in product(first, second))
+    return next(filter(None, differences), "")
 
 
 def difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
@@ -190,18 +192,18 @@ def _broken(first: Sequence[Record], second: Sequence[Record], labels: tuple[str
 
 def fault_of(record: Record) -> tuple[Verdict, str] | None:
     """Returns the verdict and the reason if a record cannot be compared: its status is not OK, or its time invalid."""
-    median, sample_times = record.latency_median_ms, record.samples_s
+    median_ms, sample_times = record.latency_median_ms, record.samples_s
     if record.status == "INCORRECT":
         return "INCORRECT", record.reason
     if record.status in ("INVALID", "NOISY"):
         return "INVALID", record.reason
     if record.status != "OK":
         return "FAILED", f"{record.status}: {record.reason}"
-    if median is None or record.basis != "measured":
+    if median_ms is None or record.basis != "measured":
         return "INVALID", "no time was measured"
-    if not all(map(math.isfinite, (median, *sample_times))):
+    if not all(map(math.isfinite, (median_ms, *sample_times))):
         return "INVALID", "a sample is not a finite number"
-    if median <= 0 or any(value < 0 for value in sample_times):
+    if median_ms <= 0 or any(value < 0 for value in sample_times):
         return "INVALID", "the timer did not move while the kernel ran"
     return None
 
@@ -254,22 +256,23 @@ def _runs(records: Sequence[Record]) -> list[_Run]:
 
 def _in_turn(a: Sequence[str], b: Sequence[str]) -> bool:
     """Returns whether the sides alternate in time: each pair ends before the next pair begins."""
-    time_pairs = [sorted(times) for times in zip(a, b, strict=False)]
-    return all(earlier[1] <= later[0] for earlier, later in pairwise(time_pairs)) and len(time_pairs) > 1
+    time_pairs = [sorted(pair_times) for pair_times in zip(a, b, strict=False)]
+    return all(pair[1] <= next_pair[0] for pair, next_pair in pairwise(time_pairs)) and len(time_pairs) > 1
 
 
 def drift(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) -> float:
     """Returns the possible drift of a machine between two sides, as a log ratio.  A side lists `(time of run,
     seconds)`.
 
-    The drift starts from the largest change within a side.  It grows with the square root of the time between the
-    sides, like a random walk.  If two sides of ten minutes are a day apart, the drift is 12 times as large.  In 10,000
-    simulated walks, none went further than `BEYOND_DRIFT` times the drift (tests/ab/test_ab_estimate.py).  Their sides
-    were up to 1,000 times a side's length apart.  The drift is infinite if a side does not have two different times."""
-    times = [[datetime.fromisoformat(timestamp).timestamp() for timestamp, _ in side] for side in (a, b)]
-    span_s = min((max(side) - min(side) for side in times if side), default=0.0)
+    The drift is the largest change within a side, times `sqrt(max(1, gap / span))` as in a random walk.  `gap` is the
+    time between the means of the sides, and `span` the length of the shorter side.  A day between sides of ten minutes
+    gives a factor of 12.  In 10,000 simulated walks, none went further than `BEYOND_DRIFT` times the drift
+    (tests/ab/test_ab_estimate.py).  Their gaps were up to 1,000 spans long.  The drift is infinite if a side does not
+    have two different times."""
+    run_times = [[datetime.fromisoformat(timestamp).timestamp() for timestamp, _ in side] for side in (a, b)]
+    span_s = min((max(side) - min(side) for side in run_times if side), default=0.0)
     if not span_s > 0:
         return math.inf
     change = max(math.log(max(seconds) / min(seconds)) for seconds in ([value for _, value in side] for side in (a, b)))
-    gap_s = abs(statistics.fmean(times[1]) - statistics.fmean(times[0]))
+    gap_s = abs(statistics.fmean(run_times[1]) - statistics.fmean(run_times[0]))
     return change * math.sqrt(max(1.0, gap_s / span_s))

@@ -84,11 +84,11 @@ def of_revisions(
     """Compares the kernels of the git revision `base` with the kernels of `head`, or of the working tree.  With
     `changed`, compares only the ops that the changed files affect.
 
-    The kernels may be in another repository (in named files or its package).  Raises `ValueError` if git does not know
-    a revision, or if a revision cannot be imported."""
-    files = [name for name in subset.kernels if name.endswith(".py")]
-    subset = replace(subset, kernels=[name for name in subset.kernels if name not in files])
-    repository = repository_of(files, ROOT)
+    The kernels may be in another repository, in named files or in its installed package.  Raises `ValueError` if git
+    does not know a revision, or if a revision cannot be imported."""
+    kernel_files = [name for name in subset.kernels if name.endswith(".py")]
+    subset = replace(subset, kernels=[name for name in subset.kernels if name not in kernel_files])
+    repository = repository_of(kernel_files, ROOT)
     root = repository or ROOT
     with ExitStack() as exit_stack:
         a = exit_stack.enter_context(checked_out(root, base))
@@ -97,7 +97,7 @@ def of_revisions(
             check_contract(side.path, side.label, option_name)
         first_side, second_side = (Side(t.label, {}, t.path, commit=t.commit, dirty=t.dirty) for t in (a, b))
         if repository:
-            side_files = files_in((a.path, b.path), repository, files)
+            side_files = files_in((a.path, b.path), repository, kernel_files)
             first_side, second_side = (
                 replace(side, tree=ROOT, files=paths, within=side.tree, import_path=import_path(repository, side.tree))
                 for side, paths in zip((first_side, second_side), side_files, strict=True)
@@ -134,13 +134,13 @@ def _touched(changed: Sequence[str], listed: Listings, trees: tuple[Path, Path],
     ops = sorted({*listed[0], *listed[1]})
     if repository is None:
         return touched_ops(changed, ops, users(trees, ops))
-    files = {op: {file for side in listed if op in side for file in side[op]["files"]} for op in ops}
-    touched_paths = touched_files(changed, set().union(*files.values()), trees, repository)
-    return [op for op in ops if files[op] & touched_paths]
+    files_by_op = {op: {file for side in listed if op in side for file in side[op]["files"]} for op in ops}
+    touched_paths = touched_files(changed, set().union(*files_by_op.values()), trees, repository)
+    return [op for op in ops if files_by_op[op] & touched_paths]
 
 
 def of_records(files: Sequence[Path], rules: Rules, subset: Subset) -> AbReport:
-    """Compares two complete files or folders of records.  Raises `ValueError` if `subset` limits them to a part."""
+    """Compares two files or folders of records.  Raises `ValueError` if `subset` names an op, case, scheme or suite."""
     choice_by_option = {"op": subset.ops, "--case": subset.cases, "--scheme": subset.schemes, "--suite": subset.suite}
     used_options = [name for name, value in choice_by_option.items() if value]
     if used_options:
@@ -185,11 +185,11 @@ def of_self_test(
 
 
 def _ran(comparison: Comparison, settings: AbSettings, out: Path | None, say: Say, notes: list[str]) -> AbReport:
-    result = run(comparison, settings, say)
-    notes += [f"not timed: {key}: {reason}" for key, reason in result.left_out.items()]
-    notes += [f"records: {path}" for path in save(result, out)] if out is not None else []
-    notes += [result.stopped] if result.stopped else []
-    if result.outcomes and all(outcome.noise_floor is None for outcome in result.outcomes):
+    ab_result = run(comparison, settings, say)
+    notes += [f"not timed: {key}: {reason}" for key, reason in ab_result.left_out.items()]
+    notes += [f"records: {path}" for path in save(ab_result, out)] if out is not None else []
+    notes += [ab_result.stopped] if ab_result.stopped else []
+    if ab_result.outcomes and all(outcome.noise_floor is None for outcome in ab_result.outcomes):
         notes.append("noise floor of this machine: not measured (rooflab ab --self-test measures it)")
     a, b = comparison.a.label, comparison.b.label
-    return AbReport(f"{a} against {b}", [(f"A = {a}, B = {b}", result.outcomes)], notes)
+    return AbReport(f"{a} against {b}", [(f"A = {a}, B = {b}", ab_result.outcomes)], notes)

@@ -67,7 +67,8 @@ def _worst(text: str, values: Sequence[float]) -> str:
 
 
 def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
-    """Writes one test case per comparison: failed if the exit status is not 0, skipped if UNRESOLVED with status 0."""
+    """Writes one test case per comparison.  A test fails if its exit status is not 0.  Otherwise an UNRESOLVED
+    comparison is a skipped test."""
     from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite  # a GPU machine may lack it
 
     test_suite = TestSuite("rooflab ab")
@@ -101,11 +102,11 @@ def write_markdown(path: Path, title: str, outcomes: Sequence[Outcome], notes: S
 
 
 def _table(outcomes: Sequence[Outcome]) -> list[str]:
-    columns = ("comparison", "verdict", "A ms:", "B ms:", "B over A:", "95% bounds", "visible:", "pairs:", "why")
+    headings = ("comparison", "verdict", "A ms:", "B ms:", "B over A:", "95% bounds", "visible:", "pairs:", "why")
     rows = []
     for cells in map(row, outcomes):
         times_ms = ["" if cells[name] is None else f"{cells[name]:.4g}" for name in ("A_ms", "B_ms")]
         bounds = f"{cells['from']} to {cells['to']}" if cells["from"] and cells["to"] else ""
         texts = [cells[name] for name in ("visible", "pairs", "reason")]
         rows.append([markdown_code(cells["comparison"]), cells["verdict"], *times_ms, cells["effect"], bounds, *texts])
-    return markdown_table(columns, rows)
+    return markdown_table(headings, rows)

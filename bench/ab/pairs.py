@@ -79,12 +79,13 @@ def run_pairs(
     clock: Callable[[], float] = time.monotonic,
     done: Callable[[str], None] = lambda text: None,
 ) -> Batch:
-    """Measures up to `pairs` pairs of the comparisons `keys`.
+    """Measures the comparisons `keys` in up to `pairs` pairs of processes.
 
     A verdict needs `least` pairs from this call and `later` pairs from a later call.  A pair starts only if it and the
-    `later` pairs can end before `deadline` (a time of `clock`).  Each pair is assumed to take as long as the longest
-    pair so far.  If there is no time for `least + later` pairs, the run ends after the first pair.  If a record cannot
-    be compared, its comparison is not measured again.  A NOISY record removes only its pair."""
+    `later` pairs can end before `deadline` (a time of `clock`).  This assumes that each pair takes as long as the
+    longest pair so far.  If there is no time for `least + later` pairs, the run ends after the first pair.
+
+    If a record cannot be compared, its comparison is not measured again.  A NOISY record removes only its own pair."""
     batch, side_orders = Batch(), orders(seed)
     broken_keys: set[str] = set()
     noisy_reasons: dict[tuple[str, int], str] = {}

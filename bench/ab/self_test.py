@@ -59,12 +59,12 @@ class SelfTest:
                 sentences.append(f"{outcome.key}: {outcome.verdict}: {outcome.reason}")
         for outcome in self.injected.outcomes:
             floor = self.floors.get(outcome.key)
-            is_quiet = floor is not None and floor < MAX_FLOOR_SHARE * self.slow_down
-            called_text = f"{outcome.key}: slowed by {self.slow_down:.0%} and called {outcome.verdict}"
+            is_low_noise = floor is not None and floor < MAX_FLOOR_SHARE * self.slow_down
+            verdict_text = f"{outcome.key}: slowed by {self.slow_down:.0%} and called {outcome.verdict}"
             if outcome.verdict in ("SAME", "FASTER"):
-                sentences.append(called_text)
-            elif is_quiet and outcome.verdict == "UNRESOLVED":
-                sentences.append(f"{called_text}, at a floor of {floor:.1%}")
+                sentences.append(verdict_text)
+            elif is_low_noise and outcome.verdict == "UNRESOLVED":
+                sentences.append(f"{verdict_text}, at a floor of {floor:.1%}")
         return sentences
 
 
@@ -91,12 +91,12 @@ def self_test(
         targets[target.id] = target
     commit, is_dirty = git_state(files[0] if files else ROOT)
     plain_side = Side("A", targets, commit=commit, dirty=is_dirty, files=files)
-    control = Comparison(plain_side, replace(plain_side, label="A again"))
+    aa_sides = Comparison(plain_side, replace(plain_side, label="A again"))
     # A floor from an earlier run must not change the floors that this run finds.  Nor must the equal device code
     # of both sides replace their times: this run tests the times.
     # One check is enough: all rounds run the same tree, and fp64 oracles took 75 s of a first round's 174 s.
     rounds = [
-        run(control, replace(settings, seed=settings.seed + 2 * index), done, {}, checked=index > 0, by_activity=False)
+        run(aa_sides, replace(settings, seed=settings.seed + 2 * index), done, {}, checked=index > 0, by_activity=False)
         for index in range(repeats)
     ]
     slow_sides = Comparison(plain_side, replace(plain_side, label=f"A slowed by {slow_down:.0%}", slow_down=slow_down))

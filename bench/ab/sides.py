@@ -102,8 +102,8 @@ class Comparison:
 def largest(spec: OpSpec, cases: Sequence[Case]) -> list[Case]:
     """Returns the case with the most FLOPs and the case with the most bytes.  Often these are one case.
 
-    In a tie, takes the last case.  A model's largest matrix product is bound by compute, and its largest weight by
-    memory."""
+    In a tie, takes the last case.  Matrix products of a model may need both cases: compute limits the one with the most
+    FLOPs, and memory limits the other."""
     scheme = get_scheme(spec.schemes[0])  # dtypes change the bytes of all cases in the same way
     cost_by_case: dict[Case, Cost] = {}
     for case in reversed(cases):
@@ -142,13 +142,14 @@ class Subset:
         return self.schemes or ("fp32" if self.device == "cpu" else "bf16",)
 
     def schemes_of(self, schemes: Sequence[str]) -> list[str]:
-        """Returns the wanted schemes of an op; its first scheme if none was named and it lacks the engine's scheme."""
-        names = [name for name in self.scheme_names if name in schemes]
-        return names if names or self.schemes else list(schemes[:1])
+        """Returns the wanted schemes among an op's `schemes`.  If the caller named no scheme and the op lacks the
+        engine's scheme, returns the op's first scheme."""
+        named_schemes = [name for name in self.scheme_names if name in schemes]
+        return named_schemes if named_schemes or self.schemes else list(schemes[:1])
 
     def cases_of(self, cases: Sequence[str], largest: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
-        """Returns the cases to compare.  If the caller named cases, these are `taken`: the named cases that the op has.
-        If the caller named only a suite, these are all its `cases`.  Else these are `largest`."""
+        """Returns the cases to compare.  If the caller named cases, returns `taken` (the named cases that the op has).
+        If the caller named only a suite, returns all its `cases`.  Otherwise returns `largest`."""
         return list(taken if self.cases else cases if self.suite else largest)
 
 
@@ -156,8 +157,8 @@ def two_kernels(subset: Subset) -> Comparison:
     """Returns the comparison of the first named kernel (side A) with the second.  A named file means the kernels in it.
 
     Raises `ValueError` unless there are one op and two kernels, and on an unknown name, case or scheme."""
-    files = any(name.endswith(".py") for name in subset.kernels)
-    is_usable = len(subset.ops) < 2 if files else (len(subset.ops), len(subset.kernels)) == (1, 2)
+    has_files = any(name.endswith(".py") for name in subset.kernels)
+    is_usable = len(subset.ops) < 2 if has_files else (len(subset.ops), len(subset.kernels)) == (1, 2)
     chosen_kernels = choose_kernels(next(iter(subset.ops), None), subset.kernels) if is_usable else []
     if len(chosen_kernels) != 2 or chosen_kernels[0][0].op != chosen_kernels[1][0].op:
         num_kernels = len(chosen_kernels) or len(subset.kernels)
@@ -211,20 +212,20 @@ def two_trees(a: Side, b: Side, listed: Listings, subset: Subset) -> tuple[Compa
             tree.get(op, {"kernels": {}, "cases": [], "largest": [], "taken": [], "schemes": []}) for tree in listed
         ]
         kernels = {**op_listings[0]["kernels"], **op_listings[1]["kernels"]}
-        names = [name for name in kernels if name in subset.kernels or not subset.kernels]
+        kernel_names = [name for name in kernels if name in subset.kernels or not subset.kernels]
         cases = subset.cases_of(op_listings[0]["cases"], op_listings[0]["largest"], op_listings[0]["taken"])
         schemes = subset.schemes_of(op_listings[0]["schemes"])
-        lack_text = "" if op not in listed[0] else _lack(subset, names, cases, schemes)
+        lack_text = "" if op not in listed[0] else _lack(subset, kernel_names, cases, schemes)
         if lack_text:
             notes.append(f"{op} has nothing to compare: {a.label} has {lack_text} of it")
-        for name in names:
-            reasons = [side["kernels"].get(name, "absent") for side in op_listings]
+        for name in kernel_names:
+            side_reasons = [side["kernels"].get(name, "absent") for side in op_listings]
             if name not in op_listings[0]["kernels"]:
                 notes.append(f"{op}/{name} is new in {b.label}: nothing to compare it with")
                 continue
-            is_refused = all(reasons) and name in op_listings[1]["kernels"]
+            is_refused = all(side_reasons) and name in op_listings[1]["kernels"]
             if is_refused and not a.within:
-                notes.append(f"not timed: {op}/{name}: {reasons[1]}")
+                notes.append(f"not timed: {op}/{name}: {side_reasons[1]}")
                 continue
             for case in cases[:1] if is_refused else cases:  # of another repository it is checked, in the emulator
                 for scheme in schemes[:1] if is_refused else schemes:

@@ -3,15 +3,18 @@
 A change counts only above a limit: the larger of the threshold and 0.5 us (`Rules`).  The noise floor of a machine is
 the effect that A/A comparisons (of identical code) showed there.  It is kept in the cache folder.
 
-SLOWER has several conditions.  The one-sided 95% bound of the first batch is above the limit.  A second, independent
-batch of at least five pairs has an estimate above the limit.  The bound of both batches together is above the limit.
-(A bound on the second batch alone would find a change of 3% in 36% of runs, not in 60%.)  The false-discovery rate over
-all judged kernels is at most 5%.  The device activities differ.  The effect is larger than the noise floor.
+SLOWER needs all of the following.  The one-sided 95% bound of the first batch is above the limit.  A second,
+independent batch of at least five pairs has an estimate above the limit.  The bound of both batches together is above
+the limit.  The false-discovery rate over all judged kernels is at most 5%.  The two sides did not run the same device
+code.  The effect is larger than the noise floor.  (These rules find a change of 3% in 60% of runs.  With a bound on the
+second batch alone, they would find it in 36%.)
 
 FASTER has the same conditions for a shorter time.  SAME needs both bounds inside the limit, and sides that alternate in
 time.  If the sides do not alternate, SLOWER and FASTER need a bound above `BEYOND_DRIFT` times the possible drift of
-the machine (`evidence.drift`).  Everything else is UNRESOLVED.  An impossible comparison never passes.  An UNRESOLVED
-comparison passes only if the pairs could have shown a change of three times the limit.
+the machine (`evidence.drift`).  Everything else is UNRESOLVED.
+
+An impossible comparison never passes.  An UNRESOLVED comparison passes only if the pairs could have shown a change of
+three times the limit.
 """
 
 from __future__ import annotations
@@ -171,7 +174,8 @@ def _effects(pairs: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _p_value(item: Evidence, rules: Rules, verdict: Verdict) -> float:
-    """Returns the p-value of "the change is at most the margin"; 1 if the first batch does not show `verdict`.
+    """Returns the p-value of the hypothesis that the change is at most the margin.  Returns 1 if the first batch does
+    not show `verdict`.
 
     The p-value uses both batches.  It is conservative, because the second batch runs only after a difference."""
     if _called(item.first, rules) != verdict:
@@ -182,7 +186,8 @@ def _p_value(item: Evidence, rules: Rules, verdict: Verdict) -> float:
 
 
 def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: bool) -> Outcome:
-    """Returns the outcome of `item`.  `p_values` are for SLOWER and FASTER.  `several` kernels need more pairs each."""
+    """Returns the outcome of `item`, from its p-values for SLOWER and FASTER.  If `several` kernels are judged
+    together, a verdict needs `SUITE_PAIRS` pairs."""
     if item.broken is not None:
         return Outcome(item.key, *item.broken, evidence=item)
     if not item.first:
@@ -254,7 +259,7 @@ def _unless_noise(verdict: Verdict, item: Evidence, size: float) -> tuple[Verdic
 
 
 def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
-    """Returns the noise floor; None without `effects`, the absolute `(effect, widest bound)` of each A/A comparison."""
+    """Returns the noise floor, or None if `effects` is empty.  `effects` holds A/A results of `effects_of`."""
     if not effects:
         return None
     if len(effects) < MIN_FLOOR_EFFECTS:
@@ -263,15 +268,16 @@ def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
 
 
 def effects_of(outcome: Outcome) -> list[tuple[float, float]]:
-    """Returns `[(effect, widest bound)]` of an A/A outcome, as absolute values; an empty list without finite bounds."""
+    """Returns `[(effect, bound)]` of an A/A outcome, as absolute values.  `bound` is the bound further from 0.  Returns
+    an empty list if a value is missing or infinite."""
     effects = [abs(value) for value in (outcome.effect, outcome.effect_low, outcome.effect_high) if value is not None]
     return [(effects[0], max(effects))] if len(effects) == 3 and math.isfinite(max(effects)) else []
 
 
 def load_floors(machine_key: str) -> dict[str, float]:
     """Returns the noise floors of a machine by comparison; empty if no A/A comparison (of equal code) ran there."""
-    floors = {key: floor_of(effects) for key, effects in _known_effects(machine_key).items()}
-    return {key: floor for key, floor in floors.items() if floor is not None}
+    floor_by_key = {key: floor_of(effects) for key, effects in _known_effects(machine_key).items()}
+    return {key: floor for key, floor in floor_by_key.items() if floor is not None}
 
 
 def remember_floors(machine_key: str, outcomes: Sequence[Outcome]) -> None:

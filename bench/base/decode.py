@@ -21,8 +21,8 @@ def decoded(kind: type[Kind], values: Json, place: str = "") -> Kind:
     Raises `ValueError` if a value is missing, has a wrong type, or is refused by its class.  The message holds `place`
     (where the object comes from) and the path of the value."""
     with _at(place):
-        value: Kind = _decode(kind, values, "")
-    return value
+        decoded_value: Kind = _decode(kind, values, "")
+    return decoded_value
 
 
 def decoded_fields(kind: type, values: JsonObject, place: str) -> dict[str, Any]:

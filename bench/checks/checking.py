@@ -29,9 +29,9 @@ def run_checks(
 ) -> list[CheckResult]:
     """Runs the checks and returns the results, in the order of `checks`.
 
-    Each result goes at once to `done`, to `writer` as a record, and into the dictionary `into`.  Its key there is the
-    index in `checks`.  With `limit_s` the checks of the kernels alternate, and late checks have no result
-    (`Checkers.each`).  The time limit counts from the moment when the processes have started.  Without a limit,
+    Each result goes at once to `done`, to `writer` as a record, and into the dictionary `into`.  The dictionary's key
+    is the check's index in `checks`.  With `limit_s` the kernels take turns, and checks that come too late have no
+    result (`Checkers.each`).  The time limit counts from the moment when the processes have started.  Without a limit,
     interpreted kernels come first, because they take longest."""
     check_caches()
     environment = Environment.now(check.device.index or 0)
@@ -39,14 +39,14 @@ def run_checks(
         [item.kernel.backend in registry.CPU_BACKENDS for item in checks] if limit_s == math.inf else turns_of(checks)
     )
     check_order = sorted(range(len(checks)), key=check_ranks.__getitem__)
-    results = {} if into is None else into
+    result_by_index = {} if into is None else into
     check.start(checks)
     for index, result in check.each([checks[check_index] for check_index in check_order], limit_s):
-        results[check_order[index]] = result
+        result_by_index[check_order[index]] = result
         if writer:
             writer.write(result.record(checks[check_order[index]].kernel, writer.run_id, environment))
         done(result)
-    return [results[check_index] for check_index in sorted(results)]
+    return [result_by_index[check_index] for check_index in sorted(result_by_index)]
 
 
 def smallest_failures(failures: Sequence[CheckResult], check: Checkers, limit_s: float) -> Iterator[str]:
@@ -55,15 +55,15 @@ def smallest_failures(failures: Sequence[CheckResult], check: Checkers, limit_s:
     deadline_s = time.monotonic() + limit_s
     for failed in failures:
         spec, kernel = registry.get_op(failed.op), registry.get_kernel(failed.op, failed.kernel)
-        limits, case = most_work(kernel, check.device), failed.case
+        case_limits, case = most_work(kernel, check.device), failed.case
 
         def fails(smaller: Case, failed: CheckResult = failed, kernel: Kernel = kernel) -> bool:
             task = CheckTask(kernel, smaller, get_scheme(failed.scheme), failed.seed, failed.beyond)
             return any(row.status == failed.status for _, row in check.each([task], deadline_s - time.monotonic()))
 
-        for point in drawn_points(spec, failed.seed, limits, own_numbers(source_of(kernel))):
+        for point in drawn_points(spec, failed.seed, case_limits, own_numbers(source_of(kernel))):
             if point.case == failed.case and WAY_AXIS in point.values:
-                case = smallest(spec, point, limits, fails)
+                case = smallest(spec, point, case_limits, fails)
         command_options = f"--kernel {kernel.file or failed.kernel} --case {case.id} --scheme {failed.scheme}"
         yield f"rooflab check {failed.op} {command_options} --seed {failed.seed}"
 
@@ -77,19 +77,19 @@ def size_of(result: CheckResult) -> int:
 
 def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:
     """Returns one table row for each check, with its kernel, case, error and status."""
-    names = ("scheme", "seed", "status", "checked_by", "discriminating", "weak", "reason")
+    column_names = ("scheme", "seed", "status", "checked_by", "discriminating", "weak", "reason")
     return [
         {"op": result.op, "kernel": result.kernel, "case": result.case.id}
         | {"error_over_tolerance": max((error.max_error_over_tolerance for error in result.errors), default=None)}
-        | {name: getattr(result, name) for name in names}
+        | {name: getattr(result, name) for name in column_names}
         for result in results
     ]
 
 
 def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] = ()) -> list[dict[str, Any]]:
     """Returns one row per kernel: the numbers of right and wrong cases, and the worst error of all cases.  A kernel in
-    `asked` always has a row.  Its value `unknown` is True if checks have no result and no other result judges the
-    kernel."""
+    `asked` always has a row.  `unknown` is True if some checks of the kernel have no result and no result judges it.
+    """
     rows = []
     check_counts = Counter((check_task.kernel.op, check_task.kernel.name) for check_task in asked)
     for op, name in dict.fromkeys([*check_counts, *((result.op, result.kernel) for result in results)]):

@@ -70,9 +70,11 @@ def listed_checks(chosen: Selection) -> list[CheckTask]:
 def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
     """Returns the checks of the kernels in `chosen`, with cases from the domain of each op.
 
-    The smoke cases (small cases) come first, in every scheme (dtypes).  After them, edge cases (most different first)
-    alternate with drawn cases.  Each takes one scheme, in turn.  With `every`, an edge case runs in every scheme.  A
-    drawn case gets one set of adversarial inputs (`CheckTask.ways`).  On hardware, or with `every`, smoke and edge
+    The smoke cases (small cases) come first, in every scheme (dtypes).  After them, edge cases alternate with drawn
+    cases.  The most different edge cases come first.  An edge case and the drawn case after it run in one scheme, and
+    the schemes take turns.  With `every`, an edge case runs in every scheme.
+
+    A drawn case gets one set of adversarial inputs (`CheckTask.ways`).  On hardware, or with `every`, smoke and edge
     cases get all adversarial sets.  For a kernel in software, only some smoke cases get all sets.  The first check of
     each principle is moved to the front."""
     all_checks = []
@@ -100,8 +102,8 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
 
 
 def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]) -> list[CheckTask]:
-    """Replaces a check that the kernel refuses by a variant that it accepts: without the refused options, or in another
-    scheme.  For each reason of a refusal, keeps one refused check, so that a result reports the refusal."""
+    """Replaces each check that the kernel refuses by a variant that it accepts: without the refused options, or in
+    another scheme.  Also keeps one refused check for each reason of refusal, so that a result reports the reason."""
     refusals, tasks = dict[str, CheckTask](), dict[tuple[Case, Scheme, object], CheckTask]()
     for task in asked:
         task = task._replace(schemes=(task.scheme, *(scheme for scheme in schemes if scheme != task.scheme)))
@@ -116,7 +118,7 @@ def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]
 
 
 def _is_empty(spec: OpSpec, case: Case, scheme: Scheme) -> str:
-    """Returns the principle `EMPTY_PRINCIPLE` if a tensor of the case has no elements, else an empty text."""
+    """Returns `EMPTY_PRINCIPLE` (the name of a principle) if a tensor of the case is empty, else an empty text."""
     inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0).values()
     return EMPTY_PRINCIPLE if any(isinstance(value, torch.Tensor) and not value.numel() for value in inputs) else ""
 
@@ -127,9 +129,9 @@ def most_work(kernel: Kernel, device: torch.device) -> Most:
 
 
 def drawn_points(spec: OpSpec, seed: int, most: Most, numbers: tuple[int, ...] = ()) -> list[DomainPoint[Case]]:
-    """Returns points: cases with their values on the axes of the op's domain.  The points cover the domain and the
-    kinds of adversarial inputs (`CheckTask.ways`).  An op without a domain has no points.  With `numbers` from the
-    kernel's file, every third point lies near one of these numbers."""
+    """Draws the cases of an op.  Returns points, each with a case and the case's values on the axes of the op's domain.
+    The points cover the domain and the kinds of adversarial inputs (`CheckTask.ways`).  An op without a domain has no
+    points.  With `numbers` from the kernel's file, every third point lies near one of these numbers."""
     if spec.domain is None:
         return []
     cover_domain = partial(_wider(spec.domain).cover, seed, partial(_settled, spec, most))
@@ -171,7 +173,7 @@ def _numbers_of_c(text: str) -> set[int]:
 
 
 def of_several_tiles(spec: OpSpec) -> Case | None:
-    """Returns a small case in which one thread block computes several tiles, or None if it has no tiled axis."""
+    """Returns a small case in which one thread block computes several tiles, or None if the op has no tiled axis."""
     case = spec.cases["smoke"][0]
     tiled_axis = next((name for name in TILED_SIZES if name in case), "")
     if not tiled_axis or (tiled_axis == "H" and "D" in case):  # there H is a number of heads
@@ -207,7 +209,7 @@ def smallest(spec: OpSpec, point: DomainPoint[Case], most: Most, fails: Callable
 
 
 def _wider(domain: Domain) -> Domain:
-    """Returns the domain with one more axis: the kind of adversarial inputs.  This axis changes no case."""
+    """Returns the domain with one more axis, the kind of adversarial inputs.  A case has no value on this axis."""
 
     def make(**values: Scalar) -> Mapping[str, Scalar] | None:
         return domain.make(**{name: value for name, value in values.items() if name != WAY_AXIS})
@@ -216,7 +218,7 @@ def _wider(domain: Domain) -> Domain:
 
 
 def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | None:
-    """Returns the case with the fields `made`, or None if the op refuses it or it exceeds the limits `most`."""
+    """Makes a case with the values `made`.  Returns None if the op refuses it, or if it exceeds the limits `most`."""
     try:
         case = spec.check_case(Case(**made))
         inputs = spec.make_inputs(case, get_scheme(spec.schemes[0]), torch.device("meta"), 0)
@@ -232,7 +234,8 @@ def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | Non
 
 
 def turns_of(checks: Sequence[CheckTask]) -> list[int]:
-    """Returns each check's position among the checks of its kernel.  The first check that the kernel accepts gets 0."""
+    """Returns each check's turn: its position among the checks of its kernel, from 1.  The first check that the kernel
+    accepts gets 0, so it runs first."""
     check_counts, begun_ids, turn_of_each = Counter[str](), set[str](), []
     for task in checks:
         name, spec = task.kernel.id, registry.get_op(task.kernel.op)

@@ -108,8 +108,8 @@ class Command(TyperCommand):
         """Returns the option of the parameter `name`, as the user typed it.  Returns `name` if there is no option."""
         typed_words, options_by_key = {argv_word.partition("=")[0] for argv_word in sys.argv}, dict[str, list[str]]()
         for param in self.params:
-            for key in {str(param.name), *(option.lstrip("-").replace("-", "_") for option in param.opts)}:
-                options_by_key.setdefault(key, []).extend(param.opts)
+            for option_key in {str(param.name), *(option.lstrip("-").replace("-", "_") for option in param.opts)}:
+                options_by_key.setdefault(option_key, []).extend(param.opts)
         options = options_by_key.get(name.replace("-", "_")) or options_by_key.get(TYPED_NAMES.get(name, ""), [name])
         return next((option for option in options if option in typed_words), options[0])
 
@@ -202,8 +202,8 @@ def terminated_as_exception() -> Iterator[None]:
 
 
 def exit_for(statuses: set[str], undecided: bool = False) -> None:
-    """Ends the process with the first status here that applies; returns if none applies.  Status 11: a kernel failed.
-    Status 13: a reading is INVALID or NOISY, or nothing ran.  Status 12: some work was not done (`undecided`)."""
+    """Ends the process with the first status that applies: 11 if a kernel failed; 13 if a reading is INVALID or NOISY,
+    or nothing ran; 12 if some work was not done (`undecided`).  Returns if no status applies."""
     exit_statuses = [ExitStatus.UNDECIDED] * undecided
     if statuses & {"INVALID", "NOISY"} or "OK" not in statuses:
         exit_statuses.append(ExitStatus.INVALID)
@@ -214,8 +214,8 @@ def exit_for(statuses: set[str], undecided: bool = False) -> None:
 
 
 def begin_run(out: Path | None, resume: bool) -> tuple[RunWriter, list[Record]]:
-    """Returns a writer for the folder `out`, and [].  With `resume`, continues that folder's newest run, and returns
-    its records.  Raises `ValueError` if `resume` has no `out`."""
+    """Returns a writer for a new run in the folder `out`, and no records.  With `resume`, returns a writer for that
+    folder's newest run, and the run's records.  Raises `ValueError` if `resume` is set without `out`."""
     from rooflab.bench.core import RunWriter, result_folder
 
     if resume and out is None:

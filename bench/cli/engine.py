@@ -46,7 +46,7 @@ def doctor(
     compare: Annotated[bool, typer.Option(help="Beside transformers, which loads the model once more in fp32.")] = True,
     json: option.Json = False,
 ) -> None:
-    """Show what the engine reads from a model, and any difference from the library transformers (exit status 11)."""
+    """Show what the engine reads from a model, and compare it with transformers.  Exit status 11: a result differs."""
     need("engine")
     from rooflab.bench.engine.doctor import differences, understood
 

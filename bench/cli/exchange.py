@@ -86,9 +86,9 @@ def _import_published(paths: list[Path], out: Path | None, whole: bool) -> None:
             show.line(f"left out: {placed_table.table.file}: {rows_text}: faster than its GPU can be", "yellow")
     for kernel_family, count in times_read.left.most_common():
         show.line(f"no place here: {counted(count, 'row')} of {kernel_family}", "dim")
-    placed_rows = sum(placed_table.table.rows for placed_table in times_read.placed)
+    placed_row_count = sum(placed_table.table.rows for placed_table in times_read.placed)
     show.line(
-        f"{counted(times_read.read, 'row')}: {placed_rows:,} placed in {counted(len(times_read.placed), 'table')}"
+        f"{counted(times_read.read, 'row')}: {placed_row_count:,} placed in {counted(len(times_read.placed), 'table')}"
     )
     if index_path:
         show.line(f"  {counted(len(tables), 'table')}: {index_path}")

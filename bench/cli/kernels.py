@@ -35,7 +35,7 @@ def list_kernels(
     ladder: Annotated[bool, typer.Option("--ladder", help="Show each rung of an op: its change and its file.")] = False,
     json: option.Json = False,
 ) -> None:
-    """List every kernel, and say why it can or cannot run here.  For one op also show its call and its arguments."""
+    """List every kernel, and say why it can or cannot run here.  For one op also show its signature and arguments."""
     from rooflab.bench.commands import kernel_rows
     from rooflab.bench.core import choose_kernels
     from rooflab.bench.report.ladders import ladder_rows

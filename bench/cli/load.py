@@ -167,7 +167,8 @@ def _rate(text: str) -> float:
 def laws(
     rate: float | None, sweep: str | None, concurrency: int | None, law: str = "poisson", burstiness: float = 1.0
 ) -> list[Arrivals | None]:
-    """Returns each run's arrival process: one for `rate`, one per rate of `sweep`; else [None], a closed loop."""
+    """Returns one arrival process (law) per run: one for `rate`, or one per rate of `sweep`.  Without both, returns
+    [None]: a closed loop has no arrival process."""
     from rooflab.bench.load.arrivals import Arrivals
 
     load_options = {"rate": rate, "sweep": sweep, "concurrency": concurrency}

@@ -21,8 +21,8 @@ FILE_SUFFIXES = (".csv", ".gif", ".html", ".jpeg", ".jpg", ".json", ".jsonl", ".
 def check_place(option: typer.CallbackParam, path: Path | None) -> Path | None:
     """Returns `path`.  Raises `ValueError` if it is not writable, or is of the wrong kind (file or folder)."""
     if path is not None:
-        name, is_figure = option.opts[-1], option.metavar == "PLACE" and path.suffix in (".svg", ".png")
-        is_file = option.metavar == "FILE" or is_figure
+        name, is_image_path = option.opts[-1], option.metavar == "PLACE" and path.suffix in (".svg", ".png")
+        is_file = option.metavar == "FILE" or is_image_path
         if is_file and path.is_dir():
             raise ValueError(f"{name}: expected a file, got the folder {str(path)!r}")
         if not is_file and path.suffix in FILE_SUFFIXES and not path.is_dir():
@@ -40,7 +40,8 @@ def check_seconds(option: typer.CallbackParam, seconds: float | None) -> float |
 
 
 def launcher(op: str | None, of_ops: Mapping[str, object], of_launchers: Mapping[str, object]) -> str:
-    """Returns `op` if it is path.py::function, else "".  Raises `ValueError` if an option is for the other kind."""
+    """Returns `op` if it is a launcher (path.py::function), else "".  Raises `ValueError` if a launcher is given an
+    option in `of_ops`, or an op is given an option in `of_launchers`."""
     name_of_launcher = op if op and "::" in op else ""
     for name, value in (of_ops if name_of_launcher else of_launchers).items():
         if value:
@@ -56,23 +57,23 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     parameters, dataclass_types = list[Parameter](), dict[str, Any]()
     type_hints = get_type_hints(command, include_extras=True)
     for name, parameter in signature(command).parameters.items():
-        entries = [(name, type_hints[name], parameter.default)]
+        option_list = [(name, type_hints[name], parameter.default)]
         if is_dataclass(type_hints[name]):
             dataclass_types[name], kinds = type_hints[name], get_type_hints(type_hints[name], include_extras=True)
             default_instance = parameter.default
-            entries = [
+            option_list = [
                 (x.name, kinds[x.name], getattr(default_instance, x.name, x.default)) for x in fields(type_hints[name])
             ]
         parameters += [
-            Parameter(key, Parameter.KEYWORD_ONLY, default=value, annotation=hint) for key, hint, value in entries
+            Parameter(key, Parameter.KEYWORD_ONLY, default=value, annotation=hint) for key, hint, value in option_list
         ]
 
     @wraps(command)
     def called(**values: plain.Json) -> None:
-        instances = {
+        option_groups = {
             name: hint(**{x.name: values.pop(x.name) for x in fields(hint)}) for name, hint in dataclass_types.items()
         }
-        command(**instances, **values)
+        command(**option_groups, **values)
 
     called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -100,7 +100,8 @@ def history(
 
 
 def _by_kernel(rows: list[Row]) -> list[Row]:
-    """Returns one row per kernel: how many cases are in each state, and the case whose last step slowed it the most."""
+    """Returns one row per kernel: the number of cases in each state of the trend, and the case that the last step
+    (sudden change) slowed the most."""
     from rooflab.bench.report.sources import grouped
 
     kernel_rows = []
@@ -122,7 +123,7 @@ def _by_kernel(rows: list[Row]) -> list[Row]:
 
 
 def _shown(row: Row) -> dict[str, Json]:
-    """Returns `row` as the table shows it: the last step in percent; one text for machine, settings and timer."""
+    """Returns `row` as the table shows it: the last step (jump) in percent; machine, settings and timer as one text."""
     step = row["last_step"]
     setup_text = ", ".join(setup_part for setup_part in (row["machine"], row["setting"], row["timer"]) if setup_part)
     return row | {"circumstances": setup_text, "last_step": "" if step is None else f"{step:+.1%} at {row['step_at']}"}

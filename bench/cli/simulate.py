@@ -31,8 +31,8 @@ class PublishedTimes:
     bounds: Annotated[bool, typer.Option("--bounds", help="By bounds, also where kernel times were published.")] = False
 
     def kernels(self, gpus: int, lengths: option.TokenSpans | None = None) -> KernelTimes:
-        """Returns the kernel times that others published.  Raises `ValueError` on an unknown model or GPU, or a bad
-        number.  Also raises it if a prompt and its answer (`lengths`) may exceed the model's longest context."""
+        """Returns the kernel times that others published.  Raises `ValueError` on an unknown model or GPU, or a value
+        out of range.  `lengths` is out of range if prompt and answer may exceed the model's longest context."""
         from rooflab.bench.latency.step_model import KernelTimes
         from rooflab.roofline.architecture import get_architecture
         from rooflab.roofline.device import resolve

@@ -87,7 +87,7 @@ def ledger(
     enforce_eager: option.Eager = False,
     json: option.Json = False,
 ) -> None:
-    """Split an engine step's time by op, with shape, cost, bound and share; then show the host's time and the rest.
+    """Split an engine step's time by op, with shape, cost, bound and share; then show the step's other parts and sums.
 
     The times are measured on this machine.  With --gpu they come from published kernel times."""
     from rooflab.bench.latency.latency_records import ledger_record
@@ -118,7 +118,7 @@ def whatif(
     swap: Annotated[list[str] | None, typer.Option(help="OP=KERNEL: predicted and measured; repeatable.")] = None,
     json: option.Json = False,
 ) -> None:
-    """Predict how another kernel would change TTFT and ITL.  With --swap, also run an existing kernel and measure.
+    """Predict how another kernel changes TTFT and ITL.  With --swap, also measure the change with an existing kernel.
 
     TTFT is the time of a step with one prompt of --context tokens.  ITL is the time of a decode step with --batch
     sequences of --context tokens.  Both are without CUDA graphs."""
@@ -201,9 +201,9 @@ def capture(
 
 def _factors(texts: list[str]) -> dict[str, float]:
     def factor(op: str, value: str) -> float:
-        share = float(value.removesuffix("x"))
-        if not 0 <= share < 100:
+        time_share = float(value.removesuffix("x"))
+        if not 0 <= time_share < 100:
             raise ValueError
-        return share
+        return time_share
 
     return values_by_name(texts, "kernel: expected OP=0.9x, each op once", factor)

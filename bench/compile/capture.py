@@ -198,7 +198,7 @@ _IGNORED_OPTION = re.compile(r"^-{1,2}(I|include-path|std)")
 def recording_cuda(arch: str, launches: list[Launch]) -> Iterator[None]:
     """Makes `CudaKernel` compile for `arch` instead of launch, in a `with` block.  Appends each launch to `launches`.
 
-    Replaces `CudaKernel.__call__`.  To replace the function `load` would not help modules that have imported it."""
+    Replaces `CudaKernel.__call__`, not the function `load`, because other modules have already imported `load`."""
     from rooflab.kernels import _cuda
 
     kernel_class: Any = _cuda.CudaKernel

@@ -53,7 +53,7 @@ class KernelCase(NamedTuple):
 
     @property
     def registered(self) -> Kernel:
-        """Returns the registered kernel.  For a user's launcher, returns a `Kernel` that cannot run in this process."""
+        """Returns the kernel in the registry; for a user's launcher, a `Kernel` that cannot run in this process."""
         if self.is_launcher:
             return Kernel(self.op, self.kernel, "optimized", "triton", _not_here, file=self.file)
         return get_kernel(self.op, self.kernel)
@@ -82,8 +82,8 @@ class Query:
     every_case: bool = False
 
     def select(self, only_ids: Collection[str] | None = None) -> list[KernelCase]:
-        """Returns supported input cases for each kernel and dtype scheme: by default only the largest case of `suites`.
-        If `cases` is given, these are all of `cases`; if `every_case` is set, all of `suites`.
+        """Returns input cases that a kernel supports, for each kernel and dtype scheme.  If `cases` is given, takes all
+        of them.  Otherwise takes the largest case of `suites`, or with `every_case` all cases of `suites`.
 
         If `only_ids` is given, only kernels with these ids are selected.  Raises `ValueError` on an unknown name."""
         if self.cases and not (self.op or self.kernels):
@@ -115,7 +115,7 @@ def can_keep(kernel: Kernel) -> bool:
 
 
 def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) -> list[Case]:
-    """Returns the input cases that the kernel supports, sorted by work, the smallest first."""
+    """Returns the cases that the kernel supports (takes), sorted by work, the smallest first."""
     costed_cases = []
     for case in cases:
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -180,7 +180,8 @@ def properties() -> dict[str, int]:
 
 
 def resident_ctas(threads: int, registers: int | None, shared_bytes: int) -> int:
-    """Returns how many CTAs an H100 runs at once, at least one per SM.  `registers`: per thread; None: the maximum."""
+    """Returns how many CTAs an H100 runs at once, at least one per SM.  `registers` is the number of registers per
+    thread; None means the maximum."""
     device = device_for()
     cta_occupancy = occupancy(device, threads, registers or MAX_REGISTERS_PER_THREAD, shared_bytes)
     return device.sms * max(1, cta_occupancy.ctas_per_sm)

@@ -124,7 +124,7 @@ def _threads(launch: Launch) -> int:
 
 
 def compile_request(request: Mapping[str, Any]) -> Answer:
-    """Answers a request to compile with `{"kernels": [...]}`.  Each launched kernel and grid has one entry."""
+    """Compiles the kernel of a request.  Returns `{"kernels": [...]}`, with one entry per launched kernel and grid."""
     launches = _launcher(request) if request["op"].endswith(".py") else _registered(request)
     if not launches:
         name = f"{request['op']}/{request['kernel']}"
@@ -148,7 +148,7 @@ def _registered(request: Mapping[str, Any]) -> list[Launch]:
 
 
 def _launcher(request: Mapping[str, Any]) -> list[Launch]:
-    """Compiles the kernels that a user's function launches.  Its tensors have values, which the function may read."""
+    """Calls the user's launcher, and compiles its kernels.  The tensors have values, as the launcher may read them."""
     function = function_of(f"{request['file']}::{request['kernel']}")
     inputs, launches = inputs_of(request["case"], 0), list[Launch]()
     check_named(function, inputs)
@@ -158,7 +158,7 @@ def _launcher(request: Mapping[str, Any]) -> list[Launch]:
 
 
 def select_request(request: Mapping[str, Any]) -> Answer:
-    """Answers a request to select kernels and cases with `{"selected": [...]}`.  The request has a `cases.Query`."""
+    """Selects kernels and cases by the `cases.Query` of a request.  Returns them as `{"selected": [...]}`."""
     file_of = _own(request)
     if request["query"]["op"] not in (None, *registry.ops()):
         return {"selected": []}
@@ -170,7 +170,7 @@ def select_request(request: Mapping[str, Any]) -> Answer:
 
 
 def _own(request: Mapping[str, Any]) -> dict[str, str] | None:
-    """Maps kernel ids to the user's files that register them.  Returns None if the kernels are Rooflab's own."""
+    """Maps kernel ids to the user's own files that register them; None if a request is for Rooflab's kernels."""
     if "within" not in request:
         return None
     return kernels_in(Path(request["within"]), tuple(map(Path, request["files"])))

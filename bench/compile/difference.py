@@ -56,8 +56,8 @@ class CodeChange:
 
 def exit_status(changes: Sequence[CodeChange], untouched: bool = False) -> ExitStatus:
     """Returns 11 if a kernel has new spills, lost its tensor cores or does not compile.  Otherwise returns 13 if a
-    kernel no longer exists or if nothing was compared, and else 0.  `untouched` says that the changes do not affect
-    some kernels.  Then it is no error if nothing was compared."""
+    kernel no longer exists, or if nothing was compared.  Otherwise returns 0.  With `untouched` (the changes do not
+    affect some kernels), it is no error that nothing was compared."""
     verdicts = {change.verdict for change in changes}
     if verdicts & set(FAILING_VERDICTS):
         return ExitStatus.INCORRECT
@@ -98,8 +98,8 @@ def new(identity: Identity, now: list[Summary] | CompileFailure) -> CodeChange:
     """Returns the verdict for a kernel that exists only in the head tree."""
     if isinstance(now, CompileFailure):
         return CodeChange(*identity, "NOT COMPARED" if now.refused else "DOES NOT COMPILE", (str(now),))
-    spills = [f"{s.name} spills {s.stack_bytes} bytes a thread" for s in now if s.stack_bytes]
-    return CodeChange(*identity, "NEW", (*spills, *_findings((), now)), (), tuple(now))
+    spill_texts = [f"{s.name} spills {s.stack_bytes} bytes a thread" for s in now if s.stack_bytes]
+    return CodeChange(*identity, "NEW", (*spill_texts, *_findings((), now)), (), tuple(now))
 
 
 def changed(
@@ -182,7 +182,7 @@ _SUMMARY_FIGURES: tuple[tuple[str, Callable[[Summary], Any]], ...] = (
 
 
 def _sentences(was: Summary, is_: Summary) -> list[str]:
-    figure_values = [(name, figure(was), figure(is_)) for name, figure in _SUMMARY_FIGURES]
+    figure_values = [(name, figure_of(was), figure_of(is_)) for name, figure_of in _SUMMARY_FIGURES]
     return [f"{name} {before} -> {now}" for name, before, now in figure_values if before != now]
 
 
@@ -272,7 +272,7 @@ def compare_pairs(
 
 
 def _at(item: Item, other: Item | None) -> Item | None:
-    """Returns `other` with the input case of `item`.  Returns `other` unchanged if the keys of the two cases differ."""
+    """Returns the kernel `other` with the input case of `item`; unchanged if the two cases have different keys."""
     if other is None or set(other["case"]) != set(item["case"]):
         return other
     return {**other, "case": item["case"]}

@@ -145,8 +145,8 @@ class SassInstruction:
     def mma_shape(self) -> tuple[int, int, int] | None:
         """Returns the tile shape `(M, N, K)` of a tensor-core instruction; None for other instructions."""
         if self.is_wgmma:
-            mnk = next((match for modifier in self.modifiers if (match := _TILE_SHAPE.fullmatch(modifier))), None)
-            return (int(mnk[1]), int(mnk[2]), int(mnk[3])) if mnk else None
+            tile = next((match for modifier in self.modifiers if (match := _TILE_SHAPE.fullmatch(modifier))), None)
+            return (int(tile[1]), int(tile[2]), int(tile[3])) if tile else None
         if self.name in _WARP_MMA:
             return next((_MMA_SHAPES[modifier] for modifier in self.modifiers if modifier in _MMA_SHAPES), None)
         return None
@@ -173,7 +173,7 @@ class SassInstruction:
 
     @property
     def reads(self) -> frozenset[str]:
-        """Returns the names of the registers and predicates that are read; at most the first two of a wide operand."""
+        """The names of the registers and predicates that the instruction reads; at most two per operand."""
         return self._registers[1]
 
     @cached_property
@@ -221,7 +221,7 @@ class SassFunction:
 def width_bytes(opcode: str) -> int:
     """Returns the bytes that a load or store with this opcode moves per thread.
 
-    Only a complete modifier gives a width.  In `LDG.E.LTC128B`, `LTC128B` is a hint for L2; the load has 4 bytes."""
+    Only a whole modifier such as `128` (bits) counts, else the width is 4 bytes.  `LTC128B` is a hint for L2."""
     return next((_BYTES_OF[modifier] for modifier in opcode.split(".")[1:] if modifier in _BYTES_OF), _DEFAULT_WIDTH)
 
 

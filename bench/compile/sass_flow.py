@@ -68,20 +68,20 @@ class Loop:
 def find_loops(function: SassFunction) -> list[Loop]:
     """Returns every reachable loop of `function`, sorted by address."""
     blocks, entry_addresses = _blocks(function)
-    bodies = _natural_loops(blocks, entry_addresses)
+    loop_bodies = _natural_loops(blocks, entry_addresses)
     code = {
         head: tuple(instruction for block in sorted(body) for instruction in blocks[block].instructions)
-        for head, body in bodies.items()
+        for head, body in loop_bodies.items()
     }
     waits = {head: _only_waits(instructions) for head, instructions in code.items()}
     loops = []
-    for head, body in sorted(bodies.items()):
+    for head, body in sorted(loop_bodies.items()):
         outer_heads = [
-            other_head for other_head, outer_body in bodies.items() if other_head != head and body < outer_body
+            other_head for other_head, outer_body in loop_bodies.items() if other_head != head and body < outer_body
         ]
         nested_heads = [
             other_head
-            for other_head, inner_body in bodies.items()
+            for other_head, inner_body in loop_bodies.items()
             if other_head != head and inner_body < body and not waits[other_head]
         ]
         loops.append(Loop(head, len(outer_heads) + 1, not nested_heads and not waits[head], waits[head], code[head]))
@@ -182,7 +182,7 @@ def _natural_loops(blocks: Mapping[int, _Block], entries: set[int]) -> dict[int,
         if dominator == head:
             loop_blocks = nx.ancestors(flow_graph.subgraph(flow_graph.nodes - {head}), tail) if tail != head else set()
             loops.setdefault(head, {head}).update({tail, *loop_blocks})
-    return {head: frozenset(body) for head, body in loops.items()}
+    return {head: frozenset(loop_body) for head, loop_body in loops.items()}
 
 
 def _only_waits(instructions: Sequence[SassInstruction]) -> bool:

@@ -35,7 +35,7 @@ class CompileFailure(RuntimeError):
 
 
 def compilers(tree: Path | None = None, import_path: str | None = None) -> Pool:
-    """Returns a pool that compiles kernels of `tree` (None: of the running program).  `import_path`: its PYTHONPATH."""
+    """Returns a pool that compiles kernels of `tree` (None: this program), with `import_path` as `PYTHONPATH`."""
     path = {} if import_path is None else {"PYTHONPATH": import_path}
     environment = {"TRITON_INTERPRET": None, **path}
     return Pool(WORKER_MODULE, environment=environment, limit_s=TIMEOUT_S, tree=tree)
@@ -209,7 +209,7 @@ def _result(message: Mapping[str, Any], answer: Mapping[str, Any]) -> CompileOut
 
 
 def info_of(kernel: Mapping[str, Any]) -> CompiledInfo:
-    """Makes a `CompiledInfo` from one kernel's answer of `compile_worker.describe`."""
+    """Makes a `CompiledInfo` from the entry of one kernel in the result of `compile_worker.describe`."""
     tuple_fields = {name: tuple(kernel[name]) for name in ("grid", "warnings")}
     indirect = {address: tuple(branch_targets) for address, branch_targets in kernel["indirect"]}
     return CompiledInfo(**{**kernel, **tuple_fields, "indirect": indirect})

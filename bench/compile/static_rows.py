@@ -45,7 +45,8 @@ class CompileResult:
 
     @property
     def config_values(self) -> dict[str, Any] | None:
-        """Returns the requested config as values, else the one that the launcher chooses; None without tuning."""
+        """Returns the fields of the requested config.  Without a request, returns those of the config that the launcher
+        chooses; None if the kernel has no configs."""
         config, kernel = self.target.config, self.target.registered
         if config is None and kernel.tuning is not None:
             config = kernel.config_for(self.target.case, self.target.scheme, torch.device("meta"))
@@ -70,8 +71,8 @@ class CompileResult:
 
 
 def with_configs(chosen: Sequence[KernelCase], texts: Sequence[str], every: bool) -> list[KernelCase]:
-    """Returns each tunable kernel once per config of `texts` (`block_m=64,...`), or with `every` once per legal config.
-    Returns `chosen` unchanged if both are unset.  Raises `ValueError` on a config that a kernel does not have."""
+    """Returns each tunable kernel once per config: those of `texts` (`block_m=64,...`), or with `every` all legal ones.
+    Returns `chosen` unchanged if neither is set.  Raises `ValueError` on a config that a kernel does not have."""
     if texts and every:
         raise ValueError("config: expected --config or --all-configs, got both")
     if not texts and not every:
@@ -93,8 +94,8 @@ def compile_targets(
     """Compiles every target for `device`, and computes occupancy and waves.  Calls `done` after each compilation."""
     results = []
     for batch_start in range(0, len(targets), BATCH_SIZE):
-        batch = targets[batch_start : batch_start + BATCH_SIZE]
-        for target, result in zip(batch, compile_kernels(batch, store, done), strict=True):
+        target_batch = targets[batch_start : batch_start + BATCH_SIZE]
+        for target, result in zip(target_batch, compile_kernels(target_batch, store, done), strict=True):
             if isinstance(result, CompileFailure):
                 results.append(CompileResult(target, failure=result))
             else:

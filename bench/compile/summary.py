@@ -215,23 +215,23 @@ def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     if scheme != "fp32":
         return
     fp32_precisions = [dot.precision for dot in dots(info.ir) if dot.dtype == "f32"]
-    tf32_count = sum(number for opcode, number in info.opcodes.items() if "TF32" in opcode.split("."))
+    tf32_count = sum(opcode_count for opcode, opcode_count in info.opcodes.items() if "TF32" in opcode.split("."))
     split_kinds = sorted({precision for precision in fp32_precisions if "x" in precision})
     if split_kinds:
         mma_ops = sum(info.counts[family] for family in TENSOR_CORES)
-        evidence = f"the code has {tf32_count} TF32 and {mma_ops} tensor-core instructions in all"
+        evidence_text = f"the code has {tf32_count} TF32 and {mma_ops} tensor-core instructions in all"
         yield Option(
             f"precision {split_kinds[0]}",
             mma_ops > 0,
-            f"input_precision {split_kinds[0]} was asked for, and {evidence}",
+            f"input_precision {split_kinds[0]} was asked for, and {evidence_text}",
         )
     elif info.uses_tf32:
         rounding_source = "tl.dot's default" if "tf32" in fp32_precisions else "the kernel's own code"
-        evidence = f"fp32 operands are rounded to TF32 by {rounding_source}: {tf32_count} TF32 instructions"
-        yield Option("precision fp32", False, evidence)
+        evidence_text = f"fp32 operands are rounded to TF32 by {rounding_source}: {tf32_count} TF32 instructions"
+        yield Option("precision fp32", False, evidence_text)
     elif "ieee" in fp32_precisions:
-        evidence = f"{info.counts['fma']} FMAs and no TF32"
-        yield Option("precision ieee", True, f"input_precision ieee was asked for: {evidence}")
+        evidence_text = f"{info.counts['fma']} FMAs and no TF32"
+        yield Option("precision ieee", True, f"input_precision ieee was asked for: {evidence_text}")
 
 
 def _wgmma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
@@ -254,7 +254,7 @@ def _wgmma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 
 def _serialized(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Checks that wgmma overlaps with later code.  There is no overlap if the assembler cannot prove it safe."""
+    """Reports wgmma instructions that the assembler serialized, because it could not prove that they may overlap."""
     warnings = [warning for warning in info.warnings if "serializ" in warning]
     if warnings:
         yield Option("asynchronous wgmma", False, f"wgmma instructions wait for one another: {warnings[0]}")
@@ -284,12 +284,12 @@ def _tma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     descriptor_ops = sorted(set(_TENSOR_MAPS.findall(info.ir)))
     if not descriptor_ops:
         return
-    request = f"TMA was asked for ({', '.join(descriptor_ops)})"
+    request_text = f"TMA was asked for ({', '.join(descriptor_ops)})"
     if info.counts["tma"]:
-        yield Option("TMA", True, f"{request}: {info.counts['tma']} TMA instructions")
+        yield Option("TMA", True, f"{request_text}: {info.counts['tma']} TMA instructions")
     else:
         load_count = info.counts["global_load"] + info.counts["cp_async"]
-        yield Option("TMA", False, f"{request}, and the code has none, but {load_count} ordinary loads and copies")
+        yield Option("TMA", False, f"{request_text}, and the code has none, but {load_count} ordinary loads and copies")
 
 
 def _warp_specialization(info: CompiledInfo, scheme: str) -> Iterator[Option]:

@@ -38,10 +38,10 @@ class OnlyHere:
         """Returns a module's spec; None for other packages.  Raises `ModuleNotFoundError` if the module is missing."""
         if not name.startswith("rooflab."):
             return None
-        spec = PathFinder.find_spec(name, path)
-        if spec is None:
+        module_spec = PathFinder.find_spec(name, path)
+        if module_spec is None:
             raise ModuleNotFoundError(f"No module named {name!r} in this tree", name=name)
-        return spec
+        return module_spec
 
 
 def make_namespace(tree: Path, harness: Path) -> None:

@@ -45,8 +45,8 @@ class Rotation:
                     outputs = as_tuple(kernel.fn(**arguments))
                 out_tensors = tuple(torch.empty_like(output) for output in outputs)
                 arguments["out"] = out_tensors[0] if len(out_tensors) == 1 else out_tensors
-            binder = getattr(kernel.fn, "bind", None)  # of a function that is no kernel
-            self._calls.append(binder(arguments) if binder else partial(kernel.fn, **planned(kernel, arguments)))
+            bind_fn = getattr(kernel.fn, "bind", None)  # of a function that is no kernel
+            self._calls.append(bind_fn(arguments) if bind_fn else partial(kernel.fn, **planned(kernel, arguments)))
         self._turns = itertools.cycle(range(len(copies)))
 
     @staticmethod
@@ -73,8 +73,8 @@ class Rotation:
 
     def __call__(self) -> Result:
         """Calls the kernel on the next set of inputs, and returns the result."""
-        index = next(self._turns)
-        self._last[index] = result = self._calls[index]()
+        set_index = next(self._turns)
+        self._last[set_index] = result = self._calls[set_index]()
         return result
 
     def outputs(self) -> Iterator[tuple[Inputs, Outputs]]:
@@ -102,7 +102,7 @@ def free_bytes(device: torch.device) -> float:
 
 
 def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
-    """Returns why there is too little memory to check inputs of these shapes (`priced`, meta tensors); "" if enough."""
+    """Returns why memory is too small to check inputs like the meta tensors `priced`; "" if it is large enough."""
     needed_bytes = PER_INPUT_BYTE * input_bytes(priced) + PER_OUTPUT_BYTE * spec.cost_of(priced).write_bytes
     memory = free_bytes(device)
     return f"needs about {needed_bytes / 1e9:.1f} GB, {memory / 1e9:.1f} GB are free" if needed_bytes > memory else ""
@@ -115,7 +115,7 @@ def packed(prepare: Callable[..., object], weight: str, inputs: Inputs) -> objec
 
 
 def planned(kernel: Kernel, arguments: Inputs) -> Inputs:
-    """Adds the kernel's `plan` if it has a planner.  The planner gets float tensors as meta tensors, without values."""
+    """Returns `arguments` and the kernel's `plan`, if any.  The planner gets float tensors as meta tensors."""
     if kernel.plan is None:
         return dict(arguments)
     planner_inputs = {name: _shape_alone(value) for name, value in arguments.items()}

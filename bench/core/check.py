@@ -6,8 +6,8 @@ runs the kernel in a child process, which never gets the oracle or the verdict (
 1. on the first data;
 2. on other data, in padded layouts and with a grid for two SMs; this run finds a cached answer, an assumption that
    tensors are contiguous, and a persistent loop that ends too early or computes another CTA's tiles;
-3. on the first data twice more, the second time in another thread; the caller's outputs hold NaN in the first run and
-   an old answer in the second, and both results must be equal bit for bit;
+3. on the first data twice more: first with NaN in the caller's outputs, then in another thread with an old answer in
+   the caller's outputs; both results must be equal bit for bit;
 4. on other data at the same addresses, with a grid for one SM; this run finds an answer that was cached by address;
 5. on the same data in other layouts, with rows of stride 0, with outputs in the memory of inputs, with other options;
 6. on adversarial inputs, which the code calls planted.

@@ -43,7 +43,7 @@ class CheckTask(NamedTuple):
 
     @staticmethod
     def ways() -> tuple[ExtraRun, ...]:
-        """Returns the values of `planted` that select one additional run, with one set of adversarial inputs."""
+        """Returns the ways that `planted` can name: each adds one run of that way, and one adversarial set."""
         return EXTRA_RUNS
 
     def taken(self, spec: OpSpec, refused: Collection[str] = ()) -> CheckTask | None:
@@ -96,7 +96,7 @@ class CheckData:
 
     @cached_property
     def limits(self) -> Outputs | None:
-        """Returns the allowed error of each element; None if the op compares outputs with its own function."""
+        """Returns the allowed error of each element; None if the op has its own function that compares outputs."""
         return None if self.spec.tolerance is None else self.spec.tolerance(self.inputs, self.oracle, self.scheme)
 
     @property
@@ -141,8 +141,9 @@ class CheckData:
         return [elementwise(name, *self._of_numbers(output, oracle), limit) for name, output, oracle, limit in checks]
 
     def _of_numbers(self, output: torch.Tensor, oracle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Replaces NaN by numbers.  Where `oracle` is NaN, it becomes 0; `output` becomes 0 if it is NaN too, else
-        infinity.  An 8-bit `output` becomes 0 there in any case: its dtype has no NaN, or clamping removes NaN."""
+        """Returns `output` and `oracle` with numbers in place of NaN.  Where `oracle` is NaN, it becomes 0.  There
+        `output` becomes 0 if it is NaN too, and infinity if not.  An 8-bit `output` always becomes 0 there, because its
+        dtype has no NaN, or clamping removes NaN."""
         nan_mask = oracle.isnan()
         if not nan_mask.any():
             return output, oracle
@@ -226,7 +227,7 @@ class CheckResult:
 
     def describe(self) -> str:
         """Describes the result in one line of text."""
-        result_text = self.reason or "; ".join(error.describe() for error in self.errors)
+        result_text = self.reason or "; ".join(output_error.describe() for output_error in self.errors)
         if self.weak:
             result_text += f" (not discriminating: {', '.join(self.weak)} would pass)"
         return f"{self.op}/{self.kernel} {self.case.id} {self.scheme}: {self.status}: {result_text}"
@@ -240,11 +241,11 @@ class CheckResult:
             seed=self.seed,
             device=cast(DeviceType, torch.device(self.device).type),
             checked_by=self.checked_by,
-            errors=tuple(asdict(error) for error in self.errors),
+            errors=tuple(asdict(output_error) for output_error in self.errors),
             weak=self.weak,
             traffic_bytes=traffic,
             traffic_basis=None if traffic is None else "counted",
-            metrics={f"{name}_bytes": float(value) for name, value in moved_bytes.items()},
+            metrics={f"{name}_bytes": float(byte_count) for name, byte_count in moved_bytes.items()},
         )
 
 

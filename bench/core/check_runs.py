@@ -120,11 +120,11 @@ class Check:
     def _planted(self) -> Iterator[tuple[str, CheckData]]:
         """Yields the adversarial inputs (called planted).  Reuses cached inputs, whose references are computed once."""
         for name, inputs in self.spec.sets(self.case, self.scheme, self.device, self.seed):
-            label = f"planted {name}"
-            data = self._kept().get(label) or KEPT_DATA.keep(
-                label, CheckData(self.spec, inputs, self.scheme, "planted")
+            data_label = f"planted {name}"
+            data = self._kept().get(data_label) or KEPT_DATA.keep(
+                data_label, CheckData(self.spec, inputs, self.scheme, "planted")
             )
-            yield label, data
+            yield data_label, data
 
     def _on_two_sets_of_data(self, first: CheckData) -> CheckData:
         """Makes the runs on two sets of random data, called first and other.  Returns the other data."""
@@ -192,7 +192,7 @@ class Check:
         return f": {explanation}" if explanation else ""
 
     def _arranged(self, data: CheckData, arranged: Arrangement) -> Outputs | None:
-        """Runs the kernel with all movable arguments in the layout `arranged`; None if the launcher refuses each."""
+        """Runs the kernel, with movable arguments in the layout `arranged` unless refused; None if all are refused."""
 
         def run(names: set[str]) -> Outputs:
             layout = Layout(dict.fromkeys(names, arranged), poisoned=True, sms=FEW_SMS)
@@ -216,9 +216,9 @@ class Check:
 
     def _allows(self, name: str, tensor: torch.Tensor) -> bool:
         """Whether the contract allows the strides of `tensor` for the argument `name`.  A kernel may refuse them."""
-        argument = self.spec.contract.arguments.get(name) if self.spec.contract else None
+        argument_contract = self.spec.contract.arguments.get(name) if self.spec.contract else None
         try:
-            check_layout(name, tensor, argument.layout if argument else "any")
+            check_layout(name, tensor, argument_contract.layout if argument_contract else "any")
         except ValueError:
             return False
         return True
@@ -266,11 +266,11 @@ class Check:
         if self.packed:
             row_views.pop(str(self.spec.prepared), None)
         while row_views:
-            label = f"expanded {', '.join(sorted(row_views))}"
-            data = self._kept_as(label, partial(dict, inputs, **row_views))
+            run_label = f"expanded {', '.join(sorted(row_views))}"
+            data = self._kept_as(run_label, partial(dict, inputs, **row_views))
             try:
                 self._load(data)
-                self._judged(label, data, Layout(dict.fromkeys(row_views, "plain"), poisoned=True))
+                self._judged(run_label, data, Layout(dict.fromkeys(row_views, "plain"), poisoned=True))
                 return
             except (LayoutRefused, Failed) as refused:
                 if isinstance(refused, Failed) and refused.status != "UNSUPPORTED":
@@ -298,10 +298,10 @@ class Check:
         """Runs the kernel on the first data with other numeric options: a wrong kernel may reuse the old options."""
         new_options = {name: change(first.inputs[name]) for name, change in OPTIONS.items() if first.inputs.get(name)}
         if new_options:
-            label = f"other {', '.join(new_options)}"
-            data = self._kept_as(label, partial(dict, first.inputs, **new_options))
+            run_label = f"other {', '.join(new_options)}"
+            data = self._kept_as(run_label, partial(dict, first.inputs, **new_options))
             self.runner.load(data.name, data.inputs, first.name)
-            self._judged(label, data, Layout(poisoned=True))
+            self._judged(run_label, data, Layout(poisoned=True))
 
     def _repeated(self, data: CheckData) -> None:
         """Runs the kernel on the first data again, several times; all results must be equal bit for bit.
@@ -309,27 +309,27 @@ class Check:
         The first run makes two calls, because a kernel may skip the second call.  The next run is in another thread.
         If the kernel takes `out`, this output holds NaN in the first run, and an old answer in the next run."""
         takes_out = "out" in self.kernel.accepted and not self.spec.mutates
-        label = "first data again, into out" if takes_out else "first data again"
+        run_label = "first data again, into out" if takes_out else "first data again"
         output_forms = data.forms if takes_out else ()
         layout = Layout(out="plain" if takes_out else None, forms=output_forms)
-        run_outputs = [self._judged(label, data, replace(layout, twice=True))]
+        run_outputs = [self._judged(run_label, data, replace(layout, twice=True))]
         old_out = self.answers[-2].outputs if takes_out else ()
         if [value.shape for value in old_out] != [value.shape for value in run_outputs[0]]:
             old_out = ()
         rerun = replace(layout, out="padded" if takes_out else None, stale=old_out, same_memory=True, elsewhere=True)
         try:
-            run_outputs.append(self._judged(f"{label}, in another thread", data, rerun))
+            run_outputs.append(self._judged(f"{run_label}, in another thread", data, rerun))
         except LayoutRefused:
             rerun = replace(rerun, out="plain")
-            run_outputs.append(self._judged(f"{label}, in another thread", data, rerun))
+            run_outputs.append(self._judged(f"{run_label}, in another thread", data, rerun))
         if self.device.type == "cuda":
-            run_outputs += [self._judged(label, data) for _ in range(GPU_REPEATS)]
+            run_outputs += [self._judged(run_label, data) for _ in range(GPU_REPEATS)]
         if self._own_stream:
             return
         run_pairs = [(run_outputs[0], later_run) for later_run in run_outputs[1:]]
         if rerun.out == "padded" and _differing(self.spec, *run_pairs[0]):
             # Another layout of the output may take another path, as torch's products do; so it is run once more.
-            run_pairs[0] = (run_outputs[1], self._judged(label, data, rerun))
+            run_pairs[0] = (run_outputs[1], self._judged(run_label, data, rerun))
         for run_pair in run_pairs:
             if name := _differing(self.spec, *run_pair):
                 raise Failed("INCORRECT", f"{name}: two runs on the same inputs differ in their bits")

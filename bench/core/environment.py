@@ -102,7 +102,7 @@ class Environment:
 
     @staticmethod
     def tree(root: Path | None = None, folders: Sequence[str] = SOURCE_FOLDERS) -> str:
-        """Returns the hash of the source files in `folders` of `root`, by default of the running program."""
+        """Returns the hash of the sources in `folders` of `root`; without `root`, of the running program's sources."""
         return tree_hash(root, folders) if root else _own_tree()
 
     def to_dict(self) -> dict[str, Json]:
@@ -166,16 +166,16 @@ def machine_key(cpu: str, cores: int, gpu: Gpu | None) -> str:
 @cache
 def last_level_cache_bytes(folder: Path = _CPU_FOLDER) -> int:
     """Returns the total bytes of all last-level data caches, read from sysfs; 32 MiB if sysfs lists no cache."""
-    size_by_cache: dict[tuple[int, str], int] = {}
-    for index in folder.glob("cpu[0-9]*/cache/index[0-9]*"):
-        if (index / "type").read_text().strip() != "Instruction":
-            cache_level = int((index / "level").read_text())
-            shared_cpus = (index / "shared_cpu_list").read_text().strip()
-            size_by_cache[cache_level, shared_cpus] = _size((index / "size").read_text().strip())
-    if not size_by_cache:
+    bytes_by_cache: dict[tuple[int, str], int] = {}
+    for index_folder in folder.glob("cpu[0-9]*/cache/index[0-9]*"):
+        if (index_folder / "type").read_text().strip() != "Instruction":
+            cache_level = int((index_folder / "level").read_text())
+            shared_cpus = (index_folder / "shared_cpu_list").read_text().strip()
+            bytes_by_cache[cache_level, shared_cpus] = _size((index_folder / "size").read_text().strip())
+    if not bytes_by_cache:
         return 32 * 2**20
-    last_level = max(cache_level for cache_level, _ in size_by_cache)
-    return sum(size for (cache_level, _), size in size_by_cache.items() if cache_level == last_level)
+    last_level = max(cache_level for cache_level, _ in bytes_by_cache)
+    return sum(cache_bytes for (cache_level, _), cache_bytes in bytes_by_cache.items() if cache_level == last_level)
 
 
 def _size(text: str) -> int:

@@ -66,7 +66,7 @@ class FunctionOp(NamedTuple):
 
     @classmethod
     def of(cls, fn: Function, reference: Function, make: Callable[[int], object], seed: int) -> FunctionOp:
-        """Makes the op of `fn` and `reference`.  If `make(seed)` returns a mapping, both get its values by keyword.
+        """Makes the op of `fn` and `reference`.  If `make(seed)` returns a mapping, both functions take it by keyword.
 
         The outputs of the op have the reference's dtypes.  Raises `ValueError` if no input is a tensor."""
         made_inputs = make(seed)

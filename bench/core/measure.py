@@ -207,13 +207,13 @@ class Measurement:
         self, kernel: Kernel, case: Case, cost: Cost, result: CheckResult | None, fault: Failed | None
     ) -> Record:
         """Returns the record of a kernel without a time."""
-        ceilings, config = self.ceilings, kernel.config_for(case, self.scheme, self.device)
+        ceilings, kernel_config = self.ceilings, kernel.config_for(case, self.scheme, self.device)
         status, reason = (fault.status, fault.reason) if fault else ("OK", result.reason if result else "")
         if ceilings and ceilings.noise and self._bound(cost):
             reason = reason or f"its bound is NOISY: {ceilings.noise}"
         return replace(
             self._known.record("bench", kernel, case, self.scheme.name, self.run_id, status, reason),
-            config=asdict(config) if config is not None else None,
+            config=asdict(kernel_config) if kernel_config is not None else None,
             seed=self.settings.seed,
             device=cast(DeviceType, self.device.type),
             checked_by=result.checked_by if result else "none",
@@ -244,8 +244,8 @@ class Measurement:
         return replace(with_reading(record, samples, clocks), status=cast(Status, status), reason=reason, **seen)
 
     def _moved(self, record: Record, claimed: Traffic | None, samples: Samples | None, cost: Cost) -> Record:
-        """Returns the record with its bound, the rates, and the traffic (the bytes that the kernel claims to move).  A
-        NOISY time gives no rates.  The traffic is left out if no memory of the device is fast enough for it."""
+        """Returns the record with bound, rates, and traffic (the bytes that the kernel claims to move).  A NOISY time
+        gives no rates.  Leaves out traffic that no memory here could move in the measured time."""
         traffic, reason, machine_limits = claimed, record.reason, self._limits()
         median_s = samples.median_s if samples and math.isfinite(samples.median_s) and samples.median_s > 0 else None
         if traffic and median_s and machine_limits:

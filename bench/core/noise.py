@@ -67,7 +67,7 @@ class Samples:
 
 
 def few(samples: int, room: int) -> str:
-    """Explains why a reading has too few samples, or returns "".  `room`: the samples that fit into the time budget."""
+    """Explains why a reading has too few samples, or returns "".  `room`: how many samples fit into the time budget."""
     if samples >= FEWEST * room:
         return ""
     return f"it has {samples} samples, and its time has room for {room}: some calls were far slower than the others"
@@ -156,14 +156,14 @@ def with_reading(record: Record, samples: Samples, clocks: JsonObject | None) ->
     """Adds a time reading to the record, but no rates.  Samples that are not finite are kept but give no latency."""
     floor_field = {} if samples.launch_floor_s is None else {"launch_floor_ms": samples.launch_floor_s * 1e3}
     time_fields = (*np.percentile(samples.seconds, (20, 80)).tolist(), samples.median_s)
-    p20, p80, median = (seconds * 1e3 if math.isfinite(seconds) else None for seconds in time_fields)
+    p20, p80, median_ms = (seconds * 1e3 if math.isfinite(seconds) else None for seconds in time_fields)
     return replace(
         record,
         basis="measured",
         timer=samples.method,
         l2_state=samples.l2_state,
         latency_p20_ms=p20,
-        latency_median_ms=median,
+        latency_median_ms=median_ms,
         latency_p80_ms=p80,
         samples=Record.packed(samples.seconds),
         sample_count=len(samples.seconds),

@@ -45,7 +45,7 @@ class Checkers:
 
     The children interpret Triton kernels if this process does.  If the pool `emulators` is given, kernels with compiled
     code run in the emulator.  A child is ended if a call takes longer than `limit_s` seconds (by default the pool's
-    limit), or if the event `over` is set.  A random case leaves out options that the kernel has refused before."""
+    limit), or if the event `over` is set.  Later random cases of a kernel leave out the options that it has refused."""
 
     def __init__(self, device: torch.device, emulators: Pool | None = None, limit_s: float | None = None):
         self.device, self.over, self._emulators, self._limit_s = device, threading.Event(), emulators, limit_s
@@ -71,22 +71,22 @@ class Checkers:
 
         After a fault the child process is ended, because the kernel may have changed it.  After a wrong answer the
         child checks only the same kernel from then on.  If the kernel's file changes, a new child imports it."""
-        spec, refused_options = registry.get_op(task.kernel.op), self._refused.setdefault(task.kernel.id, set())
+        op_spec, refused_options = registry.get_op(task.kernel.op), self._refused.setdefault(task.kernel.id, set())
         if task.schemes and refused_options:
-            task = task.taken(spec, refused_options) or task
+            task = task.taken(op_spec, refused_options) or task
         kernel, case, scheme = task.kernel, task.case, task.scheme
-        meta_inputs = spec.make_inputs(case, scheme, torch.device("meta"), task.seed)
-        file = f"{kernel.file} {kernel.file.stat().st_mtime_ns} " if kernel.file else ""
-        child_user, pool = f"{file}{kernel.id} ", self._pool(kernel)
+        meta_inputs = op_spec.make_inputs(case, scheme, torch.device("meta"), task.seed)
+        file_version = f"{kernel.file} {kernel.file.stat().st_mtime_ns} " if kernel.file else ""
+        child_user, pool = f"{file_version}{kernel.id} ", self._pool(kernel)
         with pool.child(child_user) as child:
             ask_limits, input_byte_count = (self._limit_s or pool.limit_s, self.over.is_set), input_bytes(meta_inputs)
-            with closing(Outside(child, ask_limits, input_byte_count, kernel, spec, scheme, self.device)) as runner:
-                result = check_kernel(kernel, spec, case, scheme, self.device, task.seed, task.planted, runner)
+            with closing(Outside(child, ask_limits, input_byte_count, kernel, op_spec, scheme, self.device)) as runner:
+                result = check_kernel(kernel, op_spec, case, scheme, self.device, task.seed, task.planted, runner)
             if result.status not in ("OK", "INCORRECT", *NOT_RUN):
                 child.stop()
-            child.only_for = child_user if result.status == "INCORRECT" else child.only_for or file
+            child.only_for = child_user if result.status == "INCORRECT" else child.only_for or file_version
         if result.not_offered:
-            refused_options |= named_in(result.reason, options_on(spec, meta_inputs))
+            refused_options |= named_in(result.reason, options_on(op_spec, meta_inputs))
         return result
 
     def each(self, checks: Sequence[CheckTask], limit_s: float = math.inf) -> Iterator[tuple[int, CheckResult]]:
@@ -104,11 +104,11 @@ class Checkers:
         futures = [threads.submit(begin, place) for place in range(len(checks))]
         try:
             with suppress(TimeoutError):  # what still runs then is left out
-                for future in as_completed(futures, None if limit_s == math.inf else limit_s + LATE_S):
-                    if (result := future.result()) is not None:
+                for check_run in as_completed(futures, None if limit_s == math.inf else limit_s + LATE_S):
+                    if (result := check_run.result()) is not None:
                         yield result
         finally:
-            if any(future.running() for future in futures):
+            if any(check_run.running() for check_run in futures):
                 self.over.set()
             threads.shutdown(cancel_futures=True)
 
@@ -189,7 +189,7 @@ class Serving:
         return registry.get_kernel(op, name)
 
     def answer(self, request: JsonObject) -> Json:
-        """Answers a request with `done` and the result, with `failed` and the fault, or with `refused`."""
+        """Handles a request.  Returns `done` and the result, `failed` and the fault, or `refused`."""
         name, device = request["call"], self._runner.device if self._runner else torch.device("cpu")
         arguments = read(request["arguments"], device)
         try:
@@ -238,8 +238,8 @@ class _Writer(pickle.Pickler):
         if not isinstance(value, torch.Tensor):
             return None
         flat_bytes = value.detach().as_strided((extent(value.shape, value.stride()),), (1,)).view(torch.uint8).cpu()
-        offset = value.data_ptr() % ALIGNMENT
-        return value.dtype, tuple(value.shape), value.stride(), offset, bytearray(flat_bytes.numpy())
+        address_offset = value.data_ptr() % ALIGNMENT
+        return value.dtype, tuple(value.shape), value.stride(), address_offset, bytearray(flat_bytes.numpy())
 
 
 class _Reader(pickle.Unpickler):
@@ -250,9 +250,9 @@ class _Reader(pickle.Unpickler):
         self._device = device
 
     def persistent_load(self, saved: Any) -> torch.Tensor:
-        dtype, shape, stride, offset, tensor_bytes = saved
+        dtype, shape, stride, address_offset, tensor_bytes = saved
         aligned_buffer = torch.empty(len(tensor_bytes) + ALIGNMENT, dtype=torch.uint8, device=self._device)
-        start = (offset - aligned_buffer.data_ptr()) % ALIGNMENT
+        start = (address_offset - aligned_buffer.data_ptr()) % ALIGNMENT
         if tensor_bytes:
             aligned_buffer[start : start + len(tensor_bytes)].copy_(torch.frombuffer(tensor_bytes, dtype=torch.uint8))
         flat_tensor = aligned_buffer[start : start + len(tensor_bytes)].view(dtype)
@@ -267,8 +267,8 @@ class _Reader(pickle.Unpickler):
 
 def written(value: object, file: Path) -> str:
     """Writes tensors and plain values to `file`, and returns the path.  Raises `OSError` on a full disk."""
-    with file.open("wb") as out:
-        _Writer(out, protocol=5).dump(value)
+    with file.open("wb") as out_file:
+        _Writer(out_file, protocol=5).dump(value)
     return str(file)
 
 

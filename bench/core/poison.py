@@ -71,8 +71,8 @@ class Guarded:
 
     def _place_in(self, copy: torch.Tensor) -> torch.Tensor:
         """Returns a view of the tensor's elements in `copy`, a copy of the buffer."""
-        offset = self.view.storage_offset() - self.buffer.storage_offset()
-        return copy.as_strided(self.view.shape, self.view.stride(), offset)
+        view_offset = self.view.storage_offset() - self.buffer.storage_offset()
+        return copy.as_strided(self.view.shape, self.view.stride(), view_offset)
 
     def damage(self, *, may_change: bool) -> str | None:
         """Describes a forbidden write, or returns None.  With `may_change` the tensor's elements may change."""
@@ -121,13 +121,13 @@ def _gap(cache: torch.Tensor) -> int:
 
 
 def far_slots(slots: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    """Converts slot numbers (token positions in `cache`: `[pages, page size, ...]`) to those of its `FarPages`."""
+    """Converts token positions (slots) in `cache`, `[pages, page size, ...]`, to positions in its `FarPages` copy."""
     return slots + (slots >= cache.shape[1]) * (_gap(cache) * cache.shape[1])
 
 
 def _far_pages(cache: torch.Tensor) -> FarPages:
-    shape = (len(cache) + _gap(cache), *cache.shape[1:])
-    view = _far_apart(torch.Size(shape), torch.empty(shape, device="meta").stride(), cache.dtype)
+    far_shape = (len(cache) + _gap(cache), *cache.shape[1:])
+    view = _far_apart(torch.Size(far_shape), torch.empty(far_shape, device="meta").stride(), cache.dtype)
     view[:1], view[1 + _gap(cache) :] = cache[:1], cache[1:]
     return FarPages(view, cache.clone(), view)
 
@@ -150,7 +150,7 @@ def _far(tensor: torch.Tensor, strides: tuple[int, ...]) -> Far:
 
 
 def guard(tensor: torch.Tensor, arranged: Arrangement = "plain", place: int = 0) -> Guarded:
-    """Copies `tensor` between guards, in the layout `arranged`, with its alignment.  `place` varies the padding."""
+    """Copies `tensor` between guards, with the same alignment, in layout `arranged`.  `place` changes the strides."""
     if arranged == FAR_PAGES:
         return _far_pages(tensor)
     strides = strides_of(tensor, arranged, place)
@@ -169,14 +169,14 @@ def in_one_storage(guards: Mapping[str, Guarded]) -> dict[str, Guarded]:
     """Puts all tensors of one dtype, with their guards, into one storage, as if one op had computed all of them."""
     placed_guards = dict(guards)
     for dtype in {guarded.buffer.dtype for guarded in guards.values()}:
-        names = [name for name, guarded in guards.items() if guarded.buffer.dtype == dtype]
-        joined_storage = torch.cat([guards[name].buffer.view(torch.uint8) for name in names]).view(dtype)
+        tensor_names = [name for name, guarded in guards.items() if guarded.buffer.dtype == dtype]
+        joined_storage = torch.cat([guards[name].buffer.view(torch.uint8) for name in tensor_names]).view(dtype)
         buffer_start = 0
-        for name in names:
+        for name in tensor_names:
             view, count = guards[name].view, guards[name].buffer.numel()
             buffer, buffer_start = joined_storage[buffer_start : buffer_start + count], buffer_start + count
-            offset = view.storage_offset() - guards[name].buffer.storage_offset()
-            placed_view = buffer.as_strided(view.shape, view.stride(), buffer.storage_offset() + offset)
+            view_offset = view.storage_offset() - guards[name].buffer.storage_offset()
+            placed_view = buffer.as_strided(view.shape, view.stride(), buffer.storage_offset() + view_offset)
             placed_guards[name] = Guarded(buffer, guards[name].pristine, placed_view)
     return placed_guards
 
@@ -230,8 +230,8 @@ def wipe(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> tuple[int, ...]:
-    """Returns the strides of a tensor in the layout `arranged`, with padding between rows.  Empty, expanded and
-    one-dimensional tensors keep their strides.  Only the layout "apart" changes a one-dimensional tensor."""
+    """Returns the strides of a tensor in the layout `arranged`, with padding between rows.  Empty and expanded tensors
+    keep their strides.  One-dimensional tensors also keep them, except in the layout "apart"."""
     strides = list(tensor.stride())
     if arranged == "plain" or tensor.numel() == 0 or 0 in strides or (tensor.ndim < 2 and arranged != "apart"):
         return tuple(strides)
@@ -243,19 +243,19 @@ def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> t
             else _far_strides(tuple(tensor.shape), dim_order, arranged == FAR_LAYOUTS[1], place)
         )
         return tuple(far_strides or strides)
-    step = 2 if arranged == "apart" else 1
+    next_stride = 2 if arranged == "apart" else 1
     for dim in dim_order:
-        strides[dim] = step
-        step = step * tensor.shape[dim] + ROW_PADDING * (1 + place)
+        strides[dim] = next_stride
+        next_stride = next_stride * tensor.shape[dim] + ROW_PADDING * (1 + place)
     return tuple(strides)
 
 
 def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: int) -> list[int]:
     """Returns strides with one far (very large) stride, or [] if no dimension fits.  `order`: smallest stride first.
 
-    The far stride is just below 2**31; a long dimension gets a smaller one.  It belongs to the outermost dimension with
-    at least three rows, if there is one; with `inside`, to another dimension.  Longer strides are multiples of it, so
-    that other dimensions can be merged."""
+    The far stride is just below 2**31; a long dimension gets a smaller one.  Without `inside`, it belongs to the
+    outermost dimension with at least three rows, if there is one.  With `inside`, it belongs to another dimension.
+    Longer strides are multiples of it, so that other dimensions can be merged."""
     outer_dims = [dim for dim in order[1:] if shape[dim] > 1]
     outer_dim = next((dim for dim in reversed(outer_dims) if shape[dim] > 2), outer_dims[-1] if outer_dims else None)
     other_dims = [dim for dim in outer_dims if dim != outer_dim]
@@ -297,7 +297,7 @@ def poisoned_allocations() -> Iterator[None]:
     a few ops, so do not compare the bits of two runs inside this block."""
     old_mode = torch.get_deterministic_debug_mode()
     torch_settings: Any = torch.utils.deterministic
-    old_fill = torch_settings.fill_uninitialized_memory
+    old_setting = torch_settings.fill_uninitialized_memory
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*deterministic.*", category=UserWarning)
         torch.set_deterministic_debug_mode("warn")  # `use_deterministic_algorithms` imports Inductor, which takes 2 s
@@ -306,7 +306,7 @@ def poisoned_allocations() -> Iterator[None]:
             yield
         finally:
             torch.set_deterministic_debug_mode(old_mode)
-            torch_settings.fill_uninitialized_memory = old_fill
+            torch_settings.fill_uninitialized_memory = old_setting
 
 
 LATE_S = 0.1
@@ -343,12 +343,13 @@ def _is_poison(output: torch.Tensor) -> bool:
         return bool(output.isnan().all())
     if output.dtype in (torch.bool, torch.uint8):
         return False  # poison is an ordinary value there
-    is_max_int = bool((output == torch.iinfo(output.dtype).max).all())
-    return is_max_int or bool((bits(output) == SENTINEL_BYTE).all())
+    all_max_int = bool((output == torch.iinfo(output.dtype).max).all())
+    return all_max_int or bool((bits(output) == SENTINEL_BYTE).all())
 
 
 def kept_names(spec: OpSpec, inputs: Inputs) -> frozenset[str]:
-    """Returns the weights' names.  A kernel may cache results of a weight as long as the tensor is the same."""
+    """Returns the weights' names.  A kernel may keep results of a weight between calls, as long as the tensor is the
+    same."""
     prepared_names = spec.prepared_with
     return frozenset(name for name in inputs if name in (spec.prepared, *prepared_names, "weight"))
 

@@ -87,9 +87,8 @@ class Child:
 
     The child gets this process's environment variables, changed by `environment`; None removes a variable.  When the
     child is ended, its descendants are ended too.  The child leads its own session.  With `own_session=False` it stays
-    in this process's session, where Ctrl-C also ends it.  Standard error goes to the file `log`, or is kept for
-    `ChildFailed`.  `modules`, `tree`, `python`: arguments of `command_for`.
-    """
+    in this process's session, where Ctrl-C also ends it.  Standard error goes to the file `log`; without `log` it is
+    kept for the text of `ChildFailed`.  `command_for` explains `modules`, `tree` and `python`."""
 
     def __init__(
         self,
@@ -155,8 +154,8 @@ class Child:
 
     def _read(self) -> None:
         assert self._popen.stdout is not None, "Popen was given PIPE"
-        with self._popen.stdout as output:
-            for line in output:
+        with self._popen.stdout as child_output:
+            for line in child_output:
                 self._lines.put(line)
         self._lines.put("")
 
@@ -261,13 +260,13 @@ class Pool:
     @staticmethod
     @cache
     def of_kernels(one_thread: bool) -> Pool:
-        """Returns the pool for kernels, which lives until the program ends.  `one_thread`: one thread per child."""
+        """Returns the pool that runs kernels, kept until the program ends.  `one_thread`: each child has one thread."""
         environment, limit_s = ({"OMP_NUM_THREADS": "1"}, CPU_RUN_LIMIT_S) if one_thread else ({}, GPU_RUN_LIMIT_S)
         return Pool("rooflab.bench.core.outside", environment=environment, limit_s=limit_s)
 
     @contextmanager
     def child(self, user: str = "") -> Iterator[Child]:
-        """Yields an idle or a new child for this caller alone.  Ends idle children that are reserved for others.
+        """Yields an idle or a new child for this caller alone.  Ends idle children reserved for another `user`.
 
         A child that the caller has ended is not used again."""
         try:

@@ -1,7 +1,8 @@
 """Defines records: one line of JSON for each result, with its environment.  Records are appended and never edited.
 
-The schema is the dataclass `Record`.  Within one major version, new versions only add fields and values (1.2: NOISY;
-1.3: cpp, cpu).  A reader ignores unknown fields and refuses a newer major version.
+The schema is the dataclass `Record`.  Within one major version, new versions only add fields and values.  Version 1.2
+added the value NOISY; version 1.3 added cpp and cpu.  A reader ignores unknown fields and refuses a newer major
+version.
 """
 
 from __future__ import annotations
@@ -206,9 +207,9 @@ class Record:
         """Returns the timing method and the L2 state, such as `cuda events, launch gaps hidden, cold`.
 
         The number of calls per sample is left out, because it depends on the kernel's speed.  Otherwise a faster kernel
-        would seem to have another timing method.  The L2 state shows whether several calls share a sample."""
-        name = re.sub(r"\d+ calls per sample", "several calls per sample", self.timer or "unknown")
-        return f"{name}, {self.l2_state}" if self.l2_state else name
+        would seem to have another timing method.  If L2 is cold, a sample is always one call."""
+        timer_name = re.sub(r"\d+ calls per sample", "several calls per sample", self.timer or "unknown")
+        return f"{timer_name}, {self.l2_state}" if self.l2_state else timer_name
 
     @property
     def stands_alone(self) -> bool:

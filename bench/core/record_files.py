@@ -21,9 +21,9 @@ def write(path: Path, *records: Record) -> None:
     file_descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         for record in records:
-            line = f"{record.to_json()}\n".encode()
-            written_bytes = os.write(file_descriptor, line)  # one call for a line
-            if written_bytes != len(line):
+            record_line = f"{record.to_json()}\n".encode()
+            written_bytes = os.write(file_descriptor, record_line)  # one call for a line
+            if written_bytes != len(record_line):
                 os.ftruncate(file_descriptor, os.lseek(file_descriptor, 0, os.SEEK_CUR) - written_bytes)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
@@ -53,8 +53,8 @@ def read_all(folder: Path) -> list[Record]:
 
 
 def _read_file(path: Path) -> Iterator[Record]:
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line_number, line in enumerate(lines, 1):
+    with path.open(encoding="utf-8", errors="replace") as file_lines:
+        for line_number, line in enumerate(file_lines, 1):
             if not line.strip():
                 continue
             if not line.endswith("\n"):
@@ -68,7 +68,7 @@ def _read_file(path: Path) -> Iterator[Record]:
 class RunWriter:
     """Writes the records of a run to its own file, `<folder>/<run_id>.jsonl`, so that two git branches merge easily.
 
-    With `part` the file is `<run_id><part>.jsonl`, and may hold records of child runs (ids `<run_id>-first-0A`)."""
+    With `part` the file is `<run_id><part>.jsonl`, and also takes child runs, with ids such as `<run_id>-first-0A`."""
 
     def __init__(self, folder: Path, run_id: str | None = None, part: str = ""):
         self.run_id, self._part = run_id or new_run_id(), part

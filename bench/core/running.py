@@ -1,6 +1,6 @@
 """Writes the names of the running kernels to a file.  The environment variable `ROOFLAB_RUNNING` gives the file's path.
 
-If a process dies, its parent process reads the file.  The parent then reports these kernels as the cause.
+If the process dies, its parent process reads the file.  The parent then reports which kernels ran at that time.
 """
 
 from __future__ import annotations

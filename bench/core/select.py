@@ -58,15 +58,15 @@ class Selection:
         return cls(op_kernels, tuple(suites), case_list, tuple(schemes or ()), pick_device(device), seed)
 
     def cases_of(self, spec: OpSpec) -> list[Case]:
-        """Returns the selected test cases of one op.  A suite that the op lacks adds no case."""
+        """Returns the selected test cases of one op.  Skips suites (named lists of cases) that the op lacks."""
         if self.cases:
             return list(self.cases)
         return list(dict.fromkeys(case for suite in self.suites for case in spec.cases_in(suite)))
 
     def schemes_of(self, spec: OpSpec, default: str | None = None) -> list[Scheme]:
         """Returns the requested schemes (number formats) that the op has.  If none was requested, returns `default`, or
-        all schemes if `default` is None.  If the op lacks `default` and no other op is selected, returns the op's first
-        scheme."""
+        all schemes if `default` is None.  If the op lacks `default`, returns no scheme, or its first scheme if no other
+        op is selected."""
         names = self.schemes or ((default,) if default else spec.schemes)
         if not self.schemes and len(self.kernels) == 1 and not {*names} & {*spec.schemes}:
             names = spec.schemes[:1]
@@ -76,8 +76,8 @@ class Selection:
 def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
     """Returns the selected kernels as pairs `(kernel, file)`.  `file` is None for a kernel of this package.  A name in
     `names` that ends in `.py` selects all kernels that this file registers.  Without `names`, selects all kernels of
-    `op`, or of all ops if `op` is None.  Raises `ValueError` on an unknown name, or if only a kernel's name is given
-    and its op is not known."""
+    `op`, or of all ops if `op` is None.  Raises `ValueError` on an unknown name.  Also raises it on a kernel's name if
+    neither `op` nor a file in `names` gives the op."""
     if not names:
         ops = [op] if op else list(registry.ops())
         return [(kernel, None) for name in ops for kernel in registry.kernels(name).values()]
@@ -100,7 +100,7 @@ def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, P
 
 
 def source_of(kernel: Kernel) -> Path:
-    """Returns the file that registers a kernel.  If no file is recorded, returns the file of the kernel's code."""
+    """Returns the file that registers a kernel (`kernel.file`), or, if it is None, the file of the kernel's code."""
     code = inspect.unwrap(kernel.fn)
     code = code if inspect.isroutine(code) else type(code)  # an object that is called has the file of its class
     return kernel.file or Path(inspect.getfile(code)).resolve()
@@ -126,8 +126,8 @@ def first_case(kernel: Kernel, spec: OpSpec, scheme: Scheme, suites: Sequence[st
     if scheme.name not in spec.schemes:
         return None
     for case in dict.fromkeys(case for suite in suites for case in spec.cases.get(suite, ())):
-        inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
-        if kernel.why_not_args(inputs, spec) is None:
+        meta_inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
+        if kernel.why_not_args(meta_inputs, spec) is None:
             return case
     return None
 

@@ -33,9 +33,9 @@ def time_together(
 ) -> tuple[dict[str, Samples], dict[str, Failed], JsonObject | None]:
     """Times the kernels in `ready` in turn.  Returns the samples, the errors of failed kernels, and the GPU's clocks.
 
-    The time budget is in seconds per kernel.  If a reading is noisy, the timing may take twice this time.  With
-    `settings.paired` it does not.  If a kernel fails, each kernel is timed alone to find the failed kernel.  Then the
-    others are timed together."""
+    The time budget is in seconds per kernel.  If a reading is noisy, the timing may take twice the budget.  With
+    `settings.paired` (a reading of a pair) it may not.  If a kernel fails, each kernel is timed alone to find the
+    failed kernel.  Then the others are timed together."""
     if not ready:
         return {}, {}, None
     device = torch.device(settings.device)
@@ -66,12 +66,12 @@ def _together_or_alone(
         if len(ready) == 1:
             return {}, {name: Failed.of(error, "while timed") for name in ready}
     failed_kernels: dict[str, Failed] = {}
-    for name, function in ready.items():
+    for name, timed_call in ready.items():
         try:
-            together({name: function})
+            together({name: timed_call})
         except Failed.errors() as error:
             failed_kernels[name] = Failed.of(error, "while timed")
-    good_functions = {name: function for name, function in ready.items() if name not in failed_kernels}
+    good_functions = {name: timed_call for name, timed_call in ready.items() if name not in failed_kernels}
     try:
         return together(good_functions) if good_functions else {}, failed_kernels
     except Failed.errors() as error:
@@ -79,7 +79,7 @@ def _together_or_alone(
 
 
 def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
-    """Returns a `ClockWatch` of a GPU, which notes an unreadable SM clock.  On a CPU, returns an empty context."""
+    """Returns a GPU's `ClockWatch`, which keeps the error if no SM clock is readable; on a CPU, an empty context."""
     if device.type != "cuda":
         return nullcontext()
     from rooflab.bench.core.timers.card import ClockWatch
@@ -98,7 +98,7 @@ def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[s
     of failed kernels.
 
     Call this function only after a case has been timed, because a profiler may slow all later launches of the process.
-    Cases that the same process times later may have this effect."""
+    Cases that are timed later in the same process may also be slower."""
     fields_by_name: dict[str, dict[str, Any]] = {}
     failed_kernels: dict[str, Failed] = {}
     if device.type == "cpu":
@@ -115,12 +115,12 @@ def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[s
 
 
 class Unseen:
-    """Gives the timed kernels float inputs that they have not seen, so that cached outputs are wrong.
+    """Gives the timed kernels unseen float values between the rounds of timing, so that a cached output is wrong.
 
-    The first values come from a random seed.  Each call changes one row of each input.  So an output that was cached by
-    address, by shape or by some of the values is wrong.  Weights, integer inputs (such as page tables and lengths) and
-    mutated arguments do not change.  Inputs with a shape that depends on the seed do not change.  Inputs with NaN (in
-    unused pages of a cache) or infinite values do not change either."""
+    The first values come from a random seed.  Each call of this object then changes one row of each input.  A kernel
+    may cache an output by an input's address, shape or some values; this output is then wrong.  Weights, integer inputs
+    (such as page tables and lengths) and inputs that the op writes do not change.  If a shape depends on the seed, no
+    input changes.  Inputs with NaN (in unused pages of a cache) or infinite values do not change either."""
 
     def __init__(
         self, spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, copies: Sequence[Inputs], seed: int
@@ -129,11 +129,11 @@ class Unseen:
         self._random = random.Random()
         fresh_inputs = spec.make_inputs(case, scheme, device, self._random.randrange(2**31))
         fixed_names = kept_names(spec, fresh_inputs) | set(spec.mutates)
-        same_shapes = alike(copies[0], fresh_inputs)
+        has_same_shapes = alike(copies[0], fresh_inputs)
         values = {
             name: value
             for name, value in fresh_inputs.items()
-            if same_shapes and name not in fixed_names and _finite(value)
+            if has_same_shapes and name not in fixed_names and _finite(value)
         }
         del fresh_inputs  # before another set is made: its weights may take a large part of the memory
         original_inputs = spec.make_inputs(case, scheme, device, seed)
@@ -159,8 +159,8 @@ class Unseen:
         faults = {}
         for kernel, input_rotation in timed.items():
             for _, outputs in input_rotation.outputs():
-                if message := self._expected.faults(outputs, input_rotation.own_stream):
-                    faults[kernel] = message + (": an input was changed while it was timed" if self._damaged() else "")
+                if fault := self._expected.faults(outputs, input_rotation.own_stream):
+                    faults[kernel] = fault + (": an input was changed while it was timed" if self._damaged() else "")
         return faults
 
     def _damaged(self) -> bool:

@@ -49,7 +49,7 @@ BF16_REFUSAL = "Triton's interpreter computes bf16 dot and sort wrongly"
 
 @dataclass(frozen=True)
 class Layout:
-    """Describes the memory layout of inputs and outputs in one run, and how the kernel is called."""
+    """Describes one run: the memory layout of inputs and outputs, and the kind of call (twice, from another thread)."""
 
     arranged: Mapping[str, Arrangement] = field(default_factory=dict)
     """The inputs whose memory layout is changed, and how it is changed."""
@@ -104,10 +104,10 @@ class Runner:
             raise Failed("UNSUPPORTED", BF16_REFUSAL)
 
     def load(self, name: str, inputs: Inputs, packed_in: str | None = None) -> bool:
-        """Stores `inputs` and their packed weight under `name`.  Returns whether the kernel packs a weight.
+        """Stores `inputs` under `name`, with the weight in the kernel's own (packed) layout if the kernel has one.
 
-        `packed_in` is the name of stored inputs with the same weight.  If it is given, their packed weight is used
-        again."""
+        Returns whether it has one.  `packed_in` is the name of stored inputs with the same weight.  If it is given,
+        their packed weight is used again."""
         if packed_in is not None:
             self._sets[name] = inputs, self._sets[packed_in][1]
             return self._sets[name][1] is not None
@@ -132,9 +132,9 @@ class Runner:
         """Runs the kernel once on guarded copies of the inputs that are stored under `name`.  Waits for the stream, and
         returns the outputs.
 
-        Raises `LayoutRefused` if the kernel refuses the memory layout, and `Failed` on any other fault.  The status is
-        INVALID if the kernel replaced a function of the benchmark.  A late change of an earlier call's output is a
-        fault too."""
+        Raises `LayoutRefused` if the kernel refuses the memory layout, and `Failed` on any other fault, also on a late
+        change of an earlier call's output.  The status is INVALID if the kernel replaced a function of the benchmark.
+        """
         if layout.same_memory and (self.spec.mutates or self.free):
             self.settle()  # this run's inputs use the memory of the last call's outputs again
         with (
@@ -154,7 +154,7 @@ class Runner:
         return output_values
 
     def _run(self, inputs: Inputs, packed: object, layout: Layout) -> tuple[Outputs, Outputs]:
-        """Runs the kernel.  Returns the outputs, and copies of the outputs that the same stream made after the call."""
+        """Runs the kernel.  Returns its outputs, and copies that the same stream made of them after the call."""
         kernel, spec, device = self.kernel, self.spec, self.device
         if FAR_PAGES in layout.arranged.values():
             slots_name, cache_name = spec.slots[:2]
@@ -215,8 +215,8 @@ class Runner:
         """Turns an exception of the kernel or the device into `Failed`.  With `may_refuse`, a `ValueError` becomes
         `LayoutRefused`.
 
-        If a `ValueError` names an option, the status is UNSUPPORTED.  An error that `reference/contract.py` raises has
-        another status: the inputs are valid, so the kernel computed invalid values."""
+        If a `ValueError` names an option, the status is UNSUPPORTED.  An error from `reference/contract.py` never has
+        this status.  The inputs are valid, so the kernel itself computed the values that are refused."""
         try:
             yield
         except Failed.errors() as error:
@@ -248,7 +248,7 @@ class Runner:
         return "gpu" if self.device.type == "cuda" else "cpu" if self.kernel.backend == "cpp" else "torch"
 
     def seen(self) -> dict[str, Any]:
-        """Returns more fields for `CheckResult`: what executed the kernel, and in the emulator also races and bytes."""
+        """Returns what was seen, for `CheckResult`: what executed the kernel.  The emulator adds races and bytes."""
         return {"checked_by": self.by}
 
     def around(self) -> AbstractContextManager[object]:
@@ -257,16 +257,16 @@ class Runner:
 
 
 def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], guards: dict[str, Guarded]) -> dict[str, Guarded]:
-    """Returns guarded copies of all input tensors, and adds new copies to `guards`.  If `guards` has a tensor with the
-    same name and shape, its memory is used again.  Small inputs with a changed layout share one storage per dtype, as
-    if one op had computed all of them."""
-    for index, (name, value) in enumerate(inputs.items()):
+    """Returns guarded copies of all input tensors, and stores them in `guards`.  If `guards` has a copy with the same
+    name and shape, its memory is used again.  If layouts are changed and the inputs are small, all inputs of one dtype
+    share one storage, as if one op had computed them."""
+    for input_index, (name, value) in enumerate(inputs.items()):
         if not isinstance(value, torch.Tensor):
             continue
         if name in guards and guards[name].view.shape == value.shape:
             guards[name].rewrite(value)
         else:
-            guards[name] = guard(value, arranged.get(name, "plain"), index)
+            guards[name] = guard(value, arranged.get(name, "plain"), input_index)
     if (
         arranged
         and not {*FAR_LAYOUTS, FAR_PAGES}.intersection(arranged.values())
@@ -306,7 +306,7 @@ def _collect(
             raise Failed("INCORRECT", f"{name}: expected device {device.type}, got {output.device.type}")
         if outs and (output.data_ptr(), output.stride()) != (outs[index].view.data_ptr(), outs[index].view.stride()):
             raise Failed("INCORRECT", f"{name}: expected the tensor given as out, got another")
-        aliased_names = [key for key, buffer in buffer_by_name.items() if aliases(output, buffer)]
+        aliased_names = [input_name for input_name, buffer in buffer_by_name.items() if aliases(output, buffer)]
         if aliased_names:
             raise Failed("INCORRECT", f"{name}: shares memory with the input {aliased_names[0]}: in place on the input")
     return outputs
@@ -321,8 +321,8 @@ _cuda: Any = torch.cuda
 
 @contextmanager
 def queued(device: torch.device, inputs: Iterable[Guarded], alone: bool) -> Iterator[None]:
-    """Waits for the GPU.  Unless `alone`, the stream then fills float inputs with NaN, pauses, and restores them.  So a
-    kernel that does not wait for this stream reads NaN."""
+    """Waits for the GPU.  Unless `alone`, the current stream then fills float inputs with NaN, pauses, and restores
+    them.  A kernel that does not wait for this stream reads NaN."""
     if device.type != "cuda":
         yield
         return

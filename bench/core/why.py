@@ -112,8 +112,8 @@ class Look:
         return ""
 
     def _far(self, data: CheckData, layout: Layout) -> str:
-        """Names the tensors with which the kernel fails only if their rows lie far apart, at offsets above 32 bits.
-        Returns "" if it also fails with near rows."""
+        """Names the tensors with which the kernel is wrong only if rows lie at offsets above 32 bits.  Returns "" if
+        the kernel is also wrong without such offsets."""
         near_layout = replace(layout, arranged={}, out=None, forms=())
         far_layouts = {name: replace(near_layout, arranged={name: kind}) for name, kind in layout.arranged.items()}
         if FAR_PAGES in layout.arranged.values():  # one slot reaches all of them

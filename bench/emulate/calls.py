@@ -98,8 +98,8 @@ def _ragged_case(kernel: Kernel, spec: OpSpec, scheme: Scheme) -> Case:
     for case in dict.fromkeys((*spec.cases["smoke"], *spec.cases_in("edge"))):
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
         if kernel.why_not_args(inputs, spec) is None:
-            sizes = [value for value in case.values() if isinstance(value, int) and value > 1]
-            case_score = (sum(size % TILE_SIZE != 0 for size in sizes), -spec.cost_of(inputs).flops)
+            case_sizes = [value for value in case.values() if isinstance(value, int) and value > 1]
+            case_score = (sum(case_size % TILE_SIZE != 0 for case_size in case_sizes), -spec.cost_of(inputs).flops)
             best_score, best_case = max((best_score, best_case), (case_score, case), key=lambda pair: pair[0])
     return best_case
 
@@ -140,7 +140,7 @@ def call(
         return EmulatedCall(target, answer, device.name, predict_all([target], device, counted={target: traffic})[0])
     flops: Counter[str] = Counter()
     for launch in answer["launches"]:
-        flops.update({MATRIX_FORMATS.get(kind, kind): number for kind, number in launch["tensor_flops"].items()})
+        flops.update({MATRIX_FORMATS.get(kind, kind): n_flops for kind, n_flops in launch["tensor_flops"].items()})
     return EmulatedCall(target, answer, device.name, predict_launcher(target, traffic, flops, device))
 
 

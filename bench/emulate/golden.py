@@ -1,7 +1,7 @@
 """Stores golden outputs, which are outputs of kernels on a GPU, in small files.  The emulator must reproduce them.
 
-Integer outputs and copies must be equal bit for bit.  If the GPU sums in its own order, or if an instruction is
-approximate, the outputs must agree within the op's tolerance.  The number of bitwise equal elements is always reported.
+Integer outputs and copies must be equal bit for bit.  The GPU may sum in its own order or approximate an instruction.
+Then they must agree within the op's tolerance.  The number of bitwise equal elements is always reported.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def outputs_of(target: KernelCase, device: torch.device) -> Outputs:
         for name, value in spec.make_inputs(target.case, target.scheme, torch.device("cpu"), SEED).items()
     }
     arguments = Rotation.arguments(kernel, spec, inputs)
-    result = kernel.fn(**arguments)
-    outputs = tuple(arguments[name] for name in spec.outputs) if spec.mutates else result
+    kernel_result = kernel.fn(**arguments)
+    outputs = tuple(arguments[name] for name in spec.outputs) if spec.mutates else kernel_result
     outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
     return tuple(output.detach().cpu() for output in outputs)
 
@@ -73,21 +73,21 @@ def write(folder: Path, device: torch.device, chosen: Sequence[KernelCase] | Non
     A kernel with stored outputs does not run again; its entry in `golden.json` stays.  Returns all kernels' names."""
     names = []
     index_file = folder / "golden.json"
-    entries: dict[str, Any] = json.loads(index_file.read_text())["kernels"] if index_file.is_file() else {}
+    kernel_entries: dict[str, Any] = json.loads(index_file.read_text())["kernels"] if index_file.is_file() else {}
     environment = Environment.now(device.index or 0)
     source_record = {"commit": environment.commit, "dirty": environment.dirty, "environment": environment.to_dict()}
     selected_targets = targets() if chosen is None else list(chosen)
     for target in selected_targets:
         name = _name(target)
-        if name not in entries or not (folder / f"{name}.pt").is_file():
+        if name not in kernel_entries or not (folder / f"{name}.pt").is_file():
             file_content = BytesIO()
             torch.save(outputs_of(target, device), file_content)
             write_whole(folder / f"{name}.pt", file_content.getvalue())
-            entries[name] = target.to_json() | source_record
+            kernel_entries[name] = target.to_json() | source_record
             # Written after each kernel, because a later kernel may end the process.
             write_whole(
                 index_file,
-                json.dumps({"seed": SEED, "kernels": entries}, indent=1, sort_keys=True, allow_nan=False) + "\n",
+                json.dumps({"seed": SEED, "kernels": kernel_entries}, indent=1, sort_keys=True, allow_nan=False) + "\n",
             )
         names.append(name)
     return names
@@ -99,8 +99,8 @@ def compare(folder: Path) -> list[Difference]:
     if not index_file.is_file():
         raise ValueError(f"golden: expected a folder with golden.json, got {folder}")
     differences = []
-    for name, record in sorted(json.loads(index_file.read_text())["kernels"].items()):
-        target = KernelCase(record["op"], record["kernel"], Case(**record["case"]), get_scheme(record["scheme"]))
+    for name, entry in sorted(json.loads(index_file.read_text())["kernels"].items()):
+        target = KernelCase(entry["op"], entry["kernel"], Case(**entry["case"]), get_scheme(entry["scheme"]))
         differences.append(_difference(target, torch.load(folder / f"{name}.pt")))
     return differences
 
@@ -120,8 +120,8 @@ def _difference(target: KernelCase, golden: Outputs) -> Difference:
 
 def _wrong(spec: OpSpec, target: KernelCase, outputs: Outputs, golden: Outputs) -> list[str]:
     inputs: Inputs = spec.make_inputs(target.case, target.scheme, torch.device("cpu"), SEED)
-    expected = tuple(value.double() if value.is_floating_point() else value for value in golden)
-    return [error.describe() for error in spec.judge(outputs, expected, inputs, target.scheme) if not error.passed]
+    fp64_golden = tuple(value.double() if value.is_floating_point() else value for value in golden)
+    return [error.describe() for error in spec.judge(outputs, fp64_golden, inputs, target.scheme) if not error.passed]
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:

@@ -81,8 +81,8 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: La
             written_masks = [_written(output, launches.results) for output in tensors]
             checked_elements = sum(int(written_mask.sum()) for written_mask in written_masks)
             tensors = tuple(
-                torch.where(written_mask, out, expected.to(out.dtype))
-                for written_mask, out, expected in zip(written_masks, tensors, expected_outputs, strict=True)
+                torch.where(written_mask, written_tensor, expected.to(written_tensor.dtype))
+                for written_mask, written_tensor, expected in zip(written_masks, tensors, expected_outputs, strict=True)
             )
         errors = spec.judge(tensors, expected_outputs, fresh_inputs, scheme)
     failure_texts = [error.describe() for error in errors if not error.passed]
@@ -93,9 +93,9 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: La
     if errors and not launches.launched and sum(output.numel() for output in tensors):
         status, note = "INCORRECT" if failure_texts else "INVALID", "torch computed it: no kernel was launched"
     elif errors and launches.ran == launches.of and not spec.mutates:
-        stored = sum(result.bytes.hbm_write for result in launches.results)
-        if stored < nbytes(*tensors):
-            note = f"torch wrote a part of the outputs: kernels stored {stored:.0f} of their {nbytes(*tensors)} bytes"
+        n_stored = sum(result.bytes.hbm_write for result in launches.results)
+        if n_stored < nbytes(*tensors):
+            note = f"torch wrote a part of the outputs: kernels stored {n_stored:.0f} of their {nbytes(*tensors)} bytes"
     reason = "; ".join(failure_texts) or (f"race: {races[0]}" if races else note)
     return {
         "status": status,
@@ -110,11 +110,11 @@ def _written(output: torch.Tensor, results: Sequence[LaunchResult]) -> torch.Ten
     """Returns a mask of the output elements that launches wrote.  The mask comes from addresses, not from values."""
     storage = output.untyped_storage()
     written_bytes = torch.zeros(storage.nbytes(), dtype=torch.bool)
-    for addresses, size in (stored_item for result in results for stored_item in result.stored):
-        start = torch.from_numpy(addresses) - storage.data_ptr()
-        start = start[(start >= 0) & (start <= storage.nbytes() - size)]
-        for byte_index in range(size):
-            written_bytes[start + byte_index] = True
+    for addresses, unit_bytes in (stored_item for result in results for stored_item in result.stored):
+        unit_start = torch.from_numpy(addresses) - storage.data_ptr()
+        unit_start = unit_start[(unit_start >= 0) & (unit_start <= storage.nbytes() - unit_bytes)]
+        for byte_index in range(unit_bytes):
+            written_bytes[unit_start + byte_index] = True
     written_elements = written_bytes.view(-1, output.element_size()).all(dim=1)
     return torch.as_strided(written_elements, output.shape, output.stride(), output.storage_offset())
 
@@ -126,7 +126,7 @@ def launch_answer(result: LaunchResult) -> Answer:
         "ctas": result.ctas,
         "bytes": asdict(result.bytes),
         "instructions": dict(result.instructions),
-        "lines": [[file, line, dict(line_counts)] for (file, line), line_counts in result.lines.items()],
+        "lines": [[file, line_number, dict(line_counts)] for (file, line_number), line_counts in result.lines.items()],
         "tensor_flops": dict(result.tensor_flops),
         "shared_wavefronts": result.shared_wavefronts,
         "shared_wavefronts_least": result.shared_wavefronts_least,
@@ -137,5 +137,5 @@ def launch_answer(result: LaunchResult) -> Answer:
 
 
 def _source(file: str) -> list[str]:
-    path = Path(file)
-    return path.read_text().splitlines() if path.is_file() else []
+    source_path = Path(file)
+    return source_path.read_text().splitlines() if source_path.is_file() else []

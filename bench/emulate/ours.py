@@ -88,9 +88,9 @@ def emulating_cuda(handle: Handle) -> Iterator[None]:
     def instead(
         self: _cuda.CudaKernel, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0
     ) -> None:
-        launch_values = [_argument(index, argument) for index, argument in enumerate(arguments)]
+        launch_values = [_argument(arg_index, argument) for arg_index, argument in enumerate(arguments)]
         launch = PtxLaunch(compile_ptx(self.source, options=self.options), self.name, _triple(block), int(shared_bytes))
-        handle(launch, tuple(int(size) for size in grid), launch_values)
+        handle(launch, tuple(int(axis_size) for axis_size in grid), launch_values)
 
     _cuda.CudaKernel.__call__ = instead  # type: ignore[method-assign]
     try:
@@ -100,7 +100,7 @@ def emulating_cuda(handle: Handle) -> Iterator[None]:
 
 
 def _triple(sizes: Sequence[int]) -> tuple[int, int, int]:
-    x, y, z = (*(int(size) for size in sizes), 1, 1)[:3]
+    x, y, z = (*(int(axis_size) for axis_size in sizes), 1, 1)[:3]
     return x, y, z
 
 

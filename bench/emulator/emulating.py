@@ -64,7 +64,7 @@ class Emulation(Launches):
 
     @property
     def reached(self) -> list[torch.Tensor]:
-        """Returns tensors that kernels may reach without an argument: through a pointer that they read from memory."""
+        """Returns the tensors that kernels may access through pointers that are stored in memory."""
         return [*self.memory, *(self.gpu.addressed.values() if self.gpu else ())]
 
 
@@ -86,9 +86,9 @@ def emulating(
 
     Tensors are on the CPU.  Inside the block they report that they are on the GPU, and `torch.cuda` describes an H100.
     An autotuned kernel runs with its first config, or with the configs that `configs` selects.  `races=False` skips the
-    race detection, which is faster.  A `seed` above 0 makes the order of warps and copies random.  `memory` is for
-    kernels that read pointers from memory: it lists the tensors of pointers that were stored before the block.  If
-    `ctas` is given, only the first CTA, the last CTA and `ctas` other CTAs run.
+    race detection, which is faster.  A `seed` above 0 makes the order of warps and copies random.  `memory` lists
+    tensors whose addresses were stored in memory before the block, for kernels that read them there.  If `ctas` is
+    given, only the first CTA, the last CTA and `ctas` other CTAs run.
 
     Raises `EmulationError` if a kernel reads or writes out of bounds, reads unwritten memory, or never ends.  The error
     names the kernel's source line.  Races are in `findings`.  Raises `ValueError` if no config matches `configs`."""

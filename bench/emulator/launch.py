@@ -51,7 +51,7 @@ def emulate(
     are in programs of `num_ctas` CTAs.  With `seed` 0, the warps of a CTA run together when possible.  Any other seed
     makes the order of warps and copies random.  `ctas` are the numbers of the CTAs to run, by default all.  If `ctas`
     is given, the result lists the stores of these CTAs.  `unwritten` are argument tensors without valid contents;
-    reading them is an error.  `memory` are further tensors that the kernel accesses by pointers.  With
+    reading them is an error.  `memory` are further tensors, which the kernel accesses through pointers in memory.  With
     `short_accumulator`, fp8 matrix multiplications accumulate with about 14 bits, as on Hopper.
 
     Raises `PtxError` on PTX that is unknown or not for Hopper.  Raises `ValueError` on arguments that do not fit.
@@ -103,12 +103,12 @@ def _chosen(ctas: Iterable[int], count: int) -> list[int]:
 
 
 def _grid(grid: Sequence[int]) -> SizeTriple:
-    sizes = whole_numbers("grid", grid)
-    if not 1 <= len(sizes) <= 3 or any(
-        not 1 <= axis_size <= axis_limit for axis_size, axis_limit in zip(sizes, MAX_GRID, strict=False)
+    axis_sizes = whole_numbers("grid", grid)
+    if not 1 <= len(axis_sizes) <= 3 or any(
+        not 1 <= axis_size <= axis_limit for axis_size, axis_limit in zip(axis_sizes, MAX_GRID, strict=False)
     ):
-        raise ValueError(f"grid: expected one to three positive sizes that CUDA allows, got {tuple(sizes)}")
-    x, y, z = [*sizes, 1, 1][:3]
+        raise ValueError(f"grid: expected one to three positive sizes that CUDA allows, got {tuple(axis_sizes)}")
+    x, y, z = [*axis_sizes, 1, 1][:3]
     return x, y, z
 
 
@@ -128,17 +128,17 @@ def _sizes(kernel: PtxKernel, launch: PtxLaunch, grid: SizeTriple) -> tuple[Size
     cluster = kernel.cluster or cluster
     if min(cluster) < 1 or cluster[0] * cluster[1] * cluster[2] > MAX_CLUSTER_CTAS:
         raise ValueError(f"cluster: expected 1 to {MAX_CLUSTER_CTAS} CTAs, got {cluster}")
-    if any(size % ctas for size, ctas in zip(grid, cluster, strict=True)):
+    if any(axis_ctas % ctas for axis_ctas, ctas in zip(grid, cluster, strict=True)):
         raise ValueError(f"grid: expected multiples of the cluster {cluster}, got {grid}")
     return block, cluster
 
 
 def _dynamic_shared(launch: PtxLaunch, layout: VariableLayout) -> int:
     (dyn_bytes,) = whole_numbers("dynamic_shared", [launch.dynamic_shared])
-    static, total = layout.static_shared, layout.static_shared + dyn_bytes
+    own_bytes, total = layout.static_shared, layout.static_shared + dyn_bytes
     if dyn_bytes < 0 or total > SHARED_LIMIT:
         raise ValueError(
-            f"shared memory: expected 0 to {SHARED_LIMIT} bytes, got {total}, of which {static} are the kernel's own"
+            f"shared memory: expected 0 to {SHARED_LIMIT} bytes, got {total}, of which {own_bytes} are the kernel's own"
         )
     return dyn_bytes
 
@@ -170,8 +170,8 @@ def _layout(kernel: PtxKernel, memory: GlobalMemory) -> VariableLayout:
         else:
             place(variable, variable.space)
     for variable in kernel.variables.values():
-        for reference in variable.references:
-            _point(variable, reference, addresses, memory)
+        for symbol_reference in variable.references:
+            _point(variable, symbol_reference, addresses, memory)
     for variable in dynamic_variables:
         place(variable, "shared")
     return VariableLayout(addresses, end_by_space["shared"], end_by_space["local"])
@@ -192,11 +192,11 @@ def _point(variable: Variable, reference: Reference, addresses: dict[str, int], 
     """Writes the address of a symbol into the initial value of a PTX variable."""
     if reference.symbol not in addresses:
         return  # the symbol is a function: the parser refuses calls by pointers
-    value = (addresses[reference.symbol] + reference.offset) & reference.mask
-    value >>= (reference.mask & -reference.mask).bit_length() - 1
+    symbol_value = (addresses[reference.symbol] + reference.offset) & reference.mask
+    symbol_value >>= (reference.mask & -reference.mask).bit_length() - 1
     allocation = memory.find(addresses[variable.name])
     assert allocation is not None
     byte_offset = addresses[variable.name] - allocation.base + reference.at
     allocation.view(1)[byte_offset : byte_offset + reference.size] = np.frombuffer(
-        (value % (1 << 8 * reference.size)).to_bytes(reference.size, "little"), np.uint8
+        (symbol_value % (1 << 8 * reference.size)).to_bytes(reference.size, "little"), np.uint8
     )

@@ -116,13 +116,13 @@ class Launches:
 
     def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
         """Emulates one launch."""
-        count, cta_numbers = math.prod(grid), None
+        n_ctas, cta_numbers = math.prod(grid), None
         if self.ran < self.of:
             raise NotSampled("ctas: expected a kernel of one launch, got one whose next launch needs all of the first")
-        if self.ctas is not None and count > self.ctas + 2:
-            cta_numbers = [0, *sorted(random.Random(self.seed).sample(range(1, count - 1), self.ctas)), count - 1]
-        self.ran += count if cta_numbers is None else len(cta_numbers)
-        self.of += count
+        if self.ctas is not None and n_ctas > self.ctas + 2:
+            cta_numbers = [0, *sorted(random.Random(self.seed).sample(range(1, n_ctas - 1), self.ctas)), n_ctas - 1]
+        self.ran += n_ctas if cta_numbers is None else len(cta_numbers)
+        self.of += n_ctas
         result = self.emulated(compiled, grid, args, cta_numbers)
         if self.checks.counts or self.checks.races:
             self.results.append(result)

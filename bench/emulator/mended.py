@@ -1,4 +1,4 @@
-"""Compiles PTX with ptxas.  Reads the register count, and whether ptxas added a missing fence or wgmma wait."""
+"""Compiles PTX with ptxas.  Reads the register count, and whether ptxas mended the code by a fence or a wgmma wait."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _log(ptx: str) -> str:
 
 
 def _assemble(tool: Path, ptx: str) -> subprocess.CompletedProcess[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        ptx_file = Path(folder, "kernel.ptx")
+    with tempfile.TemporaryDirectory() as temp_folder:
+        ptx_file = Path(temp_folder, "kernel.ptx")
         ptx_file.write_text(ptx)
-        command = [str(tool), "-v", "--gpu-name=sm_90a", str(ptx_file), "-o", f"{folder}/kernel.cubin"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        ptxas_command = [str(tool), "-v", "--gpu-name=sm_90a", str(ptx_file), "-o", f"{temp_folder}/kernel.cubin"]
+        return subprocess.run(ptxas_command, capture_output=True, text=True, timeout=300, check=False)

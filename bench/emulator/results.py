@@ -152,10 +152,10 @@ def _tensor_flops(kernel: PtxKernel, executed: Mapping[int, int]) -> dict[str, i
     flops: Tally[str] = Tally()
     for instruction_index, thread_count in executed.items():
         opcode = kernel.instructions[instruction_index].opcode
-        shape = re.search(r"\.m(\d+)n(\d+)k(\d+)\.", opcode)
-        if shape is None or not opcode.startswith(("wgmma.mma", "mma.sync")):
+        shape_match = re.search(r"\.m(\d+)n(\d+)k(\d+)\.", opcode)
+        if shape_match is None or not opcode.startswith(("wgmma.mma", "mma.sync")):
             continue
-        m, n, k = map(int, shape.groups())
+        m, n, k = map(int, shape_match.groups())
         opcode_parts = opcode.split(".")
         operand_type = opcode_parts[-2] if opcode.startswith("wgmma") else opcode_parts[-3]
         flops[operand_type] += 2 * m * n * k * (thread_count // (128 if opcode.startswith("wgmma") else 32))
@@ -163,7 +163,8 @@ def _tensor_flops(kernel: PtxKernel, executed: Mapping[int, int]) -> dict[str, i
 
 
 def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns a run's races as sentences, and notes on faults that ptxas repairs or that only change the rounding."""
+    """Returns two groups of sentences: a run's races, and notes.  A note tells of a fault that ptxas repairs, or of a
+    race that only changes the rounding."""
 
     def name(number: int) -> str:
         return run.program.kernel.instructions[number].describe()
@@ -209,7 +210,7 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
-    """Returns the first race of each kind at the same source lines.  An unrolled loop repeats such races."""
+    """Returns the races without repeats of one kind at the same source lines.  An unrolled loop makes such repeats."""
     first_by_key: dict[tuple[object, ...], Race] = {}
     for race in races:
         first_by_key.setdefault((race.kind, name(race.first), name(race.second), race.proxy, race.same_value), race)

@@ -31,7 +31,8 @@ Configs = Callable[[list[Any], dict[str, Any]], Iterable[Any]]
 
 
 def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxLaunch, list[Any], list[torch.Tensor]]:
-    """Binds a compiled kernel to `args`.  Returns its `PtxLaunch`, the PTX parameters' values, and its maps' tensors.
+    """Binds a compiled kernel to `args`.  Returns its `PtxLaunch`, the values of its PTX parameters, and the tensors
+    that its tensor maps describe.
 
     `grid` counts CTAs.  `args` are the arguments of the kernel's signature without its constexprs.  Raises `ValueError`
     if the number of `args` differs from the signature."""
@@ -131,7 +132,7 @@ def _descriptor(value: Any, meta: Any) -> list[Any]:
         element=kind,
         dims=tuple(reversed(shape)),
         strides=tuple(stride * size for stride in reversed(strides[:-1])),
-        box=tuple(reversed([int(length) for length in meta["block_size"]])),
+        box=tuple(reversed([int(box_length) for box_length in meta["block_size"]])),
         swizzle=SWIZZLES[int(meta["swizzle"])],
         fill="nan" if value.padding == "nan" else "zero",
     )
@@ -142,10 +143,11 @@ def _descriptor(value: Any, meta: Any) -> list[Any]:
 def emulating_triton(
     sm: int, properties: Mapping[str, int], handle: Handle, configs: Configs | None = None
 ) -> Iterator[None]:
-    """Compiles kernels for `sm` and passes every launch to `handle`, also a launch of an already compiled kernel.
+    """Compiles kernels for `sm` (such as 90).  Passes every launch to `handle`, also that of a compiled kernel.
 
-    An autotuned kernel runs with the configs that `configs` chooses from the kernel's list, by default only the first.
-    The result of the last config is kept."""
+    An autotuned kernel runs with its first config.  If `configs` is given, the kernel runs once with each config that
+    `configs` chooses, and the last result is kept.
+    """
     # Imported here, because Triton reads its environment at import, and `emulate` does not need Triton.
     from triton.compiler import CompiledKernel
     from triton.runtime.autotuner import Autotuner

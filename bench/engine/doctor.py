@@ -37,7 +37,8 @@ MAX_GAP = 0.01
 
 
 def understood(model: str) -> list[dict[str, Any]]:
-    """Returns a row for each fact read from a model's files.  Raises `ValueError` if the engine refuses the model."""
+    """Returns a row for each fact that the engine understood from a model's files.  Raises `ValueError` if the engine
+    refuses the model."""
     model_path = path_of(model)
     checkpoint, tokenizer = open_checkpoint(model_path), Tokenizer(model_path)
     ends_by_source = {"the tokenizer": tokenizer.eos_token_id, **checkpoint.ends()}
@@ -46,7 +47,7 @@ def understood(model: str) -> list[dict[str, Any]]:
     rows += [("parameters", checkpoint.architecture.parameters().total), ("tokens", tokenizer.size)]
     rows += [(f"tokens of {TEXTS[0]!r}", tokenizer.encode(TEXTS[0])), ("chat template", tokenizer.has_chat_template)]
     rows += [("end tokens", ", ".join(f"{token} {tokenizer.named(token)[0]}" for token in end_ids) or "none")]
-    rows += [(f"end tokens of {source}", tokens) for source, tokens in ends_by_source.items()]
+    rows += [(f"end tokens of {end_source}", tokens) for end_source, tokens in ends_by_source.items()]
     rows += [*read_generation(*checkpoint.generation()).items()]
     return [
         {"what": name, "understood": value if isinstance(value, int | float) else str(value)} for name, value in rows
@@ -54,10 +55,10 @@ def understood(model: str) -> list[dict[str, Any]]:
 
 
 def differences(model: str) -> Iterator[dict[str, Any]]:
-    """Compares the engine with transformers.  Yields a row for the token ids of `TEXTS`, and one for log-probabilities.
+    """Compares the engine with transformers, and yields two rows.  The first row compares the token ids of `TEXTS`.
 
-    The log-probabilities are those of the likeliest next tokens of two prompts.  Raises `ValueError` if transformers
-    cannot load the files."""
+    The second row compares the log-probabilities of the likeliest next tokens, for two prompts.  Raises `ValueError` if
+    transformers cannot load the files."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging

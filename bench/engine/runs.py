@@ -56,7 +56,7 @@ class EngineRun:
 
     @property
     def reason(self) -> str:
-        """Returns why the status is not OK, or an empty text if it is OK."""
+        """Returns why the run's status is INVALID or NOISY.  Returns an empty text if the status is OK."""
         return self.fault or self.noise
 
 
@@ -71,8 +71,8 @@ def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[
 
 
 def run_batch(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> EngineRun:
-    """Runs prompts that all arrive at once.  ITLs always vary in such a run.  So it is NOISY only if its threads had to
-    wait for a processor."""
+    """Runs prompts that all arrive at once.  The run is NOISY only if its threads had to wait for a processor.
+    Variation of the ITLs does not make it NOISY, because they always vary in such a run."""
     clock_fault, start_times = tampered(), run_times()
     outputs = llm.generate(list(prompts), params)
     return _run(outputs, why_noisy((), waiting_since(start_times)), clock_fault)
@@ -94,7 +94,7 @@ def warm_up(llm: LLM, prompt_tokens: int = 32) -> None:
 
 def engine_record(llm: LLM, run: EngineRun, name: str, case: Mapping[str, Any], run_id: str) -> Record:
     """Makes the record of a run, with the request, the model, the kernels and the latencies."""
-    metrics = {key: float(value) for key, value in asdict(run.summary).items() if value is not None}
+    metrics = {metric_name: float(value) for metric_name, value in asdict(run.summary).items() if value is not None}
     return Record(
         kind="engine",
         run_id=run_id,

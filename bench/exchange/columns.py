@@ -27,7 +27,8 @@ ColumnByField = Mapping[str, tuple[str, float]]
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
-    """Returns one record per row; `places_of` explains `columns`.  Raises `ValueError` if a row lacks a cell."""
+    """Returns one record per row of the file.  `places_of` parses the texts in `columns`, such as `op=Name`.  A row
+    that lacks a cell raises `ValueError`."""
     csv_text, column_by_field = files.read_text(path), places_of(columns)
     result_file = files.ResultFile("csv", files.file_time(path), csv_text + str(columns), {})
     rows = csv.DictReader(StringIO(csv_text))
@@ -39,7 +40,8 @@ def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
 
 
 def places_of(columns: Sequence[str]) -> ColumnByField:
-    """Parses FIELD=COLUMN, FIELD=COLUMN:UNIT (a measured field) or FIELD==TEXT (the same text in all rows)."""
+    """Returns the column of each record field, and the factor of its unit.  A text in `columns` has one of three forms:
+    FIELD=COLUMN, FIELD=COLUMN:UNIT (a measured field), or FIELD==TEXT (all rows have the same text)."""
     column_by_field = {}
     for text in columns:
         field, _, column = text.partition("=")

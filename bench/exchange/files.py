@@ -128,7 +128,7 @@ def parse_json(text: str, place: str) -> Any:
 
 
 def environment(tool: str, hardware: str, gpu: str | None = None, **values: Any) -> dict[str, Any]:
-    """Returns the environment in the form of a record.  Values that another tool's file does not give are None.
+    """Returns the environment of another tool's run, with the keys of a record's environment.  Unknown values are None.
 
     `hardware` is the machine's name in the file.  `gpu` is the name of its GPU, or None.  The machine key begins with
     `imported-`.  So an imported result is never mistaken for a result that Rooflab measured itself.
@@ -165,18 +165,19 @@ _ESCAPE_TABLE = str.maketrans({"%": "%25", ",": "%2C", "=": "%3D"})
 
 
 def make_case(values: Mapping[str, Any]) -> Case:
-    """Returns another tool's parameters as a case (names and values).  `,`, `=`, `%` become `%2C`, `%3D`, `%25`.
+    """Returns another tool's parameters as a case (names and values).  In values, `,`, `=`, `%` become `%2C`, `%3D`,
+    `%25`.
 
     This keeps the case's text parsable.  Characters that a name cannot have become `_`.  If two names are then equal,
-    one gets a `_` at the end."""
+    the later one gets a `_` at the end."""
     parameters: dict[str, Scalar] = {}
     for name, value in values.items():
-        key = re.sub(r"\W", "_", name) or "_"
-        key = key if key.isidentifier() else f"_{key}"
-        while key in parameters:
-            key += "_"
+        new_name = re.sub(r"\W", "_", name) or "_"
+        new_name = new_name if new_name.isidentifier() else f"_{new_name}"
+        while new_name in parameters:
+            new_name += "_"
         scalar_value = value if isinstance(value, Scalar) else str(value)
-        parameters[key] = scalar_value.translate(_ESCAPE_TABLE) if isinstance(scalar_value, str) else scalar_value
+        parameters[new_name] = scalar_value.translate(_ESCAPE_TABLE) if isinstance(scalar_value, str) else scalar_value
     return Case(**parameters)
 
 

@@ -129,7 +129,7 @@ class Definition:
         return (None, reason) if reason else (fitting_ops[0], "")
 
     def _unlike(self, op: str) -> str:
-        """Returns why `op` does not fit the definition although the inputs match, or an empty text if `op` fits."""
+        """Returns how the definition differs from `op`, although the inputs match, or an empty text if `op` fits."""
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
         if op == "gemm" and not (len(shapes["A"]) == len(shapes["B"]) == 2 and shapes["A"][1] in shapes["B"]):
             return f"A {list(shapes['A'])} and B {list(shapes['B'])} share no axis to sum over"
@@ -152,7 +152,8 @@ class Definition:
         return name_by_dtype.get(self._dtypes[0]) if len(self._dtypes) == 1 else None
 
     def case(self, axes: Mapping[str, int]) -> Case:
-        """Returns a call's case: the sizes of a gemm or a norm, else the definition's name and the sizes `axes`."""
+        """Returns a call's case.  For a gemm or a norm, it has the sizes.  Otherwise, it has the definition's name and
+        the call's sizes `axes`."""
         op = self.op[0]
         sizes = {name: axis.value for name, axis in self.axes.items() if axis.value is not None} | {**axes}
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
@@ -162,12 +163,13 @@ class Definition:
             return Case(M=sizes[m], N=sizes[n], K=sizes[k], layout=layout, bias=False)
         if op in ("rmsnorm", "fused_add_rmsnorm") and self.eps is not None and "eps" not in self.inputs:
             rows_axis, hidden_axis = next(shape for shape in shapes.values() if len(shape) == 2)
-            offset = {"weight_offset": 1.0} if "gemma" in self.name else {}  # Gemma's norm adds one to the weight
-            return Case(T=sizes[rows_axis], H=sizes[hidden_axis], eps=self.eps, **offset)
+            offset_field = {"weight_offset": 1.0} if "gemma" in self.name else {}  # Gemma's norm adds one to the weight
+            return Case(T=sizes[rows_axis], H=sizes[hidden_axis], eps=self.eps, **offset_field)
         return files.make_case({"definition": self.name, **axes})
 
     def row(self, traces: int) -> dict[str, Any]:
-        """Returns a table row: the definition's name, type and traces, and its Rooflab op or why it has none."""
+        """Returns the definition as a table row: its name, type, number of traces and Rooflab op.  If it has no op, the
+        row says why."""
         op, reason = self.op
         row = {"definition": self.name, "op_type": self.op_type, "op": op, "scheme": self.scheme}
         return row | {"traces": traces, "reason": reason}

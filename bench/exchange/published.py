@@ -41,7 +41,7 @@ _MAX_SHARE_BELOW = 0.02
 
 @dataclass(frozen=True)
 class Placed:
-    """Holds the rows that are placed in one table of published times, before the table is written."""
+    """Holds one table of published times before it is written, with the rows of a data file that belong to it."""
 
     table: Table
     rows: pd.DataFrame
@@ -126,7 +126,7 @@ def _description(path: Path) -> Mapping[str, Any]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Returns whether a path fits an `fnmatch` pattern, in which `{a,b}` stands for the text `a` or the text `b`."""
+    """Returns whether a path fits a pattern of `fnmatch`.  In the pattern, `{a,b}` stands for `a` or `b`."""
     brace_match = re.search(r"\{([^}]*)\}", pattern)
     if brace_match is None:
         return fnmatch(name, pattern)
@@ -166,7 +166,7 @@ def _frame(name: str, content: bytes, json_column: str | None) -> pd.DataFrame:
     if json_column is None:
         return frame
     try:
-        values = [json.loads(text) for text in _column(frame, json_column, name)]
+        values = [json.loads(json_text) for json_text in _column(frame, json_column, name)]
     except json.JSONDecodeError as error:
         raise ValueError(f"{name}, column {json_column!r}: expected JSON: {error}") from error
     return frame.join(pd.DataFrame(values, index=frame.index))
@@ -226,16 +226,16 @@ def _placed(
     if not latencies.between(0, float("inf"), inclusive="neither").all():
         raise ValueError(f"{name}: expected finite times above 0, got {latencies.min()} to {latencies.max()}")
     values = pd.DataFrame({key: _numbers(frame, column, name, int) for key, column in columns.items()})
-    for key, factor in table.get("scale", {}).items():
-        values[key] *= factor
+    for key, scale_factor in table.get("scale", {}).items():
+        values[key] *= scale_factor
     for key, addend in table.get("add", {}).items():
         values[key] += addend
     values["us"] = latencies * (MS[description["unit"]] * 1e3)
-    names = [
+    group_columns = [
         _column(frame, description.get(name_key, default_column), name)
         for name_key, default_column in (("device", "device"), ("kernel", "kernel_source"))
     ]
-    for (device, kernel), rows in values.groupby(names, sort=True, dropna=False):
+    for (device, kernel), rows in values.groupby(group_columns, sort=True, dropna=False):
         placed_entry = _table(description, table, name, str(device), str(kernel))
         selected_names = {
             placed_entry.framework,

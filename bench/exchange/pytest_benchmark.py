@@ -1,8 +1,8 @@
 """Reads and writes pytest-benchmark's JSON.
 
-A file from our exporter names the op, kernel and case.  In any other file, a benchmark is identified by its full name:
-file, class, function and parameters.  pytest-benchmark itself can compare runs in the files that this module writes: a
-kernel has the same name in all of these files.  An imported benchmark keeps its name, group and parameters.
+A file that this module wrote names the op, kernel and case.  In any other file, a benchmark is identified by its full
+name: file, class, function and parameters.  This module gives a kernel the same name in all files that it writes, so
+pytest-benchmark can compare their runs.  An imported benchmark keeps its name, group and parameters.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def read_pytest_benchmark(path: Path) -> Imported:
 
 def _environment(file: BenchmarkFile, name: str) -> dict[str, Any]:
     """Returns the machine that the file describes, without its host name: records never hold host names."""
-    machine, commit = file.machine_info, file.commit_info or {}
+    machine, commit_info = file.machine_info, file.commit_info or {}
     cpu, ours = machine.get("cpu") or {}, machine.get(OURS) or {}
     if not (isinstance(cpu, dict) and isinstance(ours, dict)):
         raise ValueError(f"{name}, machine_info: expected objects as cpu and {OURS}, got {cpu!r} and {ours!r}")
@@ -128,7 +128,7 @@ def _environment(file: BenchmarkFile, name: str) -> dict[str, Any]:
         os=" ".join(str(machine[key]) for key in ("system", "machine") if machine.get(key)) or None,
         python=machine.get("python_version"),
         version=str(file.version),
-        project=commit.get("project"),
+        project=commit_info.get("project"),
         file=name,
     )
     fields["imported"]["implementation"] = machine.get("python_implementation")
@@ -144,9 +144,9 @@ def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[Case, dict[str, Any]]:
-    """Returns what a benchmark measured: its case, op and kernel.  A file of our exporter gives all three.  In any
-    other file, the test's parameters make the case, and the group (or the function) is the op.  The kernel is the
-    test's full name without parameters."""
+    """Returns what a benchmark measured: its case, and fields such as its op and kernel.  In a file of our exporter,
+    `ours` gives all three.  In any other file, the test's parameters make the case, and the group (or the function) is
+    the op.  The kernel is then the test's full name without parameters."""
     name, fullname = benchmark.name, benchmark.fullname
     if ours:
         return Case(), {key: ours.get(key) for key in IDENTITY} | (_commit(ours) if "commit" in ours else {})
@@ -158,8 +158,8 @@ def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, 
 
 
 def _case(params: object, test_id: str) -> Case:
-    """Makes a case of a test's parameters.  Adds the test's id, unless the id is only the values joined by `-` and the
-    case's text can be parsed.  Tests with objects as parameters differ only in the id."""
+    """Makes a case of a test's parameters.  Leaves out pytest's id of the test if it is only the values joined by `-`
+    and the case's text can be parsed.  Otherwise, adds the id: tests with objects as parameters differ only in it."""
     parameters = params if isinstance(params, Mapping) else {"param": params}
     readable_params = {name: value for name, value in parameters.items() if "UNSERIALIZABLE[" not in str(value)}
     case, value_texts = make_case(readable_params), [str(value) for value in parameters.values()]
@@ -204,8 +204,8 @@ def _reading(
 def _rooflined(
     values: dict[str, Any], latency_ms: float | None, extra: Mapping[str, Any], place: str
 ) -> dict[str, Any]:
-    """Adds roofline fields to `values`: FLOP/s, bytes/s, the bound and its ceilings.  The test gave the cost (FLOPs and
-    bytes) to the fixture `kernel_benchmark`."""
+    """Adds roofline fields to `values`: FLOP/s, bytes/s, the bound and its ceilings.  `extra` has the cost (FLOPs and
+    bytes) if the test passed one to the fixture `kernel_benchmark`."""
     cost = extra.get("cost")
     if not cost:
         return values

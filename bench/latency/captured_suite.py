@@ -3,7 +3,8 @@ counts and times.
 
 Two layers are watched.  The first layer is modules, by their names in transformers and vLLM (`_MODULES`).  The second
 is torch's operators: matrix products, attention and embedding.  A call inside a known module is not counted again.  On
-a GPU the time of a call is the time between two events.  A CUDA graph makes no calls, so only eager code is counted.
+a GPU the time of a call is the time between two events.  Replaying a CUDA graph calls no module or operator.  So only
+eager code is counted.
 """
 
 from __future__ import annotations
@@ -78,12 +79,12 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def model(self) -> Tally:
-        """Returns the tally of the model's calls: those inside modules or, without such calls, all other calls."""
+        """Returns the tally of the model's calls: those inside modules.  If there are none, all other calls count."""
         return self.inside if self.inside.total_s else self.outside
 
     @property
     def explained(self) -> float:
-        """Returns the share of the model's time that is spent in calls that Rooflab's ops could compute.
+        """Returns the share of the model's time in calls that Rooflab's ops could compute, and so explain.
 
         The model's time is the sum over all torch operators and known modules.  Python's own time between these calls
         is not included."""
@@ -220,8 +221,8 @@ def _norm(module: Any, args: Sequence[Any]) -> Key | None:
 
 
 def _gated(module: Any, args: Sequence[Any]) -> Key | None:
-    width = args[0].shape[-1]
-    return _key("silu_and_mul", args[0].dtype, T=args[0].numel() // width, I=width // 2)
+    double_width = args[0].shape[-1]
+    return _key("silu_and_mul", args[0].dtype, T=args[0].numel() // double_width, I=double_width // 2)
 
 
 _MODULES = {"RMSNorm": _norm, "SiluAndMul": _gated}

@@ -31,7 +31,7 @@ MEMORY_FRACTION = 0.9
 
 @dataclass(frozen=True)
 class ClockSettings:
-    """Holds the scheduler's settings under `LLM`'s option names.  Raises `ValueError` on the same values as `LLM`."""
+    """Holds the scheduler's settings under `LLM`'s option names.  Raises `ValueError` where `LLM` does."""
 
     num_kv_blocks: int
     block_size: int = 16
@@ -148,8 +148,8 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
         )
         for request_index, (prompt, due_s, token_times_s) in enumerate(zip(prompts, arrivals, token_times, strict=True))
     ]
-    last_arrival_s, case = max(arrivals, default=0.0), {**plan.case(), "basis": model.basis, "seed": plan.seed}
-    return Trace(0.0, plan.warmup_s, last_arrival_s, phased(requests, plan.warmup_s, last_arrival_s), case)
+    last_arrival_s, trace_case = max(arrivals, default=0.0), {**plan.case(), "basis": model.basis, "seed": plan.seed}
+    return Trace(0.0, plan.warmup_s, last_arrival_s, phased(requests, plan.warmup_s, last_arrival_s), trace_case)
 
 
 def compared(simulated: Trace, measured: Trace) -> list[dict[str, Any]]:

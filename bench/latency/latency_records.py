@@ -1,4 +1,4 @@
-"""Makes records of step ledgers (times op by op), of predicted and measured kernel changes, and of studies."""
+"""Makes records of step ledgers (times op by op), of studies, and of changes of a step's time by another kernel."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def change_records(changes: Sequence[PhaseChange], case: Mapping[str, Any], fold
 
 
 def study_record(study: Study, lab: Lab, run_id: str) -> Record:
-    """Makes the record of `study`, the study that `lab` ran last."""
+    """Makes the record of `study`.  This must be the study that `lab` ran last: `lab` holds only the models of that
+    one."""
     model, dtype, device = ("+".join(dict.fromkeys(names)) for names in zip(*lab.engines, strict=True))
     case: dict[str, Any] = {"study": study.name, "model": model, "dtype": dtype, "verdict": study.verdict}
     case |= {"smoke": True} if lab.quick else {}

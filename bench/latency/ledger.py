@@ -1,8 +1,8 @@
 """Makes the ledger of a prefill or decode step: a row for each op with its shape, cost, bound and time.
 
 The times of the rows and of the host add up to the step's time.  In a measured ledger, the rows are the engine's own
-calls.  Steps with timers alternate with steps without timers, and the timers' cost has its own row.  In any other
-ledger, the times are published times or bounds.
+calls.  Every second step runs with timers.  The difference to the steps without timers is the timers' cost, and has its
+own row.  In any other ledger, the times are published times or bounds.
 
 On a GPU all these steps run without CUDA graphs.  The time of an op is the time between an event before its launch and
 an event after it.  If launches take longer than kernels, this time contains the gap too.  The ITL is measured with
@@ -119,8 +119,8 @@ class Ledger:
     def residual(self) -> float:
         """Returns the share of the step's time that the rows do not explain: `(step - ops - host + timers) / step`.
 
-        The residual of one step is 0, because the host's time is the rest of the step.  With medians of many steps it
-        may differ from 0."""
+        `step` is a time without timers, so the timers' cost is added.  For one step the residual is 0, because the
+        host's time is the rest of the step.  With medians of many steps it may differ from 0."""
         return (self.step_ms - self.ops_ms - self.host_ms + self.timers_ms) / self.step_ms
 
     def table(self) -> list[dict[str, Any]]:
@@ -230,9 +230,9 @@ def calls_of(llm: LLM, step: Callable[[], None], kind: StepKind, batch: int, con
         def call(*arguments: Any, **options: Any) -> Any:
             result, kernel = function(*arguments, **options), kernels[op]
             inputs = inputs_of(kernel.op, arguments, options, result)
-            traffic, cost = kernel.traffic_of(inputs, llm.device.type), get_op(kernel.op).cost_of(inputs)
+            op_traffic, cost = kernel.traffic_of(inputs, llm.device.type), get_op(kernel.op).cost_of(inputs)
             site = site_of(llm.arch, inputs) if "b" in inputs else kernel.op
-            moved_bytes = traffic.bytes if traffic else None
+            moved_bytes = op_traffic.bytes if op_traffic else None
             calls.append(LedgerRow(kernel.op, site, kernel.name, shape_of(inputs), cost, moved_bytes))
             return result
 
@@ -305,7 +305,7 @@ def draw_prompts(llm: LLM, count: int, length: int, seed: int | None = None) -> 
 def stepping(llm: LLM, kind: StepKind, batch: int, context: int, steps: int) -> Iterator[Callable[[], None]]:
     """Yields a function that runs one decode step of `batch` sequences, or computes one prompt of `context` tokens.
 
-    The function may be called `steps` times."""
+    The caller may call this function up to `steps` times."""
     prompts, request_ids = draw_prompts(llm, steps if kind == "prefill" else 0, context), list[int]()
 
     def prefill() -> None:
@@ -330,10 +330,10 @@ def stepping(llm: LLM, kind: StepKind, batch: int, context: int, steps: int) -> 
 
 
 def _joining(llm: LLM, batch: int, context: int) -> list[tuple[int, int, int]]:
-    """Plans how `batch` prompts are prefilled, so that all sequences then decode together with `context` tokens each.
+    """Plans how `batch` prompts join the batch, so that all sequences then decode together with `context` tokens each.
 
     Returns groups of prompts in the order of their start.  A group is `(prompts, length, later_tokens)`.  `length` is
-    the tokens of a prompt.  `later_tokens` is what each of its sequences decodes while later groups are prefilled.
+    the tokens of a prompt.  While later groups are prefilled, each sequence of the group decodes `later_tokens` tokens.
     Raises `ValueError` if the context is too short for these groups."""
     scheduler, groups, remaining_prompts, later_tokens = llm.scheduler, list[tuple[int, int, int]](), batch, 0
     while remaining_prompts:

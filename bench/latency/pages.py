@@ -19,9 +19,9 @@ from rooflab.kernels._waiting import run_times, waiting_since
 def run_study(name: str, lab: Lab) -> Study:
     """Runs the study `name` of `STUDIES`.  The verdict is NOISY if the machine was busy."""
     lab.engines.clear()
-    module = importlib.import_module(f"rooflab.bench.latency.studies.{name.replace('-', '_')}")
+    study_module = importlib.import_module(f"rooflab.bench.latency.studies.{name.replace('-', '_')}")
     start_times = run_times()
-    study: Study = replace(module.run(lab), name=name)
+    study: Study = replace(study_module.run(lab), name=name)
     # Its steps differ in any case, so that only waiting threads are noise.
     noise_reason = why_noisy((), waiting_since(start_times))
     return replace(study, verdict="NOISY", number=noise_reason) if noise_reason else study

@@ -52,7 +52,7 @@ class StepWork:
 
 
 def _between(function: Callable[[int], float], x: float, most: int) -> float:
-    """Interpolates `function` linearly at `x` between two grid points.  Grid points above `most` count as `most`."""
+    """Interpolates `function` linearly at `x` between two grid points.  A grid point above `most` moves to `most`."""
     if x <= 0:
         return 0.0
     index = min(bisect_left(_GRID_POINTS, x), len(_GRID_POINTS) - 1)
@@ -74,12 +74,13 @@ class KernelTimes:
     """Models a step's time as the sum of its kernels' times and the host's time.
 
     A kernel's time is published (`roofline/step_times.py`), or a roofline bound.  Between the points of a grid, times
-    are linear.  The times of the output head and of sampling depend on the number of sampled tokens.  Attention in
-    decode depends on the number of sequences and their mean context.  A prompt's chunk from token `s` to token `e`
-    takes the attention time of `e` tokens, minus that of `s` tokens.  All other ops depend on the number of tokens.
+    are linear.  The output head and sampling depend on the number of sampled tokens.  Attention in decode depends on
+    the number of sequences and their mean context.  In prefill, a chunk of a prompt goes from token `s` to token `e`.
+    Its attention takes the time of `e` tokens, minus the time of `s` tokens.  All other ops depend on the number of
+    tokens.
 
-    A context may be longer than all published ones.  Attention then takes its bound, times the ratio of time to bound
-    at the longest published context.  The bound alone would be shorter than a published time for less work.
+    If a context is longer than all published ones, attention's time is its bound times a ratio.  The ratio is time to
+    bound at the longest published context.  The bound alone would be shorter than a published time for less work.
 
     Raises `ValueError` on dtypes or a number of GPUs that the model cannot have, and on a negative host time."""
 
@@ -134,15 +135,15 @@ class KernelTimes:
 
     def ops(self, kind: StepKind, batch: int, context: int) -> Sequence[OpTime]:
         """Returns the ops of a step with their times.  Raises `ValueError` in the same cases as `steps.step_ops`."""
-        shape = kind, batch, context, self.weight_dtype, self.kv_dtype, self.gpus
-        published_time = None if self.bounds else step_time(self.arch, self.device, *shape)
+        step_shape = kind, batch, context, self.weight_dtype, self.kv_dtype, self.gpus
+        published_time = None if self.bounds else step_time(self.arch, self.device, *step_shape)
         if published_time is not None:
             return published_time.ops
-        costs, rows = step_ops(self.arch, *shape), batch * context if kind == "prefill" else batch
+        costs, row_count = step_ops(self.arch, *step_shape), batch * context if kind == "prefill" else batch
         ceilings, reduce_calls = self.device.ceilings(), 2 * self.arch.num_layers
         op_times = [(x.op, x.site, x.calls, 1e3 * x.calls * bound(x.cost, ceilings).seconds) for x in costs]
         if self.gpus > 1:
-            reduced_bytes = rows * self.arch.hidden_size * ITEM_BYTES[activation_dtype(self.weight_dtype)]
+            reduced_bytes = row_count * self.arch.hidden_size * ITEM_BYTES[activation_dtype(self.weight_dtype)]
             reduce_s = reduce_calls * all_reduce_s(reduced_bytes, self.gpus, link(self.device, self.gpus))
             op_times.append(("all_reduce", "all_reduce", reduce_calls, 1e3 * reduce_s))
         return [OpTime(*op_fields, "bound", "") for op_fields in op_times]

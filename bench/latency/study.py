@@ -74,8 +74,8 @@ class Study:
                 columns[self.x], columns[values], style, color=colours[name.removesuffix(PREDICTED_SUFFIX)], label=name
             )
         if self.band:
-            low, high = (columns[name] for name in self.band)
-            axes.fill_between(columns[self.x], low, high, color=CURVE_COLOURS[0], alpha=0.15)
+            low_values, high_values = (columns[name] for name in self.band)
+            axes.fill_between(columns[self.x], low_values, high_values, color=CURVE_COLOURS[0], alpha=0.15)
         axes.set_xlabel(self.x_label, fontsize=9)
         axes.set_ylabel(self.y_label, fontsize=9)
         if self.log:
@@ -108,12 +108,12 @@ def run_all_s(llm: LLM) -> float:
 
 
 def at_least(number: float, holds: float, part: float) -> Verdict:
-    """Returns a verdict: "holds" if `number >= holds`, else "holds in part" if `number >= part`, else "fails"."""
+    """Returns "holds" if `number` is at least `holds`, "holds in part" if it is at least `part`, else "fails"."""
     return "holds" if number >= holds else "holds in part" if number >= part else "fails"
 
 
 def at_most(number: float, holds: float, part: float) -> Verdict:
-    """Returns a verdict: "holds" if `number <= holds`, else "holds in part" if `number <= part`, else "fails"."""
+    """Returns "holds" if `number` is at most `holds`, "holds in part" if it is at most `part`, else "fails"."""
     return at_least(-number, -holds, -part)
 
 
@@ -124,7 +124,7 @@ def worst(*verdicts: Verdict) -> Verdict:
 
 @dataclass
 class Lab:
-    """Creates the LLM engines for latency studies, and chooses between full and small problem sizes."""
+    """Holds the model and options of the latency studies, creates their engines, and chooses full or small sizes."""
 
     model: str = "smollm2-135m"
     dummy: bool = False

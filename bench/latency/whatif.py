@@ -50,7 +50,7 @@ class PhaseChange:
     """Why the times are NOISY; empty if they are not."""
 
     def row(self) -> dict[str, Any]:
-        """Returns the values of one table row.  If `noise` names a disturbance, the row has no ratios."""
+        """Returns one table row.  If `noise` is not empty, the times cannot be compared, so the row has no ratios."""
         row = {name: value for name, value in asdict(self).items() if name != "noise"}
         for name in ("predicted", "measured"):
             row[f"{name}_%"] = None if row[f"{name}_ms"] is None else 100 * (row[f"{name}_ms"] / self.before_ms - 1)
@@ -69,7 +69,7 @@ class PhaseChange:
 
 
 def scale(ledger: Ledger, factors: Mapping[str, float]) -> list[PhaseChange]:
-    """Predicts the step time if one op's time is multiplied by `factors[op]`.  Returns a prediction for each op."""
+    """Predicts, for each op in `factors`, the time of an engine step if the op takes `factors[op]` times as long."""
     phase_changes = []
     for op, factor in factors.items():
         if ms := ledger.ms_of(op):
@@ -92,13 +92,13 @@ def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: StepKind, batch: i
     The predicted time is the present step time plus the time difference of the two kernels, for each call of `op`.
     Both kernels are timed outside the engine with the shapes of the call.  On a GPU, each call starts with an empty
     cache.  On a CPU, only matrix products do.  For other ops on a CPU, the timer first reads as many bytes as one
-    layer's weights.  The ratio of the kernels' times is not used, because it would also scale other costs of the call:
-    for a norm it predicted +13%, but +4% was measured.
+    layer's weights.  The op's time in the step is not multiplied by the ratio of the kernels' times.  This would also
+    scale other costs of the call: for a norm, it predicted a change of +13%, but +4% was measured.
 
     Returns None if a step of this kind does not call the op."""
     is_prefill = kind == "prefill"
-    old_step = measured(llm, kind, batch, context, steps=6 if is_prefill else 16)
-    rows = [row for row in old_step.rows if row.op == op]
+    old_ledger = measured(llm, kind, batch, context, steps=6 if is_prefill else 16)
+    rows = [row for row in old_ledger.rows if row.op == op]
     kernels, other_kernels = (chosen(engine, kind, batch, context) for engine in (llm, other))
     old_kernel = kernels.get(op)
     if not rows or old_kernel is None:
@@ -107,14 +107,14 @@ def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: StepKind, batch: i
     times_ms = _alone_ms(rows, kind, (old_kernel, kernel), llm, context)
     ratio = times_ms[kernel.name] / times_ms[old_kernel.name]
     change = _predicted(
-        old_step, op, old_kernel.name, kernel.name, ratio, times_ms[kernel.name] - times_ms[old_kernel.name]
+        old_ledger, op, old_kernel.name, kernel.name, ratio, times_ms[kernel.name] - times_ms[old_kernel.name]
     )
-    rounds, steps_per_round = (5, 1) if is_prefill else (16, 3)
-    steps = rounds * steps_per_round + 1
+    num_rounds, steps_per_round = (5, 1) if is_prefill else (16, 3)
+    steps = num_rounds * steps_per_round + 1
     with stepping(llm, kind, batch, context, steps) as old_fn, stepping(other, kind, batch, context, steps) as new_step:
         steps_and_samples = (old_fn, base_seconds := list[float]()), (new_step, new_seconds := list[float]())
         old_fn(), new_step()
-        for _ in range(rounds):
+        for _ in range(num_rounds):
             for step, seconds in steps_and_samples:
                 seconds += [seconds_of(step) for _ in range(steps_per_round)]
     unswapped_ops = kernels.keys() - {op, DECODE_OP, FUSED_OP, *MATMUL_OPS}
@@ -146,21 +146,21 @@ def _alone_ms(
 
 
 def _probe_of(row: LedgerRow, kind: StepKind, llm: LLM) -> dict[str, Any]:
-    """Returns the arguments of an op call, as tensors on the meta device.  `row` names the op and the shape."""
+    """Returns the arguments of the op call that `row` describes (op and shape), as tensors on the meta device."""
     rows, *_ = shape_sizes = [int(size) for size in re.findall(r"\d+", row.shape)]
-    candidates = model_inputs(
+    input_sets = model_inputs(
         DECODE_OP if (row.op, kind) == ("paged_attention", "decode") else row.op, rows, llm.limits
     )
-    return next(inputs for inputs in candidates if "b" not in inputs or list(weight_shape(inputs)) == shape_sizes[1:])
+    return next(inputs for inputs in input_sets if "b" not in inputs or list(weight_shape(inputs)) == shape_sizes[1:])
 
 
 def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[str, float]:
-    """Returns the median seconds of each call on a CPU.  The calls are interleaved.  Before each call the function
-    reads as many bytes as the weights of one layer.
+    """Times calls on a CPU, each directly behind a read of as many bytes as the weights of one layer.  Returns the
+    median seconds of each call.  The calls are interleaved.
 
     Rooflab's benchmark of kernels empties the last-level cache before each call.  But in a real step this cache holds
     the code and the inputs of the kernel.  So for ops with several small calls, that benchmark measured twice the time
-    of the real step."""
+    that they take in a real step."""
     parameter_counts = llm.arch.parameters()
     weights = torch.ones((parameter_counts.attention + parameter_counts.mlp) // llm.arch.num_layers, dtype=llm.dtype)
     samples: dict[str, list[float]] = {name: [] for name in calls}
@@ -174,7 +174,7 @@ def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[st
 
 
 def _taken(kernel: Kernel, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the inputs that the kernel takes as arguments.  Packs the weight of a matrix product in its layout."""
+    """Returns the inputs that the kernel accepts.  Packs the weight `b` of a matrix product in the kernel's layout."""
     accepted_inputs = {name: value for name, value in inputs.items() if name in kernel.accepted}
     if kernel.op in MATMUL_OPS:
         other_inputs = {name: value for name, value in inputs.items() if name != "b"}

@@ -50,9 +50,9 @@ def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, 
         elif line.startswith(b"event:"):
             is_error = line[6:].strip() == b"error"
         if not line or next_start == len(body):
-            last_index = line_end.start() if line_end else next_start - 1
+            last_byte = line_end.start() if line_end else next_start - 1
             if (event_data := b"\n".join(data)).strip() or is_error:
-                yield pieces[bisect_right(piece_ends, last_index)][0], event_data.decode(errors="replace"), is_error
+                yield pieces[bisect_right(piece_ends, last_byte)][0], event_data.decode(errors="replace"), is_error
             data, is_error = [], False
         offset = next_start
 
@@ -152,11 +152,11 @@ class _AnswerState:
         return ""
 
     def counted(self) -> tuple[StreamEvent, ...]:
-        """Returns the chunks of all answers to the request.  A chunk has its number of tokens if this number is known.
+        """Returns the chunks of all answers to the request, each with its number of tokens if this number is known.
 
         Some servers send a running total of tokens with each chunk.  Then the number of tokens in a chunk is the
         difference of two totals.  The totals are not used if an answer has fewer than two, or if a chunk with text has
-        none.  They are also not used if they decrease, begin with zero, or count several answers together."""
+        none.  They are also not used if they decrease, begin with zero, or contain the tokens of several answers."""
         chunk_totals = list(zip(self.chunks, self.totals, strict=True))
         last_totals: dict[int, int] = {}
         for answer in self.reasons:
@@ -176,7 +176,7 @@ class _AnswerState:
 
 
 def _is_chunk(event: Any) -> bool:
-    """Returns whether the parsed event is a chunk.  Its fields have the right types, or are null or missing."""
+    """Returns whether a parsed event is a chunk: each of its fields has the right type, is null or is missing."""
 
     def has(where: Any, name: str, kind: type) -> bool:
         return where.get(name) is None or isinstance(where[name], kind)

@@ -37,4 +37,4 @@ class Arrivals:
         if self.law == "constant":
             return [index / self.rate for index in range(count)]
         gaps = random.gamma(self.burstiness, 1 / (self.rate * self.burstiness), count)
-        return [float(value) for value in np.cumsum(gaps)]
+        return [float(arrival_s) for arrival_s in np.cumsum(gaps)]

@@ -37,8 +37,8 @@ class Spike:
 def on_our_clock(
     steps: Iterable[Mapping[str, Any]], now_s: float, half_s: float, round_trip_s: float
 ) -> tuple[dict[str, Any], ...]:
-    """Converts the times of the server's steps to the client's clock.  A request returned the server's time `now_s`.
-    On the client's clock, `half_s` is the middle of this request.
+    """Converts the times of the server's steps to the client's clock.  The server answered a request with its time
+    `now_s`.  On the client's clock, this moment is `half_s`, the middle of the request.
 
     The times stay unchanged if the clocks differ by at most `round_trip_s`, the duration of the request."""
     shift_s = half_s - now_s
@@ -50,7 +50,7 @@ def spikes(trace: Trace) -> list[Spike]:
     """Returns the long gaps between tokens in all answered requests, or nothing if the server reports no steps."""
     if trace.steps is None:
         return []
-    gaps_found = list[Spike]()
+    found_spikes = list[Spike]()
     for request in trace.counted:
         for answer in token_steps(request)[0] if times_of(request) else ():
             token_times = [time_s for time_s, _ in answer]
@@ -58,14 +58,14 @@ def spikes(trace: Trace) -> list[Spike]:
             median_gap = float(np.median(gaps)) if len(gaps) else 0.0
             for index in np.flatnonzero(gaps > LONG_GAP_RATIO * median_gap):
                 begin_s, end_s = token_times[index], token_times[index + 1]
-                gaps_found.append(Spike(request.index, begin_s, end_s, cause(begin_s, end_s, trace.steps)))
-    return gaps_found
+                found_spikes.append(Spike(request.index, begin_s, end_s, cause(begin_s, end_s, trace.steps)))
+    return found_spikes
 
 
 def cause(begin_s: float, end_s: float, steps: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the cause of a gap between two tokens.  Any preemption in the gap counts as the cause, because the server
-    may have preempted this request.  Without a preemption, the function examines the engine steps in the gap.  It
-    begins with the step that has the longest overlap."""
+    """Returns the cause of a gap between two tokens.  Any preemption in the gap is the cause, because the server may
+    have preempted this request.  Else the steps in the gap are examined, the longest overlap first.  The first step
+    that has prompt tokens, or that waited long for another process, is the cause."""
 
     def overlap_s(step: Mapping[str, Any]) -> float:
         return min(end_s, float(step["end_s"])) - max(begin_s, float(step["begin_s"]))

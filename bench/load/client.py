@@ -29,7 +29,7 @@ MAX_SILENT_REQUESTS = 20
 
 @dataclass
 class Shot:
-    """Holds a request and its answer, as the client sent and received them."""
+    """Holds one shot: a request and its answer, as the client sent and received them."""
 
     index: int
     body: bytes
@@ -158,9 +158,9 @@ async def open_loop(
     async def one(shot: Shot) -> None:
         if semaphore is None:
             return await target.send(shot)
-        was_limited = semaphore.locked()
+        had_to_wait = semaphore.locked()
         async with semaphore:
-            shot.free_s = clock() if was_limited else shot.free_s
+            shot.free_s = clock() if had_to_wait else shot.free_s
             return await target.send(shot)
 
     begin_s, tasks = clock() + START_DELAY_S, []
@@ -185,7 +185,7 @@ async def closed_loop(
     """Keeps `concurrency` requests in flight.  Returns the time when the loop began, and the requests that were sent.
 
     A new request is sent when an earlier request ends.  So a slow server gets fewer requests, and shows no queue.  The
-    loop ends early after 20 requests in a row without an answer.  The error of the last request gives this reason."""
+    loop ends early after 20 requests in a row without an answer.  Then the error of the 20th request says so."""
     begin_s, remaining_shots, sent_shots, silent = clock(), iter(shots), list[Shot](), 0
 
     async def user() -> None:
@@ -206,7 +206,7 @@ async def closed_loop(
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Switches garbage collection off in a `with` block.  A collection would stop all streams for milliseconds."""
+    """Switches garbage collection off in a `with` block.  A collection would stop the client for milliseconds."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -218,5 +218,5 @@ def undisturbed() -> Iterator[None]:
 
 
 def body_of(fields: Mapping[str, Any]) -> bytes:
-    """Returns the JSON bytes of a request's body.  The bodies are made before the run."""
+    """Returns the body of a request as JSON bytes without blanks."""
     return json.dumps(fields, separators=(",", ":")).encode()

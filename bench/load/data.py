@@ -52,9 +52,9 @@ class Data:
         if self.kind not in DATA_KINDS:
             raise ValueError(f"data: expected one of {', '.join(DATA_KINDS)}, got {self.kind!r}")
         for name in ("input_len", "output_len", "ids"):
-            low, high = getattr(self, name) or (1, 1)
-            if not (name == "ids" or low >= 1) or not 0 <= low <= high:
-                raise ValueError(f"{name}: expected N or LEAST:MOST, of at least 1, got {low}:{high}")
+            min_length, max_length = getattr(self, name) or (1, 1)
+            if not (name == "ids" or min_length >= 1) or not 0 <= min_length <= max_length:
+                raise ValueError(f"{name}: expected N or LEAST:MOST, of at least 1, got {min_length}:{max_length}")
         for name in ("prefix_len", "groups"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")

@@ -32,7 +32,7 @@ class Framing:
         """Parses `data` together with earlier unparsed bytes, and returns the bytes of the body.  Raises `ValueError`
         if the answer is not HTTP/1.1.
 
-        If more bytes follow the complete answer, the connection is not used again.  These bytes may belong to another
+        If more bytes follow the complete answer, the connection is not used again, because they may belong to another
         answer."""
         if self.whole:
             self.keep = False
@@ -56,24 +56,24 @@ class Framing:
         return data
 
     def ended(self) -> bool:
-        """Returns whether the answer is complete if the connection closes now.  It may have no length."""
+        """Returns whether the answer is complete when the connection closes.  Answers without a length end this way."""
         return self.whole or (self._endless and not self._head)
 
     def _read_head(self, head: bytes) -> None:
         status_line, *rows = head.decode("latin-1").split("\r\n")
-        version, _, status_text = status_line.partition(" ")
-        if not version.startswith("HTTP/1.") or not status_text[:3].isdecimal():
+        protocol, _, status_text = status_line.partition(" ")
+        if not protocol.startswith("HTTP/1.") or not status_text[:3].isdecimal():
             raise ValueError(f"answer: expected HTTP/1.1, got {status_line[:40]!r}")
         if 100 <= (status_code := int(status_text[:3])) < 200:
             return
         headers = {name.strip().lower(): value.strip() for name, _, value in (row.partition(":") for row in rows)}
         self._head, self.status = False, status_code
         self._chunked = "chunked" in headers.get("transfer-encoding", "").lower()
-        length = "0" if self._chunked or status_code in (204, 304) else headers.get("content-length")
-        self._endless = length is None
-        self._left = 0 if length is None else _number("a content length", length, 10)
+        content_length = "0" if self._chunked or status_code in (204, 304) else headers.get("content-length")
+        self._endless = content_length is None
+        self._left = 0 if content_length is None else _number("a content length", content_length, 10)
         self.content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-        self.keep = headers.get("connection", "").lower() != "close" and version == "HTTP/1.1" and not self._endless
+        self.keep = headers.get("connection", "").lower() != "close" and protocol == "HTTP/1.1" and not self._endless
 
     def _dechunk(self, data: bytes) -> bytes:
         """Returns the content of the HTTP chunks in `data`.  `_left` counts the missing bytes of the current chunk."""
@@ -81,16 +81,16 @@ class Framing:
         offset = 0
         while offset < len(data):
             if not self._left:
-                line = data.find(b"\r\n", offset)
-                if line < 0 and len(data) - offset <= MAX_HEAD_BYTES:
+                line_end = data.find(b"\r\n", offset)
+                if line_end < 0 and len(data) - offset <= MAX_HEAD_BYTES:
                     break
-                size = _number("a chunk's size", data[offset:line].decode("latin-1").partition(";")[0].strip(), 16)
+                size = _number("a chunk's size", data[offset:line_end].decode("latin-1").partition(";")[0].strip(), 16)
                 if not size:  # after the last chunk there may be fields, then an empty line
-                    if (fields_end := data.find(HEAD_END, line)) >= 0:
+                    if (fields_end := data.find(HEAD_END, line_end)) >= 0:
                         self.whole, offset = True, fields_end + len(HEAD_END)
                         self.keep = self.keep and offset == len(data)
                     break
-                self._left, offset = size + 2, line + 2
+                self._left, offset = size + 2, line_end + 2
             chunk = data[offset : offset + self._left]
             offset += len(chunk)
             stop = max(0, len(chunk) - max(0, 2 - (self._left - len(chunk))))
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     def request(self, data: bytes, pieces: list[tuple[float, bytes]]) -> asyncio.Future[str]:
-        """Sends `data` and appends the answer's body to `pieces`.  The future gives an error text, or "" on success."""
+        """Sends `data` and appends the answer's body to `pieces`.  Returns a future: an error text, "" on success."""
         self.framing, self._pieces, self._done = Framing(), pieces, self._loop.create_future()
         if self.open:
             self._transport.write(data)

@@ -28,11 +28,12 @@ Summary = Mapping[str, float]
 @with_own_settings
 def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: str, frontier: bool = False) -> Path:
     """Draws TTFT and ITL against the request rate of the load in requests per second, as `rates.png`.  With `frontier`,
-    draws them against the measured throughput, as `frontier.png`.  Then the label of each point is its request rate."""
-    figure, names = new_figure(9.6, 4.0), ("steady_output_tokens_per_s", "output_tokens_per_s")
+    the x axis is the measured throughput, each point is labelled with its request rate, and the file is `frontier.png`.
+    """
+    figure, x_names = new_figure(9.6, 4.0), ("steady_output_tokens_per_s", "output_tokens_per_s")
     title = "Throughput and latency" if frontier else "Latency against the offered rate"
     figure.suptitle(title, fontsize=13, weight="bold", x=0.01, ha="left")
-    xs = [next((row[name] for name in names if name in row), 0.0) if frontier else rate for rate, row in summaries]
+    xs = [next((row[name] for name in x_names if name in row), 0.0) if frontier else rate for rate, row in summaries]
     for axes, (name, title) in zip(
         figure.subplots(1, 2), (("ttft", "TTFT, from the scheduled arrival (ms)"), ("itl", "ITL (ms)")), strict=True
     ):
@@ -48,11 +49,11 @@ def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: 
 
 
 def _lines(axes: Any, xs: Sequence[float], summaries: Sequence[Summary], name: str) -> None:
-    for quantile, colour, style in ((50, READ_COLOUR, "-"), (90, WRITTEN, "--"), (99, LOST, ":")):
+    for quantile, colour, dashes in ((50, READ_COLOUR, "-"), (90, WRITTEN, "--"), (99, LOST, ":")):
         all_points = [(x, row.get(f"{name}_p{quantile}_ms")) for x, row in zip(xs, summaries, strict=True)]
         points = [(x, y) for x, y in all_points if y is not None]
         if points:
-            axes.plot(*zip(*points, strict=True), style, color=colour, marker="o", markersize=4, label=f"p{quantile}")
+            axes.plot(*zip(*points, strict=True), dashes, color=colour, marker="o", markersize=4, label=f"p{quantile}")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:,g}")
     axes.yaxis.set_minor_formatter("{x:,g}")
@@ -77,9 +78,9 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
     shown_spikes = [spike for spike in spikes(trace) if spike.request in rows]
     run_span_s = max((request.end_s or start_s for request in requests), default=start_s) - start_s
     gaps = [gap for request in requests if (times := times_of(request)) for gap in times.chunk_gap_ms]
-    shows_marks = bool(gaps) and float(np.median(gaps)) / 1e3 * MAX_TOKEN_MARKS > run_span_s
+    shows_token_marks = bool(gaps) and float(np.median(gaps)) / 1e3 * MAX_TOKEN_MARKS > run_span_s
     for request in requests:
-        _row(axes, rows[request.index], request, start_s, shows_marks)
+        _row(axes, rows[request.index], request, start_s, shows_token_marks)
     for spike in shown_spikes:
         row, bar_left_s, gap_s = rows[spike.request], spike.begin_s - start_s, spike.end_s - spike.begin_s
         axes.barh(row, gap_s, left=bar_left_s, height=0.7, color=SPIKE_COLOURS[spike.kind], linewidth=0)
@@ -90,7 +91,7 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
     legend_labels = (
         (QUEUE_COLOUR, "queue on the client"),
         (WAIT, "waiting for the first token"),
-        (STREAM, f"tokens{', white: each' if shows_marks else ''}"),
+        (STREAM, f"tokens{', white: each' if shows_token_marks else ''}"),
     )
     legend_patches = [Patch(color=colour, label=label) for colour, label in legend_labels]
     spike_kinds = [kind for kind in CAUSE_KINDS if any(spike.kind == kind for spike in shown_spikes)]

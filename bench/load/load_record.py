@@ -13,10 +13,10 @@ from rooflab.bench.load.trace import Trace
 def record_of(trace: Trace, limits: Mapping[str, float], run_id: str) -> Record:
     """Makes the record of a load run.  The record describes the client's machine, not the server's machine."""
     metrics, failure_reason, noise_reason = summarize(trace, limits), broken(trace), noise(trace)
-    any_answered = metrics["requests"] > metrics["failed"]
+    has_answers = metrics["requests"] > metrics["failed"]
     status: Status = "RUNTIME_ERROR" if failure_reason else "NOISY" if noise_reason else "OK"
     goodput_limits = {f"goodput_{name}_ms": limit for name, limit in limits.items()}
-    case = {name: value for name, value in trace.case.items() if name != "seed"}
+    case_values = {name: value for name, value in trace.case.items() if name != "seed"}
     return Record(
         kind="engine",
         run_id=run_id,
@@ -24,9 +24,9 @@ def record_of(trace: Trace, limits: Mapping[str, float], run_id: str) -> Record:
         reason=failure_reason or noise_reason,
         **Environment.now().record_fields(),
         case_id="load",
-        case={**case, **goodput_limits},
+        case={**case_values, **goodput_limits},
         seed=trace.case.get("seed"),
-        basis="measured" if any_answered else "bound",
+        basis="measured" if has_answers else "bound",
         timer="perf_counter",
         metrics=metrics,
     )

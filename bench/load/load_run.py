@@ -165,7 +165,8 @@ def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
 
 
 async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
-    """Sends the warm-up requests.  Returns the plan (without running usage if refused), and the fastest tokens/s."""
+    """Sends the warm-up requests.  Returns the plan (without running usage if the server refuses it), and the tokens/s
+    of the fastest request."""
     tokens_per_s = 0.0
     for shot in plan.warm_ups():
         shot.scheduled_s = shot.free_s = clock()
@@ -184,7 +185,7 @@ async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
 
 
 async def _load(target: Endpoint, plan: Plan, pace: float) -> tuple[float, list[Shot], int]:
-    """Runs the load.  Returns the start time, the requests, and how many of them had to be made during the run."""
+    """Runs the load.  Returns the start time, the sent requests, and how many of them were made during the run."""
     shots = plan.shots(plan.seed)
     if plan.arrivals is None:
         ready_shots = list(islice(shots, plan.num_prompts if plan.duration_s is None else plan.concurrency))

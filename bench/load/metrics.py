@@ -43,9 +43,9 @@ class Times:
     """How the numbers of tokens in the chunks are known; `token_steps` defines the words."""
 
     def meets(self, limits: Mapping[str, float]) -> bool:
-        """Returns whether the request meets all limits in ms.  Each single gap must meet a limit on `itl`.  A missing
-        value does not meet its limit.  For example, an answer in one chunk has no gap, but its user may have waited
-        long."""
+        """Returns whether the request meets all `limits` (in ms, by name).  A limit on `itl` applies to each single
+        gap.  A missing value does not meet its limit.  For example, an answer in one chunk has no gap, but its user may
+        have waited long."""
         measured_ms = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms}
         measured_ms["itl"] = float(self.itl_ms.max()) if len(self.itl_ms) else None
         return all((value := measured_ms[name]) is not None and value <= limit for name, limit in limits.items())
@@ -53,7 +53,7 @@ class Times:
 
 def token_steps(request: Request) -> tuple[list[list[tuple[float, float]]], str]:
     """Returns a list of `(time_s, tokens)` for each answer of the request, and a word for the source of the token
-    numbers. Text is never tokenised again to count tokens.
+    numbers.  Text is never tokenised again to count tokens.
 
     - `said`: each chunk gives its number, by token ids, log-probabilities or a running total.
     - `one each`: each chunk has one token, because the server's total equals the number of chunks.
@@ -61,8 +61,8 @@ def token_steps(request: Request) -> tuple[list[list[tuple[float, float]]], str]
     - `chunks`: the server gives no total, so each chunk with text counts as one token.
 
     For `one each`, chunks without text may count too, because a token with an incomplete character has no text.  A
-    chunk with only the role never counts.  The total may be higher by one per answer, because the last token has no
-    chunk."""
+    chunk with only the role never counts.  The server's total may exceed the number of chunks by one per answer,
+    because the last token may have no chunk."""
     choice_chunks = [chunk for chunk in request.chunks if chunk.kind in ("text", "empty")]
     text_chunks = [chunk for chunk in choice_chunks if chunk.kind == "text"]
     first_chunks = {chunk.answer: chunk for chunk in reversed(text_chunks)}
@@ -131,9 +131,9 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
     """Computes the metrics of a run without its warm-up.  Percentiles interpolate linearly.  The ITL percentiles are
     over all tokens of all requests.
 
-    `output_tokens_per_s` covers the time from the first arrival to the last token, including the cool-down.
-    `steady_output_tokens_per_s` covers only the time up to the last arrival, and also counts tokens of warm-up
-    requests.  A run has no rates if nearly all of its requests failed."""
+    `output_tokens_per_s` covers the time from the first arrival to the last token, including the cool-down (the time
+    after the last arrival).  `steady_output_tokens_per_s` covers only the time up to the last arrival, and also counts
+    tokens of warm-up requests.  A run has no rates if nearly all of its requests failed."""
     requests, all_times = trace.counted, answers(trace)
     metrics = {"requests": float(len(requests)), "failed": float(len(requests) - len(all_times))}
     if not all_times:

@@ -105,7 +105,7 @@ def load_trace(path: Path) -> Trace:
 
 
 def phased(requests: Sequence[Request], warmup_until_s: float, last_arrival_s: float) -> tuple[Request, ...]:
-    """Returns the requests.  Each has the phase of the run in which it arrived: warm-up, measured or cool-down."""
+    """Returns the requests, each with its phase: warm-up, measured, or cool-down (it ended after the last arrival)."""
 
     def phase(request: Request) -> Phase:
         if request.scheduled_s < warmup_until_s:

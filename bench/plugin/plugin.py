@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def asked(config: pytest.Config) -> bool:
-    """Returns whether this pytest run executes the benchmarks of this plugin."""
+    """Returns whether the user asked for benchmarks: with `--benchmark`, or with `--benchmark-only`."""
     return bool(config.getoption("rooflab_benchmark") or config.getoption("benchmark_only", False))
 
 
@@ -93,7 +93,7 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
 class Replay:
     """Replaces pytest-benchmark's timer.  It returns durations that this plugin measured, one for each round.
 
-    pytest-benchmark reads its timer at the start and at the end of each round.  Before durations are loaded, the timer
+    pytest-benchmark reads its timer at the start and at the end of each round.  Before `load` is called, the timer
     returns `perf_counter()`.  So a test that also uses the fixture `benchmark` directly gets real times."""
 
     __name__ = "rooflab_samples"
@@ -126,8 +126,8 @@ smaller changes.
 
 
 class QuietCheck:
-    """Wraps a check of `--benchmark-compare-fail` and ignores failures that noise explains.  In such a failure, the
-    measured time or its baseline is NOISY, or two processes with equal code may show the same difference."""
+    """Wraps a check of `--benchmark-compare-fail` and ignores failures that noise explains.  Noise explains a failure
+    if the measured time or its baseline is NOISY, or if two processes with equal code may differ as much."""
 
     def __init__(self, check: Any, noisy: set[tuple[str, str]], lines: list[str]) -> None:
         self.check, self.noisy, self.lines, self.compared = check, noisy, lines, 0
@@ -318,7 +318,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: Any) -> Any:
-    """Calls `action`, which calls the user's function `fn`.  If `fn` tries to skip the test, the test fails."""
+    """Calls `action`, which calls the user's function `fn`.  The test fails if `fn` calls `pytest.skip` or `xfail`."""
     try:
         return action(*values, **named)
     except (pytest.skip.Exception, pytest.xfail.Exception) as left:
@@ -330,7 +330,7 @@ def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: An
 
 
 def _by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """Returns a function that calls `fn` but has positional arguments only.  The last ones are the keywords `names`."""
+    """Returns `fn` as a function of positional arguments only.  The last ones become the keyword arguments `names`."""
 
     @functools.wraps(fn)
     def call(*values: Any) -> Any:

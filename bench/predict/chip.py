@@ -13,21 +13,21 @@ cooling and the data, not only on the code.  `TENSOR_CLOCK_HZ` is one published 
 
 The latencies of memory, in clocks, come from pointer chasing.  An H100 80GB HBM3 has 30 for shared memory and 21 for
 constants (a report of mt4g, TU Munich).  A GH200 has 281 for L2 over both of its partitions
-(github.com/markdewing/AI_kernels).  For HBM at random addresses these sources give 834 and 690.  But a kernel's loads
-are mostly sequential, and hit open rows and pages.  So the model uses 500 for HBM.  This value is fitted to published
-times of public attention kernels (`public.py`).  The fit lowers their median error from 46% to 27%; a value of 400
-gives 26%.  Only one of these kernels depends on this value (`results/published`).  The latency of arithmetic is 4 (Jia
-et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018).  The latency of mma.sync m16n8k16
-is 33 (Sun et al., "Dissecting Tensor Cores via Microbenchmarks", 2022, A100).  Special functions (20) and shuffles (24)
-are assumptions without a published source.
+(github.com/markdewing/AI_kernels).  HBM at random addresses takes 834 clocks on this H100 and 690 on this GH200.  But a
+kernel's loads are mostly sequential, and hit open rows and pages.  So the model uses 500 for HBM.  This value is fitted
+to published times of public attention kernels (`public.py`).  The fit lowers their median error from 46% to 27%; a
+value of 400 gives 26%.  Only one of these kernels depends on this value (`results/published`).  The latency of
+arithmetic is 4 (Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018).  The latency
+of mma.sync m16n8k16 is 33 (Sun et al., "Dissecting Tensor Cores via Microbenchmarks", 2022, A100).  Special functions
+(20) and shuffles (24) are assumptions without a published source.
 
 The simulation runs one *role*: a group of warps with the same code.  No other warps run on the SM.  All warps of the
 role run in lockstep, also if they form two warpgroups.  On the GPU, one warpgroup can use idle pipes while the other
 waits for its matrix products.  Instructions issue in order.  Each instruction waits for its pipe and for the registers
 that it reads.  `WARPGROUP.DEPBAR` waits for the groups of wgmma that it names.  A wgmma does not wait for an earlier
-wgmma with the same accumulator.  Barriers cost nothing, because other warps and copies are assumed to have arrived. The
-first result is the least time of dependent steps.  Other CTAs and other roles cannot hide this time.  The second result
-is the maximum number of bytes that a thread has in flight at one time.
+wgmma with the same accumulator.  Barriers cost nothing, because other warps and copies are assumed to have arrived.
+The simulation has two results.  The first result is the least time of dependent steps, which other CTAs and other roles
+cannot hide.  The second result is the maximum number of bytes that a thread has in flight at one time.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Chip:
         return self.hbm_latency / self.clock_hz
 
     def cycles(self, entry: SassInstruction) -> dict[Pipe, float]:
-        """Returns how many clocks one warp instruction occupies each pipe of an SM, if all four schedulers are busy."""
+        """Returns the clocks that one warp instruction occupies each pipe of an SM (issue: 0.25, four schedulers)."""
         clocks: dict[Pipe, float] = {"issue": 0.25}
         name = entry.name
         if entry.mma_flops:
@@ -114,7 +114,7 @@ class Chip:
         return clocks
 
     def l2_share(self, ctas: int) -> float:
-        """Returns how many bytes per clock each CTA can read from L2, if `ctas` CTAs run with one CTA per SM."""
+        """Returns how many bytes per clock each of `ctas` CTAs can read from L2, if each SM runs at most one CTA."""
         return min(self.sm_bytes_per_clock, self.l2_bytes_per_clock / min(ctas, self.sms))
 
     def tensor_rate(self, dtype: str) -> float:
@@ -125,7 +125,7 @@ class Chip:
         return self.tensor_flops_per_clock[dtype]
 
     def latency(self, entry: SassInstruction, load_latency: float) -> float:
-        """Returns the clocks from an instruction's release of its pipe to its result (global loads: `load_latency`)."""
+        """Returns the clocks from an instruction's end in its pipe to its result (global loads: `load_latency`)."""
         name = entry.name
         if entry.loads_global:
             return load_latency
@@ -217,7 +217,7 @@ class Walk:
         return self.now
 
     def _land(self, names: frozenset[str]) -> None:
-        """Removes loads that have arrived: the last load into one of the registers `names`, and all earlier loads."""
+        """Removes loads that have arrived: the last load into a register of `names`, and all loads before it."""
         last_index = max((index for index, (_, registers) in enumerate(self._flying) if registers & names), default=-1)
         del self._flying[: last_index + 1]
 
@@ -238,7 +238,7 @@ def span_cycles(code: Sequence[SassInstruction], chip: Chip, warps: int, load_la
 
 
 def bytes_in_flight(code: Sequence[SassInstruction], chip: Chip) -> int:
-    """Returns the maximum bytes of global loads that a thread has in flight at one time, if `code` runs twice."""
+    """Returns the maximum bytes of global loads that a thread has in flight, in two runs of `code` in a row."""
     walk = Walk(chip, 1, chip.hbm_latency)
     walk.run(code)
     walk.run(code)

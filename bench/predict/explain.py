@@ -70,7 +70,7 @@ class Explanation:
         return self.flops / self.bytes if self.bytes else None
 
     def sentence(self) -> str:
-        """Returns a sentence that names the largest part of the time beyond the least possible time."""
+        """Returns a sentence with the share of the least work in the time, and the largest of the other parts."""
         name = f"{self.target.op}/{self.target.kernel}"
         if not self.parts or not self.total_ms:
             return f"{name}: {self.reason}"
@@ -84,18 +84,18 @@ class Explanation:
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns one table row for each part of the time, and a row for the sum."""
-        total = self.total_ms or 0.0
+        sum_ms = self.total_ms or 0.0
         rows = [
             {
                 "part": time_step.name,
                 "us": time_step.ms * 1e3,
-                "share": f"{time_step.ms / total:.0%}" if total else "",
+                "share": f"{time_step.ms / sum_ms:.0%}" if sum_ms else "",
                 "why": time_step.why,
             }
             for time_step in self.parts
         ]
         sum_kind = self.kind if self.measured_ms is not None else f"{self.kind}, {self.calibration}"
-        return [*rows, {"part": "sum", "us": total * 1e3, "share": "", "why": sum_kind}]
+        return [*rows, {"part": "sum", "us": sum_ms * 1e3, "share": "", "why": sum_kind}]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the whole explanation as JSON values."""
@@ -236,12 +236,12 @@ def why_sentence(explanations: Sequence[Explanation]) -> str:
     if naive is not None and not has_times:
         ms_by_target[naive.target] = naive.modelled_ms
     fast_kernels = [entry for entry in fast_kernels if ms_by_target[entry.target]]
-    before_ms = ms_by_target[naive.target] if naive is not None else None
-    if naive is None or not before_ms or not fast_kernels:
+    naive_ms = ms_by_target[naive.target] if naive is not None else None
+    if naive is None or not naive_ms or not fast_kernels:
         return "There is no naive and optimized kernel to compare on this case."
     best_kernel = min(fast_kernels, key=lambda entry: ms_by_target[entry.target] or 0.0)
-    after_ms = ms_by_target[best_kernel.target]
-    assert after_ms, "those without a time were left out"
+    best_ms = ms_by_target[best_kernel.target]
+    assert best_ms, "those without a time were left out"
     naive_parts, best_parts = (
         {part.name: part.ms for part in entry.parts if has_times or part.name != UNEXPLAINED_PART}
         for entry in (naive, best_kernel)
@@ -251,6 +251,6 @@ def why_sentence(explanations: Sequence[Explanation]) -> str:
     time_kind = "measured" if has_times else "predicted"
     speed_text = "naive's speed" if has_times or naive.predicted_ms is not None else "the speed of naive's bound"
     return (
-        f"{best_kernel.target.kernel} is {time_kind} at {before_ms / after_ms:.3g} times {speed_text}; most of what it "
-        f"saves is {name}, {_us(gains_ms[name])} of {_us(before_ms - after_ms)}."
+        f"{best_kernel.target.kernel} is {time_kind} at {naive_ms / best_ms:.3g} times {speed_text}; most of what it "
+        f"saves is {name}, {_us(gains_ms[name])} of {_us(naive_ms - best_ms)}."
     )

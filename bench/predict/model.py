@@ -18,8 +18,8 @@ The predicted time is the sum of the launch time (step 2), the first latency, an
 pipes and dependent steps.  The steps sum exactly to the predicted time.
 
 A kernel may consist of several compiled kernels.  Those that multiply matrices share the matrix FLOPs.  Usually, all
-share the bytes in proportion to their threads.  There is one exception: two compiled kernels together write more than
-the op's least bytes.  Then the additional bytes are intermediates.  The first compiled kernel reads the op's operands
+share the bytes in proportion to their threads.  The exception is a pair of compiled kernels that writes more than the
+op's least bytes.  Then the additional bytes are intermediates.  The first kernel of the pair reads the op's operands
 and writes the intermediates.  The second reads the intermediates and writes the op's result.
 """
 
@@ -134,7 +134,7 @@ def _sustained_why(by_memory: bool, chip: Chip) -> str:
 
 
 def _differences(stages: Sequence[tuple[str, float, str]]) -> Iterator[TimeStep]:
-    """Yields a `TimeStep` per stage: its time minus the time of the stage before.  The launch keeps its whole time."""
+    """Yields the time that each stage adds to the stage before.  Only the launch keeps its whole time."""
     previous_s = 0.0
     for name, seconds, reason in stages:
         if name == LAUNCH:
@@ -154,7 +154,7 @@ def _bytes_why(cost: Cost, traffic: Traffic | None) -> str:
 def _shares(
     compiled: Sequence[CompiledInfo], cost: Cost, traffic: Traffic | None, matrix_flops: float | None
 ) -> list[Share]:
-    """Divides the op's FLOPs and bytes among the compiled kernels, and returns the share of each kernel."""
+    """Divides the op's FLOPs and bytes among its compiled kernels.  Returns one `Share` for each of them."""
     flops = sum(cost.tensor_flops.values()) if matrix_flops is None else matrix_flops
     in_bytes, out_bytes = (traffic.read_bytes, traffic.write_bytes) if traffic else (cost.read_bytes, cost.write_bytes)
     threads = [float(info.launches * info.threads * (info.ctas or math.prod(info.grid))) for info in compiled]
@@ -206,7 +206,7 @@ def _compiled_stages(
 
 
 def _dependent_s(work: LaunchWork, chip: Chip) -> float:
-    """Returns the seconds of dependent steps: a CTA's seconds, multiplied by the number of waves and of launches."""
+    """Returns the seconds of dependent steps: the product of launches, waves per launch, and seconds of a CTA."""
     return work.launches * math.ceil(work.waves.waves) * work.cta_cycles / chip.clock_hz
 
 
@@ -222,7 +222,7 @@ def _copies_s(work: LaunchWork, chip: Chip) -> float:
 
 
 def _memory_s(work: LaunchWork, moved: float, rate: float, chip: Chip, in_flight: bool) -> float:
-    """Returns the seconds to move `moved` bytes.  A wave with few CTAs cannot reach the full `rate`."""
+    """Returns the seconds to move `moved` bytes.  A wave with too few CTAs does not reach `rate` (bytes/s)."""
     bytes_per_cta = moved / (work.launches * work.ctas)
     resident_ctas = work.occupancy.ctas_per_sm * chip.sms
     waves = ((resident_ctas, work.waves.full), (work.waves.tail_ctas, int(work.waves.tail_ctas > 0)))

@@ -101,8 +101,8 @@ class Profile:
 
     @property
     def apart(self) -> bool:
-        """Returns whether ncu counted the launches of the call only one by one (apart).  Then ncu empties the caches
-        before each launch.  So data that one launch leaves in L2 counts as HBM reads of the next launch."""
+        """Returns whether the call has several launches, which ncu counted only apart (one by one).  Then ncu empties
+        the caches before each launch.  So data that one launch leaves in L2 counts as HBM reads of the next launch."""
         return self.whole is None and len(self.launches) > 1
 
     def total(self, metric: str) -> float | None:
@@ -133,7 +133,8 @@ def command(
     """Returns the command line that runs ncu on one kernel call.
 
     With `whole`, ncu measures all launches of the call as one range, and empties the caches only before the range.  The
-    calls that start and stop the profiler limit the range.  ncu runs the whole program again for each pass."""
+    range lies between the calls that start and stop the profiler.  For each group of metrics (pass), ncu runs the whole
+    program again."""
     mode_options = ("--replay-mode", "app-range") if whole else ("--profile-from-start", "off")
     return [
         *(ncu, *mode_options, "--cache-control", "all", "--clock-control", "none"),
@@ -148,15 +149,15 @@ def profile(target: KernelCase, seed: int = 0, timeout_s: float = 600.0) -> Prof
 
     Raises `ValueError` if ncu is missing, is not allowed to count, or counted nothing.  The message says how to fix
     this."""
-    ncu = find_tool("ncu")
-    if ncu is None:
+    ncu_path = find_tool("ncu")
+    if ncu_path is None:
         raise ValueError(
             "ncu: expected Nsight Compute on the PATH or in /usr/local/cuda, found none; install it (it comes with the "
             "CUDA toolkit), "
             "or use `rooflab explain`, which needs no counters"
         )
     with tempfile.TemporaryDirectory() as folder:
-        take_profile = partial(_take, target, seed, ncu, Path(folder), timeout_s)
+        take_profile = partial(_take, target, seed, ncu_path, Path(folder), timeout_s)
         separate_profile, metrics = take_profile(METRICS, whole=False)
         if len(separate_profile.launches) == 1:
             return separate_profile
@@ -228,12 +229,12 @@ def parse(text: str) -> list[NcuCounters]:
 
     Raises `ValueError` if the table is incomplete."""
     lines = text.splitlines()
-    start = next((index for index, line in enumerate(lines) if line.startswith('"ID","Process ID"')), None)
-    if start is None:
+    header_index = next((index for index, line in enumerate(lines) if line.startswith('"ID","Process ID"')), None)
+    if header_index is None:
         return []
-    table = csv.DictReader(line for line in lines[start:] if line.startswith('"'))
-    units, rows = next(table, {}), []
-    for cells in table:
+    launch_table = csv.DictReader(line for line in lines[header_index:] if line.startswith('"'))
+    units, rows = next(launch_table, {}), []
+    for cells in launch_table:
         if None in (*cells, *cells.values()):
             raise ValueError(f"ncu: expected {len(units)} columns in each line of its table, got another number")
         values = {
@@ -250,7 +251,7 @@ def _old_name(name: str) -> str:
 
 
 def _number(cell: str, unit: str) -> float | None:
-    """Converts a table cell to bytes, seconds or the cell's own unit.  Returns None if the cell has no number."""
+    """Converts a cell to bytes, to seconds, or to a number in the cell's own unit.  Returns None without a number."""
     number = number_in(cell, "ncu")
     return number * _UNIT_FACTORS.get(unit.lower(), 1.0) if number is not None and math.isfinite(number) else None
 
@@ -285,8 +286,8 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
 
 
 def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
-    """Returns the HBM bytes of a call, or None if ncu counted none.  Also returns a note on bytes that are not exact.
-    The note is empty if all bytes are exact.
+    """Returns the HBM bytes of a call after a correction, or None if ncu counted none.  Also returns a note on bytes
+    that are not exact, which is empty if all bytes are exact.
 
     Writes that are still in L2 at the end of the call go to HBM later, and ncu does not count them.  So the written
     bytes in the result are at least the op's least written bytes."""
@@ -306,7 +307,7 @@ def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
 
 def compared(modelled: Explanation, profile: Profile) -> list[dict[str, Any]]:
     """Compares the model's numbers for a call with the counted numbers, in table rows.  ncu flushes the caches and runs
-    each launch alone, so its durations contain no launch time."""
+    each launch alone, so the times of both exclude the launch time."""
     traffic, seconds = settled(modelled.target, profile)[0], profile.total(DURATION)
     modelled_ms = modelled.modelled_ms or 0.0
     launch_ms = sum(time_step.ms for time_step in modelled.parts if time_step.name == LAUNCH)

@@ -187,7 +187,8 @@ def in_config(target: KernelCase, record: Record) -> KernelCase | None:
 def measured_in(
     records: Iterable[Record], targets: Sequence[KernelCase], device: Device
 ) -> tuple[list[KernelCase], dict[KernelCase, float]]:
-    """Returns the targets with their measured configs, and the newest measured time of each target on `device` in ms.
+    """Returns all targets, and the newest measured time of each target on `device` in ms.  A target with such a time is
+    returned with the tuning config of this time.
 
     Ignores times of an A/B comparison, because they may be from another revision or from a kernel that was slowed on
     purpose.  Also ignores times with a warm L2, and times of a config that no longer exists.  Raises `ValueError` if no

@@ -24,7 +24,7 @@ def kind_of(op: str, cost: Cost) -> Kind:
 
 
 class Errors(NamedTuple):
-    """Holds the relative errors of predictions: the median, and the largest error of the best 90%."""
+    """Holds two relative errors of predictions: the median, and the error that 90% of them do not exceed."""
 
     median: float
     nine_in_ten: float
@@ -34,8 +34,8 @@ class Errors(NamedTuple):
 
 
 def unfitted(readings: pd.DataFrame) -> Errors:
-    """Returns the relative errors of the predictions that `explain` prints.  These predictions have no correction
-    factor that was fitted to measured times."""
+    """Returns the relative errors of the predictions that `explain` prints.  They are unfitted: no correction factor
+    was fitted to measured times."""
     return Errors(*(readings["predicted_us"] / readings["published_us"] - 1).abs().quantile([0.5, 0.9]))
 
 

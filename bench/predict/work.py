@@ -6,8 +6,8 @@ An example of skipped code is the epilogue under a branch in a flattened loop.  
 
 Specialised warps run side by side; each group of them is a *role*.  A role's code begins where it sets its register
 budget (setmaxnreg).  The role's named barriers give its number of warps.  A role without such a barrier counts as one
-warpgroup if it multiplies, and as one warp if it only loads.  If only one role multiplies, its code counts once for
-every warpgroup without another role.  In code without register budgets, one loop may copy the operands for another
+warpgroup if it multiplies, and as one warp if it only loads.  If only one role multiplies, every warpgroup without
+another role is assumed to run its code.  In code without register budgets, one loop may copy the operands for another
 loop, which multiplies.  The copying warps then count as one warpgroup, or as one warp if they copy by TMA.  Two kinds
 of loops are ignored: the loop that gives waiting warps their role, and loops that only poll.
 
@@ -17,8 +17,8 @@ that loads or multiplies.  This number is too low if lanes are masked off, for e
 only one valid row.  It is also too low if several lanes load the same bytes.
 
 The number of rounds is the launch's share of the written bytes divided by the bytes that one round stores.  A CTA does
-whole rounds, so the busiest CTA sets the time.  A launch that may split its tiles over CTAs is an exception.  Code
-outside of turns and rounds counts once, with both sides of each branch.
+whole rounds, so the busiest CTA sets the time.  The exception is a launch that may split one tile over several CTAs.
+Code outside of turns and rounds counts once, with both sides of each branch.
 
 A CTA needs at least the time of its slowest role.  It also needs at least the time for which its roles together keep
 one pipe busy.  The model assumes that roles use the tensor cores alternately: one role multiplies during the epilogue
@@ -57,7 +57,7 @@ class Role:
 
     @property
     def turn(self) -> Body:
-        """Returns the instructions of one iteration of each loop of the role."""
+        """Returns the instructions of one turn: one iteration of each loop of the role."""
         return tuple(entry for body in self.loops for entry in body)
 
     @property
@@ -67,8 +67,8 @@ class Role:
 
 
 def roles_of(code: Sequence[SassInstruction], threads: int, indirect: Mapping[int, tuple[int, ...]]) -> list[Role]:
-    """Splits the code of a kernel into roles (groups of warps).  The CTA has `threads` threads.  `indirect` has the
-    targets of each indirect branch.
+    """Splits the code of a kernel into roles (groups of warps).  The CTA has `threads` threads.  `indirect` maps the
+    address of each indirect branch to its targets.
 
     If the warps are specialised, the last role is the code that all warps run.  This role has no loops."""
     warps = max(1, threads // WARP_THREADS)
@@ -152,7 +152,7 @@ def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) ->
 
 
 def _counted(code: Sequence[SassInstruction]) -> Iterator[int]:
-    """Yields the number of warps at each barrier with a thread count: 4 for `BAR.SYNC 0x2, 0x80` (128 threads)."""
+    """Yields how many warps wait at each barrier that states it: 4 for `BAR.SYNC 0x2, 0x80` (0x80 = 128 threads)."""
     for entry in code:
         if entry.name == "BAR" and len(entry.arguments) == 2 and entry.arguments[1].startswith("0x"):
             yield int(entry.arguments[1], 16) // WARP_THREADS
@@ -288,8 +288,8 @@ class _Loads:
         return max(plain_bytes, (stages - 1) * min(self.copied or shared_bytes, shared_bytes / stages) * self._share())
 
     def _share(self) -> float:
-        """Returns the number of copies that a CTA starts, divided by the number of copies that it receives.  In a
-        cluster with multicast, one copy goes to several CTAs."""
+        """Returns the copies that a CTA starts, divided by the copies that it receives.  The result is below 1 if a
+        multicast sends one copy to several CTAs of a cluster."""
         tma_loads = [entry for role in self._roles for entry in role.turn if entry.fills_by_tma]
         return len(tma_loads) / sum(_receivers(self._code, entry) for entry in tma_loads) if tma_loads else 1.0
 
@@ -305,7 +305,7 @@ class _Loads:
 
 
 def _told(code: Sequence[SassInstruction], arrival: SassInstruction) -> int:
-    """Returns the bytes that a thread announces at an mbarrier, or 0 if this number is not constant."""
+    """Returns the bytes that a thread tells an mbarrier to expect, or 0 if this number is not constant."""
     if arrival.opcode != "SYNCS.ARRIVE.TRANS64":
         return 0
     return _constant(code, arrival)
@@ -320,8 +320,8 @@ def _constant(code: Sequence[SassInstruction], entry: SassInstruction) -> int:
     """Returns the constant that the last operand's register holds.  Returns 0 if its value is not constant."""
     register = entry.arguments[-1]
     writers = [e for e in code if e.address < entry.address and e.arguments and e.arguments[0] == register]
-    constant = writers[-1].arguments[-1] if writers and writers[-1].name in ("MOV", "IMAD", "UMOV") else ""
-    return int(constant, 16) if constant.startswith("0x") else 0
+    constant_text = writers[-1].arguments[-1] if writers and writers[-1].name in ("MOV", "IMAD", "UMOV") else ""
+    return int(constant_text, 16) if constant_text.startswith("0x") else 0
 
 
 def _plain(body: Iterable[SassInstruction], warps: int) -> float:
@@ -337,12 +337,12 @@ def _fma_flops(body: Iterable[SassInstruction], warps: int) -> float:
 
 
 def _rounds(roles: Sequence[Role], write_bytes: float) -> float:
-    """Returns how many tiles a CTA must store for `write_bytes`.  For TMA, a tile's bytes are its shared stores."""
+    """Returns how many tiles have `write_bytes` bytes.  With TMA stores, a tile's stores to shared memory count."""
     stored_bytes = 0.0
     for role in roles:
         uses_tma = any(entry.name in TMA_STORES for entry in role.rounds)
-        store_entries = [e for e in role.rounds if (e.family == "shared_store" if uses_tma else e.stores_global)]
-        stored_bytes += sum(float(e.bytes_per_thread * WARP_THREADS * role.warps) for e in store_entries)
+        tile_stores = [e for e in role.rounds if (e.family == "shared_store" if uses_tma else e.stores_global)]
+        stored_bytes += sum(float(e.bytes_per_thread * WARP_THREADS * role.warps) for e in tile_stores)
     return max(1.0, write_bytes / stored_bytes) if stored_bytes else 1.0
 
 
@@ -372,7 +372,7 @@ def _pipe_cycles(roles: Iterable[Role], once: float, rounds: float, turns: float
 def _cta_cycles(
     roles: Sequence[Role], rounds: float, turns: float, copy_cycles: float, load_latency: float, chip: Chip
 ) -> float:
-    """Returns the clocks of a CTA's dependent steps if it is alone on its SM.  `copy_cycles` is per loop iteration."""
+    """Returns the clocks of a CTA alone on its SM.  `copy_cycles` are the clocks of the copies of a loop iteration."""
     shared_cycles = max_cycles = begin_cycles = end_cycles = 0.0
     for role in roles:
         once_cycles, round_cycles = (

@@ -47,7 +47,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Standing:
-    """Compares the fastest optimized kernels of one op (else the fastest others) with its library and naive kernels."""
+    """Compares the fastest optimized kernels of one op (or, without any, the fastest others) with library and naive."""
 
     machine: str
     op: str
@@ -142,7 +142,7 @@ def span(values: Sequence[float]) -> Span | None:
 def problems(
     located: Sequence[Located], current: Sequence[Located], comparisons: Iterable[tables.ComparisonRow]
 ) -> tuple[Problem, ...]:
-    """Returns failed results, results with impossible times, and A/B verdicts that block a merge.
+    """Returns failed results, results whose time is not positive, and A/B verdicts that block a merge.
 
     A newer record of the same machine, kernel, case and scheme replaces an older result.  `current` has only such
     newest records, and all of them are bench records."""
@@ -179,8 +179,8 @@ def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[
         names = [f"{record.op}/{record.kernel}" for record in records]
         gaps.append(Gap(machine, status, reason, tuple(dict.fromkeys(names)), len(names)))
     registered_ids = [kernel.id for kernel in registry.every_kernel()]
-    for machine, items in grouped(current, lambda item: machine_of(item.record)).items():
-        recorded_names = {f"{item.record.op}/{item.record.kernel}" for item in items}
+    for machine, machine_items in grouped(current, lambda item: machine_of(item.record)).items():
+        recorded_names = {f"{item.record.op}/{item.record.kernel}" for item in machine_items}
         if absent_kernels := tuple(name for name in registered_ids if name not in recorded_names):
             reason_text = "registered, and in no bench record of this machine"
             gaps.append(Gap(machine, "NO RECORD", reason_text, absent_kernels, len(absent_kernels)))

@@ -43,9 +43,9 @@ def placed(
 ) -> tuple[list[Point], list[str]]:
     """Converts records into roofline points.  Also returns the reason for each correct kernel that has no point.
 
-    A kernel has no point if it failed its check or has an invalid time.  Without `device`, it also needs a time.  With
-    `device`, every point has a bound on this device, and `roofs` are the ceilings of the device.  Then only records
-    that are OK and were measured on this device give a time."""
+    Records of a failed check or with an invalid time are ignored.  Without `device`, a record needs a time, and its
+    point has the record's bound.  With `device`, every point has a bound on this device, and `roofs` are its ceilings.
+    Then a point has a time only if its record is OK and was measured on this device."""
     points, unplaced_reasons = [], []
     for record in records:
         median_ms, bound_s = record.latency_median_ms, (record.bound_ms or 0.0) / 1e3
@@ -175,7 +175,7 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
 
 
 def placed_on(records: Iterable[Record], device: Device) -> tuple[list[Point], list[str]]:
-    """Returns a point on `device` for each kernel and case, from the newest time or the newest emulated bytes."""
+    """Returns a point on `device` for each kernel and case, from the newest record with a time or emulated bytes."""
     call_records = [
         replace(record, kind="bench") if record.checked_by == "emulator" and record.traffic_bytes else record
         for record in records
@@ -247,7 +247,7 @@ def draw(drawing: Drawing, out: Path, fixed_axes: bool = False) -> list[Path]:
 
 
 def largest_case(spec: OpSpec, cases: Sequence[Case], scheme: Scheme, most_flops: float = float("inf")) -> Case:
-    """Returns the case with the most FLOPs, then the most bytes.  Cases above `most_flops` FLOPs are ignored."""
+    """Returns the case with the most FLOPs, or the most bytes among equals.  Ignores cases above `most_flops` FLOPs."""
 
     def work(case: Case) -> tuple[float, float]:
         cost = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
@@ -288,7 +288,7 @@ def drawing_of(machine: str, records: Sequence[Record], ceilings: Iterable[Ceili
 def drawings(
     records: Iterable[Record], all_cases: bool = False, runs: Sequence[str] = (), across: bool = False
 ) -> list[Drawing]:
-    """Returns one figure for each machine that has a roofline point.  `across` makes one figure for all machines.
+    """Returns one figure for each machine that has a roofline point, or with `across` one figure for all machines.
 
     A figure shows the newest record of each kernel and case.  It shows the largest case of each op, or with `all_cases`
     all cases.  With `runs`, it shows only records whose run id contains one of these texts.  Then the label of a case

@@ -78,8 +78,8 @@ class LadderRow:
     @property
     def above_roof(self) -> bool:
         """Returns whether bytes/s exceed the peak bandwidth.  Then a cache served bytes, or the count is too high."""
-        rate, ceilings = self.record.bytes_per_s, self.record.ceilings
-        return bool(rate and ceilings and rate > ABOVE_ROOF * ceilings["hbm_bytes_per_s"])
+        bytes_per_s, ceilings = self.record.bytes_per_s, self.record.ceilings
+        return bool(bytes_per_s and ceilings and bytes_per_s > ABOVE_ROOF * ceilings["hbm_bytes_per_s"])
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ class OpLadder:
 
 def ladder_lines(op: str) -> dict[str, str]:
     """Returns each kernel's description from the docstring of the op's folder, or nothing for ops outside Rooflab."""
-    folder = Path(registry.__file__).parent / op
-    if not op.isidentifier() or not (folder / "__init__.py").is_file():
+    op_folder = Path(registry.__file__).parent / op
+    if not op.isidentifier() or not (op_folder / "__init__.py").is_file():
         return {}
     docstring = importlib.import_module(f"rooflab.kernels.{op}").__doc__ or ""
     kernels = registry.kernels(op)
@@ -176,7 +176,7 @@ def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
 
 
 def _beside(record: Record) -> tuple[str, str, str, str]:
-    """Returns the machine, op, case and scheme of a record.  Kernels stand side by side only if these are equal."""
+    """Returns the machine, op, case and scheme of a record, which kernels beside each other in a table must share."""
     machine, op, _, case_id, scheme = kernel_key(record)
     return machine, op, case_id, scheme
 
@@ -202,8 +202,8 @@ def _ladder(
 
 def _rank(record: Record, order: Sequence[str]) -> tuple[int, int, str]:
     role, kernel = record.role, record.kernel or ""
-    index = order.index(kernel) if kernel in order else len(order)
-    return (_ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER)), index, kernel
+    kernel_index = order.index(kernel) if kernel in order else len(order)
+    return (_ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER)), kernel_index, kernel
 
 
 def _row(item: Located, group: Sequence[Located], past: Sequence[Located]) -> LadderRow:
@@ -219,7 +219,7 @@ def _row(item: Located, group: Sequence[Located], past: Sequence[Located]) -> La
 
 
 def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[Located]) -> Ratio | None:
-    """Returns the speed relative to the kernel with role `role` in the same run, or else in the newest other run."""
+    """Returns the speed relative to the fastest kernel of role `role`, in the same run or else in other runs."""
     median_ms = latency_ms(record)
     if median_ms is None or record.role == role:
         return None

@@ -81,7 +81,7 @@ def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, 
 
 
 def held_clock_mhz(items: Sequence[Located]) -> float | None:
-    """Returns the lowest SM clock of all records in MHz.  Returns None if no record has a clock.
+    """Returns the SM clock that the GPU held: the lowest clock of all records, in MHz.  Returns None without a clock.
 
     The clock of a record is the clock that the device itself measured, or else the highest clock that NVML reported.
     The lowest clock of NVML is not used, because the GPU may have been idle at that time."""
@@ -136,9 +136,9 @@ def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
         value, unit_text = MachineLimits.amount(record)
         text = f"{digits(value * 1e6)} µs" if unit_text == "s" else f"{si(value)}{unit_text}"
         name = f"{limit_name} {record.scheme}" if record.scheme and record.scheme not in limit_name else limit_name
-        method = ", ".join(filter(None, (record.timer, plain_value(record.config or ""))))
+        timing_method = ", ".join(filter(None, (record.timer, plain_value(record.config or ""))))
         readings.append(
-            BestMicrokernel(name, text, method, next(item.source for item in run_items if item.record is record))
+            BestMicrokernel(name, text, timing_method, next(item.source for item in run_items if item.record is record))
         )
     return readings
 

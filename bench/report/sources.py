@@ -109,7 +109,7 @@ def display_name(path: Path) -> str:
 
 
 def whole(record: Record) -> Record:
-    """Returns the whole record without its samples, after a check of its GPU and its ceilings.
+    """Checks that the GPU and the ceilings of a record are whole (valid).  Returns the record without its samples.
 
     Raises `ValueError` on an invalid value.  A report shows no samples."""
     gpu = record.environment.get("gpu")
@@ -159,7 +159,7 @@ def latency_ms(record: Record) -> float | None:
 
 
 def fault(record: Record) -> tuple[str, str] | None:
-    """Returns the status and the reason if a record failed or has an impossible time.  Otherwise returns None."""
+    """Returns the status and the reason if a record failed or its time is not positive.  Otherwise returns None."""
     if record.status not in FINE_STATUSES:
         return record.status, record.reason
     if record.status == "OK" and record.latency_median_ms is not None and latency_ms(record) is None:
@@ -181,7 +181,7 @@ def newest(items: Iterable[Located], key: Callable[[Record], Hashable]) -> list[
 
 
 def benches_of(located: Iterable[Located]) -> list[Located]:
-    """Returns the bench records except A/B records: half of those time another revision or a slowed kernel."""
+    """Returns the bench records without those of A/B runs, half of which time another revision or a slowed kernel."""
     return [item for item in located if item.record.stands_alone]
 
 
@@ -219,12 +219,12 @@ def _with_counted(chosen: Located, profiles: Sequence[Located]) -> Located:
         same_code = not profile.dirty and (_code_of(profile), profile.config) == (code_id, bench_record.config)
         if profile.traffic_basis == "counted" and counted_bytes > 0 and same_code:
             intensity, rate = (bench_record.flops or 0.0) / counted_bytes, counted_bytes / median_ms * 1e3
-            counted = replace(
+            counted_record = replace(
                 bench_record,
                 traffic_bytes=counted_bytes,
                 intensity=intensity,
                 bytes_per_s=rate,
                 traffic_basis="counted",
             )
-            return replace(chosen, record=counted, counted=item.source)
+            return replace(chosen, record=counted_record, counted=item.source)
     return chosen

@@ -30,9 +30,9 @@ def touched_ops(
     """Returns the members of `ops` that the changed files affect, in the order of `ops`.  `changed` has paths relative
     to the root of the checkout.
 
-    A file in an op's folder, or the op's reference, affects this op and the ops that use it (`users`).  Any other file
-    of `kernels`, `reference` or `roofline` affects all ops.  So do the pinned packages, and files of `bench` that can
-    change a measured time.  Documents, tests, results and the engine affect no op."""
+    A file in an op's folder affects this op and the ops that use it (`users`).  So does the op's reference.  Any other
+    file of `kernels`, `reference` or `roofline` affects all ops.  So do the pinned packages, and files of `bench` that
+    can change a measured time.  Documents, tests, results and the engine affect no op."""
     affected_ops: set[str] = set()
     for file_path in changed:
         path_parts = PurePosixPath(file_path).parts

@@ -52,7 +52,7 @@ def files_in(trees: Sequence[Path], root: Path, files: Sequence[str]) -> list[tu
 
 def import_roots(root: Path) -> list[Path]:
     """Returns the folders from which Python imports the repository's modules, relative to its root.  These are the
-    root, `src`, and the repository's folders in Python's path, as in an editable installation."""
+    root, `src`, and folders of the repository in Python's path (an editable installation adds some)."""
     folders = [Path(path_entry).resolve() for path_entry in sys.path if not path_entry.endswith("-packages")]
     return list(dict.fromkeys((Path(), Path("src"), *(p.relative_to(root) for p in folders if p.is_relative_to(root)))))
 
@@ -72,8 +72,8 @@ def kernels_in(tree: Path, files: tuple[Path, ...] = ()) -> dict[str, str]:
         return {kernel.id: str(file.relative_to(tree)) for file in found_files for kernel in registry.load_file(file)}
     all_kernels = [kernel for op in registry.ops() for kernel in registry.kernels(op).values()]
     paths, root = {kernel.id: source_of(kernel) for kernel in all_kernels}, tree.resolve()
-    rooflab = Path(registry.__file__).resolve().parent  # an environment may lie in the repository
+    rooflab_folder = Path(registry.__file__).resolve().parent  # an environment may lie in the repository
     files_in_tree = {
-        name: src for name, src in paths.items() if src.is_relative_to(root) and not src.is_relative_to(rooflab)
+        name: src for name, src in paths.items() if src.is_relative_to(root) and not src.is_relative_to(rooflab_folder)
     }
     return {name: str(src.relative_to(root)) for name, src in files_in_tree.items()}

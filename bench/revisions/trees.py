@@ -1,4 +1,4 @@
-"""Checks out git revisions for an A/B comparison, in one worktree for each side.  Both sides use this environment."""
+"""Checks out git revisions for an A/B comparison, in one worktree per side.  Both sides use the same packages."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def checked_out(root: Path, revision: str) -> Iterator[Tree]:
 
 
 def check_contract(tree: Path, label: str, option: str = "base") -> None:
-    """Raises `ValueError` if `tree` has another `CONTRACT` number in `reference/spec.py` than this Rooflab."""
+    """Raises `ValueError` if `tree` has another version of the interface (`CONTRACT`) than the running Rooflab."""
     file = tree / "reference" / "spec.py"
     contract_match = re.search(r"^CONTRACT = (\d+)$", file.read_text() if file.is_file() else "", re.MULTILINE)
     if contract_match is None or int(contract_match[1]) != CONTRACT:

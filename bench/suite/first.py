@@ -28,7 +28,7 @@ FIRST_CHECK_S = 60.0
 """The seconds after which a first check counts as hung.  It compiles one kernel and runs it on one small case."""
 MAX_PARALLEL_CHECKS = 12
 """The most first checks at the same time.  Each holds a CUDA context of half a GB; no check is timed."""
-RISK = ("triton", "cuda", "gluon")
+RISKY_BACKENDS = ("triton", "cuda", "gluon")
 """The backends, in the order of first checks: a kernel that hangs takes the card's time from the kernels beside it, and
 kernels with barriers may hang."""
 
@@ -43,7 +43,7 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
     passed_store, writer = Passed(machine), RunWriter(context.out)
     kernels = [kernel for op in ops for kernel in registry.kernels(op).values()]
     risky_kernels = sorted(
-        (k for k in kernels if k.backend not in registry.CPU_BACKENDS), key=lambda k: RISK.index(k.backend)
+        (k for k in kernels if k.backend not in registry.CPU_BACKENDS), key=lambda k: RISKY_BACKENDS.index(k.backend)
     )
     if context.dry_run:
         risky_kernels = risky_kernels[:1]  # each process takes seconds, and all kernels take the same path
@@ -59,15 +59,15 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
     def attempt(kernel: Kernel, chosen: tuple[Case, Scheme]) -> CheckResult | None:
         return None if context.left_s < 0 else run_check(CheckTask(kernel, *chosen))
 
-    excluded: dict[str, str] = {}
+    excluded_kernels: dict[str, str] = {}
     right_kernels: list[Kernel] = []
     late_names: list[str] = []
     with ThreadPoolExecutor(min(MAX_PARALLEL_CHECKS, max(1, 3 * (psutil.cpu_count() or 2) // 4))) as pool:
         kernel_by_future = {pool.submit(attempt, *task): task[0] for task in tasks}
         for future in as_completed(kernel_by_future):
-            kernel, error = kernel_by_future[future], future.exception()
-            if error is not None:  # any error: it must not end the checks of the other kernels
-                excluded[kernel.id] = f"{type(error).__name__}: {error}"
+            kernel, check_error = kernel_by_future[future], future.exception()
+            if check_error is not None:  # any error: it must not end the checks of the other kernels
+                excluded_kernels[kernel.id] = f"{type(check_error).__name__}: {check_error}"
             elif (result := future.result()) is None:
                 late_names.append(kernel.id)
             else:
@@ -77,16 +77,16 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
                 if result.status == "OK":
                     right_kernels.append(kernel)
                 elif result.status not in NOT_RUN:
-                    excluded[kernel.id] = f"{result.status}: {result.reason}"
+                    excluded_kernels[kernel.id] = f"{result.status}: {result.reason}"
     if not context.dry_run:
         passed_store.keep({kernel.id: passed_store.code(kernel) for kernel in right_kernels})
-    fault_lines = [f"{name}: {fault_text}" for name, fault_text in excluded.items()]
+    fault_lines = [f"{name}: {fault_text}" for name, fault_text in excluded_kernels.items()]
     right, before = len(right_kernels), len(passed_kernels)
-    figures = {"right": right + before, "right before": before, "excluded": len(excluded)}
-    figures["not here"] = len(risky_kernels) - right - before - len(excluded) - len(late_names)
-    excluded |= dict.fromkeys(late_names, "no time was left for its first check")
+    figures = {"right": right + before, "right before": before, "excluded": len(excluded_kernels)}
+    figures["not here"] = len(risky_kernels) - right - before - len(excluded_kernels) - len(late_names)
+    excluded_kernels |= dict.fromkeys(late_names, "no time was left for its first check")
     reason = "; ".join(fault_lines + [f"no time for {name}" for name in late_names])
-    return EntryOutcome("PARTIAL" if late_names else "DONE", reason, figures=figures, excluded=excluded)
+    return EntryOutcome("PARTIAL" if late_names else "DONE", reason, figures=figures, excluded=excluded_kernels)
 
 
 if __name__ == "__main__":

@@ -60,14 +60,14 @@ class Passed:
 
     def _remembered(self) -> dict[str, str]:
         try:
-            codes = json.loads(self._path.read_text())
+            passed_codes = json.loads(self._path.read_text())
         except (FileNotFoundError, ValueError):
             return {}  # no file yet, or a damaged file: the kernels run in their own process again
-        return codes if isinstance(codes, dict) else {}
+        return passed_codes if isinstance(passed_codes, dict) else {}
 
 
 def passed_on_card(kernels: Iterable[Kernel], scheme: str, device: torch.device) -> frozenset[str]:
-    """Returns the names of kernels that passed the first check, with adversarial inputs, on this kind of GPU."""
+    """Returns the names of kernels whose first check (adversarial inputs, `scheme`) passed on this kind of GPU."""
     if device.type != "cuda":
         return frozenset()
     passed_store, default_name = Passed(Environment.now(device.index or 0)), default_scheme(device)
@@ -80,9 +80,8 @@ def passed_on_card(kernels: Iterable[Kernel], scheme: str, device: torch.device)
 
 
 def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
-    """Returns the first case (input shape) that a kernel supports, and its scheme (dtypes).  Small test cases come
-    before the cases of models.  The scheme is `default` if the kernel supports it.  Returns None if the kernel supports
-    no case."""
+    """Returns the first case (input shape) that a kernel supports, and its scheme (dtypes).  The scheme `default` is
+    tried first, and small test cases before the cases of models.  Returns None if the kernel supports no case."""
     spec = registry.get_op(kernel.op)
     for scheme in map(get_scheme, dict.fromkeys((default, *spec.schemes))):
         case = first_case(kernel, spec, scheme, ("smoke", "edge", *spec.cases))

@@ -103,7 +103,7 @@ def _named(name: str, entries: Sequence[Entry]) -> set[str]:
 
 
 def _word(entry_id: str) -> str:
-    """Returns the first word of an id, such as `engine` for `bar:engine.llama-3.1-8b`.  `bar:` marks a target."""
+    """Returns the first word of an id, such as `engine` for `bar:engine.llama-3.1-8b` (`bar:`: performance target)."""
     return entry_id.removeprefix("bar:").replace(":", ".").partition(".")[0]
 
 
@@ -123,10 +123,10 @@ def _before(entry_id: str, by_id: dict[str, Entry]) -> set[str]:
 def _ordered(entries: Sequence[Entry]) -> list[Entry]:
     """Sorts the entries by value.  The value of a prerequisite is at least the value of each entry that needs it."""
     by_id = {entry.id: entry for entry in entries}
-    value_by_id = {entry.id: entry.value for entry in entries}
+    entry_values = {entry.id: entry.value for entry in entries}
     for entry in entries:
-        for name in _before(entry.id, by_id) & value_by_id.keys():
-            value_by_id[name] = max(value_by_id[name], entry.value)
+        for name in _before(entry.id, by_id) & entry_values.keys():
+            entry_values[name] = max(entry_values[name], entry.value)
     entry_by_id: dict[str, Entry] = {}
 
     def place(entry: Entry) -> None:
@@ -135,7 +135,7 @@ def _ordered(entries: Sequence[Entry]) -> list[Entry]:
                 place(by_id[name])
         entry_by_id.setdefault(entry.id, entry)
 
-    for entry in sorted(entries, key=lambda entry: -value_by_id[entry.id]):
+    for entry in sorted(entries, key=lambda entry: -entry_values[entry.id]):
         place(entry)
     return list(entry_by_id.values())
 
@@ -172,11 +172,11 @@ def latency_entries() -> list[Entry]:
             f"latency:{name}",
             title,
             (*LAB_COMMAND, *command_words, *MODEL_OPTIONS),
-            START_S + cost,
+            START_S + cost_s,
             48.0,
             checks=tuple(FIRST_ON_CUDA),
         )
-        for name, title, command_words, cost in LATENCY_ENTRIES
+        for name, title, command_words, cost_s in LATENCY_ENTRIES
     ]
 
 

@@ -156,7 +156,7 @@ class _SuiteRun:
         write_json(self.settings.out / "excluded.json", self.progress.excluded())
 
     def _refused(self, entry: Entry) -> EntryOutcome | None:
-        """Returns an outcome if the entry cannot run (a prerequisite is not done, or the budget is too small)."""
+        """Returns None if the entry can run, else an outcome: a prerequisite is not done, or little time is left."""
         outcomes = self.progress.outcomes
         plan_ids = {planned_entry.id for planned_entry in self.plan}
         for name in entry.needs:
@@ -178,22 +178,22 @@ class _SuiteRun:
             return EntryOutcome("UNSUPPORTED", "it has no form that is short enough on a CPU")
         if entry.beside:
             return self._start_beside(entry)
-        start_s, excluded = self.clock(), dict[str, str]()
-        self._keep(entry, EntryOutcome("RUNNING", "begun", excluded=excluded))
+        start_s, excluded_kernels = self.clock(), dict[str, str]()
+        self._keep(entry, EntryOutcome("RUNNING", "begun", excluded=excluded_kernels))
         for _ in range(MAX_ATTEMPTS):
             outcome, blamed_kernel = self._attempt(entry)
             if not blamed_kernel:
                 break
-            excluded[blamed_kernel] = f"{entry.id}: {outcome.reason}"
+            excluded_kernels[blamed_kernel] = f"{entry.id}: {outcome.reason}"
             self.note(f"{entry.id}: goes on without {blamed_kernel}: {outcome.reason}")
-            self._keep(entry, EntryOutcome("RUNNING", "begun", excluded=excluded))
+            self._keep(entry, EntryOutcome("RUNNING", "begun", excluded=excluded_kernels))
             if self.progress.stopped:
                 break
             if self.clock() >= self.ends:
                 outcome = EntryOutcome("NOT_REACHED", f"no time was left without {blamed_kernel}")
                 break
         seconds = round(self.clock() - start_s, 2)
-        return replace(outcome, excluded=excluded | dict(outcome.excluded), seconds=seconds)
+        return replace(outcome, excluded=excluded_kernels | dict(outcome.excluded), seconds=seconds)
 
     def _start_beside(self, entry: Entry) -> EntryOutcome:
         """Starts an entry and does not wait for it.  It runs until it is done or until the suite run ends."""
@@ -215,10 +215,10 @@ class _SuiteRun:
         folder = folder_of(settings.out, entry.id)
         (folder / OUTCOME_FILE).unlink(missing_ok=True)
         self._note_path().unlink(missing_ok=True)
-        words = entry.dry if settings.dry_run else entry.words
+        command_words = entry.dry if settings.dry_run else entry.words
         process = self._next()
         try:
-            request = self._request(words, entry.id, seconds)
+            request = self._request(command_words, entry.id, seconds)
             status = process.ask(request, min(entry_limit_s, remaining_s), self._hangs)["status"]
         except ChildFailed as failed:
             self.current = None
@@ -243,16 +243,16 @@ class _SuiteRun:
     def _judged(self, entry: Entry, folder: Path, status: int) -> EntryOutcome:
         """Returns the outcome that the process wrote, or makes one from the exit status and the records."""
         outcome = read_outcome(folder / OUTCOME_FILE)
-        failures, statuses = state.wrong_in(folder)
+        kernel_failures, statuses = state.wrong_in(folder)
         if outcome is None:
             status_word = STATUS_BY_EXIT.get(status, "FAILED")
             figures: dict[str, object] = {"exit status": status} | ({"records": dict(statuses)} if statuses else {})
             log_line = self.log.read_text(errors="replace").strip().splitlines()[-1:] if status_word != "DONE" else []
-            reason = "; ".join([*failures.values()][:5] or log_line)[-500:]
+            reason = "; ".join([*kernel_failures.values()][:5] or log_line)[-500:]
             outcome = EntryOutcome(status_word, reason, figures=figures)  # type: ignore[arg-type]
         all_figures = dict(outcome.figures) | ({"invalid": statuses["INVALID"]} if statuses["INVALID"] else {})
-        excluded = {} if entry.searches else failures
-        return replace(outcome, figures=all_figures, excluded=excluded | dict(outcome.excluded))
+        excluded_kernels = {} if entry.searches else kernel_failures
+        return replace(outcome, figures=all_figures, excluded=excluded_kernels | dict(outcome.excluded))
 
     def _request(self, words: Sequence[str], entry_id: str, seconds: float) -> dict[str, object]:
         settings = self.settings
@@ -278,13 +278,13 @@ class _SuiteRun:
         return Child(*WORKER_IMPORTS, WORKER_MODULE, environment=environment, log=self.log)
 
     def _hangs(self) -> bool:
-        """Returns whether a single kernel runs too long.  Several kernels at a time may just be slow on a busy CPU."""
+        """Returns whether one kernel alone runs longer than its limit.  Several kernels at a time may just be slow."""
         running_state = Running.read(self._note_path())
-        max_s = DRY_LIMIT_S if self.settings.dry_run else MAX_KERNEL_S
-        return len(running_state.kernels) == 1 and time.time() - running_state.began > max_s
+        time_limit_s = DRY_LIMIT_S if self.settings.dry_run else MAX_KERNEL_S
+        return len(running_state.kernels) == 1 and time.time() - running_state.began > time_limit_s
 
     def _next(self) -> Child:
-        """Returns a process for the next entry.  On a GPU it is always new, and a spare process starts early."""
+        """Returns the process for the next entry.  On a GPU, also starts a spare process for the entry after it."""
         if self.current is None:
             self.current, self.spare = self.spare or self._process(), None
         if not self.settings.dry_run and self.spare is None:
@@ -292,7 +292,7 @@ class _SuiteRun:
         return self.current
 
     def _release(self, process: Child) -> None:
-        """Ends the process of an entry on a GPU.  On a CPU, it has no CUDA context and runs the next entry too."""
+        """Ends the process of an entry on a GPU.  On a CPU, keeps it for the next entry: it has no CUDA context."""
         if not self.settings.dry_run:
             self.current = None
             process.stop()

@@ -145,8 +145,8 @@ class BucketResult:
             return self.reason
         if self.best is None:
             return "the launcher's own choice is the fastest"
-        gain_text = "" if self.faster is None else f", {self.faster:.3f}x"
-        return ", ".join(f"{name}={value}" for name, value in self.best.items()) + gain_text
+        speedup_text = "" if self.faster is None else f", {self.faster:.3f}x"
+        return ", ".join(f"{name}={value}" for name, value in self.best.items()) + speedup_text
 
 
 @dataclass
@@ -270,14 +270,15 @@ class TuningRun:
         config = next(iter(result.finalists(start)), start)
         settings = Settings(device=str(self.device), seed=self.seed, roof=False)
         measurement = Measurement(self.spec, self.scheme, settings)
-        outcome = measurement.check_here(kernel.with_config(config), small_case)
-        reason = "" if outcome.status == "OK" else f"{outcome.status}: {outcome.reason}"
-        return BucketResult(**counts, best=asdict(config), reason=reason, status=outcome.status)
+        check_outcome = measurement.check_here(kernel.with_config(config), small_case)
+        reason = "" if check_outcome.status == "OK" else f"{check_outcome.status}: {check_outcome.reason}"
+        return BucketResult(**counts, best=asdict(config), reason=reason, status=check_outcome.status)
 
     def _result(
         self, kernel: Kernel, start: Any, result: SearchResult, counts: dict[str, Any], records: Sequence[Record]
     ) -> BucketResult:
-        """Returns the fastest config over all cases in the records, or none if the launcher's own choice is as fast.
+        """Returns the fastest config over all cases in the records.  No config is best if the launcher's choice is as
+        fast.
 
         The launcher may choose another config for each case.  Its time on a case is the time of the config that it
         chooses for this case."""
@@ -298,8 +299,8 @@ class TuningRun:
             reason = f"{faults[0].case_id}: {faults[0].status}: {faults[0].reason}" if faults else "nothing was timed"
             return BucketResult(**counts, reason=reason)
         default_total = sum(default_times.values())
-        totals = [(values, sum(times.values())) for values, times in by_config.values() if times.keys() == case_ids]
-        values, best_total = min(totals, key=lambda entry: entry[1], default=({}, default_total))
+        log_sums = [(values, sum(times.values())) for values, times in by_config.values() if times.keys() == case_ids]
+        values, best_total = min(log_sums, key=lambda entry: entry[1], default=({}, default_total))
         if best_total >= default_total:
             return BucketResult(**counts)
         return BucketResult(**counts, best=values, faster=math.exp((default_total - best_total) / len(case_ids)))

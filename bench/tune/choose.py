@@ -34,11 +34,11 @@ def write_choices(records: Sequence[Record], folder: Path = KERNELS_FOLDER) -> l
     for record in counted_records:
         records_by_card.setdefault((str(record.op), str(record.environment["gpu"]["name"])), []).append(record)
     for (op, gpu_name), group_records in records_by_card.items():
-        path = folder / op / "choices.json"
-        choices = json.loads(path.read_text()) if path.is_file() else {}
+        choices_file = folder / op / "choices.json"
+        choices = json.loads(choices_file.read_text()) if choices_file.is_file() else {}
         choices[gpu_name] = choose(op, group_records)
-        write_whole(path, json.dumps(choices, indent=2, allow_nan=False) + "\n")
-        paths[path] = None
+        write_whole(choices_file, json.dumps(choices, indent=2, allow_nan=False) + "\n")
+        paths[choices_file] = None
     return list(paths)
 
 
@@ -63,7 +63,7 @@ def _kernel(record: Record) -> Kernel | None:
 
 @dataclass(frozen=True)
 class _Contender:
-    """Holds a kernel's times for one range of row counts, with one fixed config or its launcher's own choices."""
+    """Holds the times of a kernel for one range of row counts: with a fixed config, or with its launcher's choices."""
 
     kernel: str
     config: str = ""

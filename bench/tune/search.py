@@ -60,10 +60,10 @@ def search(
 ) -> SearchResult:
     """Searches until `deadline` for a config that is faster than `start`, the launcher's own choice.
 
-    The search first tries the configs that differ from the best config in the fewest fields.  Otherwise the order of
-    `candidates` is kept.  `least` gives the least possible time of a config.  Each group of configs is timed
-    interleaved with the best config so far.  The times of the group are divided by the time of the best config.  So if
-    the GPU becomes slower during the search, the ratios stay the same."""
+    The search first tries the configs that differ from the best config in the fewest fields.  Configs with equally many
+    different fields keep the order of `candidates`.  `least` gives the least possible time of a config.  Each group of
+    configs is timed interleaved with the best config so far.  The times of the group are divided by the time of the
+    best config.  So if the GPU becomes slower during the search, the ratios stay the same."""
     result = SearchResult()
     start_times = times([start])[start]
     if isinstance(start_times, str):
@@ -79,17 +79,17 @@ def search(
         able_configs = [config for config in waiting_configs if _mean(least(config)) < _mean(best_times)]
         result.bounded += len(waiting_configs) - len(able_configs)
         able_configs.sort(key=lambda config: _distance(config, best_config))  # a stable sort: ties keep the given order
-        group, waiting_configs = able_configs[:GROUP_SIZE], able_configs[GROUP_SIZE:]
-        if not group:
+        config_group, waiting_configs = able_configs[:GROUP_SIZE], able_configs[GROUP_SIZE:]
+        if not config_group:
             break
-        group_times = times([best_config, *group])
+        group_times = times([best_config, *config_group])
         best_group_times = group_times[best_config]
         if isinstance(best_group_times, str):
             result.failures[best_config] = best_group_times
             break
         score_scale = result.scores[best_config] / _mean(best_group_times)
         best_times = best_group_times
-        for config in group:
+        for config in config_group:
             seconds = group_times[config]
             if isinstance(seconds, str):
                 result.failures[config] = seconds
@@ -116,9 +116,9 @@ def least_s(cost: Cost, ceilings: Ceilings, footprint: Footprint | None, sms: in
     """Returns the least possible seconds of a launch.  This is the larger of two times: the op's roofline bound, and
     the matrix time of the busiest SM with padded tiles.
 
-    The GPU assigns CTAs to SMs one by one.  So some SM runs ceil(`ctas` / `sms`) CTAs at its full rate, for any
-    occupancy. The bound counts only the bytes that are read, because written bytes may still be in L2 when the clock
-    stops (`noise.above_limits`)."""
+    The GPU assigns CTAs to SMs one by one.  So the busiest SM runs `ceil(ctas / sms)` CTAs.  Its matrix time is their
+    FLOPs divided by its full rate, for any occupancy.  The roofline bound counts only the bytes that are read, because
+    written bytes may still be in L2 when the clock stops (`noise.above_limits`)."""
     seconds = bound(replace(cost, write_bytes=0.0), ceilings).seconds
     if footprint is None or not footprint.tensor_flops or len(cost.tensor_flops) != 1:
         return seconds

@@ -77,8 +77,8 @@ def choose_kernels(
     limits: LargestSizes,
     replays: bool = False,
 ) -> dict[tuple[str, str], list[Choice]]:
-    """Returns the choices of each op and bucket, the fastest kernel first.  With `replays`, steps can be replayed.
-    Then a bucket of decode steps gets C++ kernels only, if a replayed step is faster than an eager one."""
+    """Returns the choices of each op and bucket, the fastest kernel first.  With `replays`, a bucket of decode steps
+    gets only C++ kernels, if a replayed (recorded) step is faster than an eager one."""
     arch = limits.arch
     facts = {
         "layers": [arch.num_layers, arch.hidden_size, arch.intermediate_size, arch.vocab_size],
@@ -105,7 +105,7 @@ def choose_kernels(
     if cache.provisional:
         logging.getLogger(__name__).warning("kernels of %s: %s", arch.name, PROVISIONAL)
     if replays:
-        for bucket_rows in (limit for limit in BUCKET_ROWS if limit <= MOST_REPLAYED):
+        for bucket_rows in (row_limit for row_limit in BUCKET_ROWS if row_limit <= MOST_REPLAYED):
             fastest_choices |= replayed(bucket_of(bucket_rows), fastest_choices, cache.times, limits.arch.num_layers)
     (matmul_op,) = set(MATMUL_OPS) & set(limits.ops)
     matmul_choices = {bucket: choices for (op, bucket), choices in fastest_choices.items() if op == matmul_op}
@@ -121,7 +121,7 @@ def replayed(
     """Returns the C++ kernels for a decode step in `bucket`, or {} if an op has none or an eager step is faster.
 
     The time of an eager step is the sum of its kernels' times.  A replayed step does not run the Python code of a
-    launch.  The time of this code is taken to be that of the fastest kernel.  An op with one candidate keeps it."""
+    launch.  This code is assumed to take as long as the fastest kernel.  An op with one candidate keeps it."""
     step = {op: choices for (op, in_bucket), choices in fastest.items() if in_bucket == bucket and op not in PREFILL}
     timed = {op: choices for op, choices in step.items() if len(choices) > 1 and times[op].get(bucket)}
     native = {op: [choice for choice in choices if choice.kernel.backend == "cpp"] for op, choices in timed.items()}
@@ -148,8 +148,8 @@ def replayed(
 def _ways(
     products: Mapping[str, list[Choice]], times: Mapping[str, Mapping[str, float]], limits: LargestSizes
 ) -> set[Any]:
-    """Returns the fewest packings of the weight that keep gemm within `TOLERATED_RATIO` of its best time per bucket.
-    They are one or two, or one if memory has no room for two copies.  The least geometric mean loss decides ties."""
+    """Returns the fewest packings of a weight that keep gemm within `TOLERATED_RATIO` of its best time in each bucket.
+    There are one or two, or one if memory has no room for two.  The least product of losses decides ties."""
     packers = list(dict.fromkeys(choice.kernel.prepare for choices in products.values() for choice in choices))
     fit = 2 * limits.arch.parameters().total * limits.dtype.itemsize < virtual_memory().available / 2
     subsets = [set(subset) for count in ((1, 2) if fit else (1,)) for subset in itertools.combinations(packers, count)]
@@ -160,12 +160,12 @@ def _ways(
         for bucket, choices in products.items():
             measured_times = times.get(bucket) or {choice.kernel.name: 1.0 for choice in choices}
             kernel_times = {choice.kernel.name: measured_times[choice.kernel.name] for choice in choices}
-            allowed_times = (kernel_times[choice.kernel.name] for choice in choices if choice.kernel.prepare in ways)
-            ratios.append(min(allowed_times, default=math.inf) / min(kernel_times.values()))
+            subset_times = (kernel_times[choice.kernel.name] for choice in choices if choice.kernel.prepare in ways)
+            ratios.append(min(subset_times, default=math.inf) / min(kernel_times.values()))
         return ratios
 
-    good_subsets = [ways for ways in subsets if max(losses(ways)) <= TOLERATED_RATIO]
-    smallest_subsets = [ways for ways in good_subsets if len(ways) == len(good_subsets[0])] or subsets
+    fast_subsets = [ways for ways in subsets if max(losses(ways)) <= TOLERATED_RATIO]
+    smallest_subsets = [ways for ways in fast_subsets if len(ways) == len(fast_subsets[0])] or subsets
     return min(smallest_subsets, key=lambda ways: math.prod(losses(ways)))
 
 
@@ -177,7 +177,7 @@ def _reason(choice: Choice, times: Mapping[str, float]) -> str:
 def time_kernels(
     op: str, rows: int, kernels: list[Kernel], limits: LargestSizes, ends: float = math.inf
 ) -> dict[str, float]:
-    """Returns microseconds by kernel, per call or for all matmuls of a step.  Returns {} if the clock passes `ends`."""
+    """Returns microseconds by kernel: per call, or per step for a matmul.  Returns {} if the clock passes `ends`."""
     inputs = [real(meta_inputs, limits.block_size) for meta_inputs in model_inputs(op, rows, limits)]
     if op not in MATMUL_OPS:
         (args,) = inputs
@@ -192,7 +192,7 @@ def time_kernels(
 
 
 def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[], None]]:
-    """Returns functions that run all matmuls, each on its own weights: too many for a cache if there are few rows."""
+    """Returns functions that run all matmuls.  For few rows, each has its own weights: more than a cache holds."""
     weight_bytes = sum(matmul_args["b"].nbytes for matmul_args in inputs)
     copy_count = max(1, min(8, COLD_BYTES // weight_bytes)) if len(inputs[0]["a"]) <= 16 else 1
 
@@ -240,7 +240,7 @@ class KeptTimes:
         self._ends, self._began = time.monotonic() + LIMIT_S, run_times()
 
     def of(self, op: str, bucket: str, take: Callable[[float], dict[str, float]]) -> dict[str, float]:
-        """Returns microseconds by kernel, from the cache or `take(deadline)`.  Returns {} if no time is left."""
+        """Returns microseconds by kernel, from the cache or measured by `take`.  Returns {} if no time is left."""
         bucket_times = self.times.setdefault(op, {})
         if bucket in bucket_times and ((op, bucket) not in self.provisional or (self._taken and self._busy())):
             return bucket_times[bucket]
@@ -268,7 +268,7 @@ def folder() -> Path:
 
 
 def time_calls(calls: Mapping[str, Sequence[Callable[[], Any]]], ends: float = math.inf) -> dict[str, float]:
-    """Returns the median microseconds of a call, by name.  Each round times every name, and all functions of a name.
+    """Returns the median microseconds of a call, by name.  In each round, all functions of a name take turns.
 
     Returns {} if the clock passes `ends` before the first round.  If it passes later, further rounds are skipped."""
     call_counts = {}

@@ -94,7 +94,7 @@ def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     attention_options = {"softmax_scale": None} | ({} if arch.window is None else {"window": arch.window})
     bounds = torch.tensor([0, M], dtype=torch.int32)  # of one chunk
     lengths = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "max_seqlen_q": M, "max_seqlen_k": M}
-    table = meta(limits.max_model_len, D // 2, dtype=torch.float32)
+    angle_table = meta(limits.max_model_len, D // 2, dtype=torch.float32)
     fp32_options, pages = {"dtype": torch.float32}, {"q": q, "k_cache": cache, "v_cache": cache, **attention_options}
     arguments: dict[str, dict[str, Any]] = {
         "embedding": {"token_ids": token_ids, "weight": meta(arch.vocab_size, H)},
@@ -102,7 +102,7 @@ def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
         "fused_add_rmsnorm": {"x": meta(M, H), "residual": meta(M, H), "weight": meta(H), "eps": arch.rms_norm_eps},
         "rope_and_cache": {
             **{"q": q, "k": k, "v": k, "q_out": q, "k_cache": cache, "v_cache": cache},
-            **{"cos": table, "sin": table, "positions": token_ids, "slot_mapping": token_ids},
+            **{"cos": angle_table, "sin": angle_table, "positions": token_ids, "slot_mapping": token_ids},
             **(dict.fromkeys(("q_norm", "k_norm"), meta(D)) if arch.qk_norm else {}),
         },
         "flash_attention_varlen": {"q": q, "k": k, "v": k, **lengths, "causal": True, **attention_options},
@@ -125,8 +125,8 @@ def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
 
 def _paged(sequences: int, max_blocks: int) -> dict[str, torch.Tensor]:
     """Returns the block table and the lengths of `sequences` sequences, as meta tensors."""
-    table = torch.zeros(sequences, max_blocks, dtype=torch.int32)
-    return {"block_table": table, "seq_lens": torch.ones(sequences, dtype=torch.int32)}
+    block_table = torch.zeros(sequences, max_blocks, dtype=torch.int32)
+    return {"block_table": block_table, "seq_lens": torch.ones(sequences, dtype=torch.int32)}
 
 
 def _product_inputs(M: int, limits: LargestSizes) -> list[dict[str, Any]]:
@@ -187,7 +187,7 @@ def _filled(name: str, like: torch.Tensor) -> torch.Tensor:
 
 
 def packed(way: Callable[..., Any] | None, b: torch.Tensor, **beside: torch.Tensor | None) -> Any:
-    """Packs `b` by `way` (a kernel's `prepare`), with `beside`, such as scales.  Without `way`, returns `b`."""
+    """Packs `b` by `way` (a kernel's `prepare`), or returns `b` without `way`.  `beside` has tensors such as scales."""
     if way is None:
         return b
     return way(b, *(beside[name] for name in list(inspect.signature(way).parameters)[1:]))

@@ -15,30 +15,30 @@ from rooflab.engine.model_runner import ModelRunner
 
 Spent = defaultdict[str, list[float]]
 """For each op, the seconds of each call."""
-Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+WrapOp = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 """A function that takes an op's name and function, and returns the function to use instead."""
 
 
 @contextmanager
 def wrapped_ops(
-    runner: ModelRunner, wrap: Wrap, note_time: Callable[[str, float], None] | None = None
+    runner: ModelRunner, wrap: WrapOp, note_time: Callable[[str, float], None] | None = None
 ) -> Iterator[None]:
     """Replaces each op of a step by `wrap(name, op)` in a `with` block.  CUDA graphs are off: a replay calls no ops."""
     ops, graphs = runner.ops, runner.graphs
-    replays = graphs if note_time and isinstance(graphs, DecodeReplays) else None
+    decode_replays = graphs if note_time and isinstance(graphs, DecodeReplays) else None
 
     def step(*sizes: int) -> SimpleNamespace:
         return SimpleNamespace(**{op: wrap(op, function) for op, function in vars(ops.step(*sizes)).items()})
 
-    runner.ops, runner.graphs = SimpleNamespace(step=step), replays  # type: ignore[assignment]
-    if replays:
-        replays.note_time = note_time
+    runner.ops, runner.graphs = SimpleNamespace(step=step), decode_replays  # type: ignore[assignment]
+    if decode_replays:
+        decode_replays.note_time = note_time
     try:
         yield
     finally:
         runner.ops, runner.graphs = ops, graphs
-        if replays:
-            replays.note_time = None
+        if decode_replays:
+            decode_replays.note_time = None
 
 
 def timed_ops(runner: ModelRunner, spent: Spent) -> AbstractContextManager[None]:

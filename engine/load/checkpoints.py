@@ -53,16 +53,16 @@ class GGUFCheckpoint:
 
     def ends(self) -> Mapping[str, Any]:
         """Maps header keys to the ids of the end-of-text, end-of-turn and end-of-message tokens (None: no such key)."""
-        names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
-        return {name: self._model.fields.get(name) for name in names}
+        key_names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+        return {name: self._model.fields.get(name) for name in key_names}
 
     def generation(self) -> tuple[str, Mapping[str, Any]]:
-        """Returns the source (for messages) and the fields of the sampling settings, with transformers' names."""
-        names = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+        """Returns a name for error messages, and the file's sampling settings under transformers' field names."""
+        name_of_key = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
         fields = {
             name.removeprefix(_SAMPLING): value for name, value in self._model.fields.items() if _SAMPLING in name
         }
-        return f"{self.path.name}, {_SAMPLING[:-1]}", {names.get(name, name): fields[name] for name in fields}
+        return f"{self.path.name}, {_SAMPLING[:-1]}", {name_of_key.get(name, name): fields[name] for name in fields}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields every tensor in fp32, with its Hugging Face name."""
@@ -150,7 +150,7 @@ class SafetensorsCheckpoint:
         return {"config.json": self._config.get("eos_token_id"), name: fields.get("eos_token_id")}
 
     def generation(self) -> tuple[str, Mapping[str, Any]]:
-        """Returns name and fields of generation_config.json, or of config.json if it is missing (as transformers)."""
+        """Returns the name and fields of generation_config.json, or else of config.json (as transformers)."""
         file = self.path / "generation_config.json"
         return (file.name, read_json(file)) if file.is_file() else ("config.json", self._config)
 

@@ -1,7 +1,7 @@
 """Reads a model's own sampling settings, from generation_config.json or from `general.sampling` of a GGUF file.
 
-Fields in `REFUSED_FIELDS` are refused.  Fields that change no answer are ignored.  A request's settings replace the
-model's settings.  Only the request sets the length of the answer and `do_sample` (random or greedy).
+Refuses fields that would change answers but are not implemented (`REFUSED_FIELDS`).  Ignores others.  A request's
+settings replace the model's settings.  Only requests set the answer's length and `do_sample` (random or greedy).
 """
 
 from __future__ import annotations

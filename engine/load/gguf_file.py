@@ -37,9 +37,9 @@ class GGUFTensor:
         from gguf import GGMLQuantizationType, quants
 
         raw_data = np.memmap(self.path, np.uint8, "r", self.start, (self.size,)) if self.size else np.empty(0, np.uint8)
-        rows = raw_data.reshape(*self.shape[:-1], -1) if self.size else raw_data.reshape(self.shape)
+        byte_rows = raw_data.reshape(*self.shape[:-1], -1) if self.size else raw_data.reshape(self.shape)
         try:
-            return np.array(quants.dequantize(rows, GGMLQuantizationType(self.kind)), np.float32)
+            return np.array(quants.dequantize(byte_rows, GGMLQuantizationType(self.kind)), np.float32)
         except (NotImplementedError, ValueError) as error:
             raise ValueError(f"model: cannot dequantise {self.name}: {error}") from error
 
@@ -61,13 +61,13 @@ def read_gguf(path: Path) -> GGUFFile:
         if file.read(4) != b"GGUF":
             raise ValueError(f"model: {path.name} is not a whole GGUF file: it does not begin with GGUF")
         try:
-            version, tensors, keys = struct.unpack("<IQQ", _exactly(file, 20))
+            version, num_tensors, num_keys = struct.unpack("<IQQ", _exactly(file, 20))
             if version not in (2, 3):
                 raise ValueError(f"version {version}")
             fields: dict[str, Any] = {}
-            for _ in range(keys):
+            for _ in range(num_keys):
                 _add(fields, _text(file), _value(file, *struct.unpack("<I", _exactly(file, 4))))
-            return GGUFFile(path, fields, _tensors(file, path, tensors, fields.get("general.alignment", 32)))
+            return GGUFFile(path, fields, _tensors(file, path, num_tensors, fields.get("general.alignment", 32)))
         except (ValueError, UnicodeDecodeError) as error:
             raise ValueError(f"model: {path.name} is not a whole GGUF file: {error}") from error
 
@@ -87,8 +87,8 @@ def _tensors(file: BinaryIO, path: Path, count: int, alignment: Any) -> dict[str
         (num_dimensions,) = struct.unpack("<I", _exactly(file, 4))
         if num_dimensions > 4:
             raise ValueError(f"{name} has {num_dimensions} dimensions")
-        *rows, type_id, offset = struct.unpack(f"<{num_dimensions}QIQ", _exactly(file, 8 * num_dimensions + 12))
-        _add(tensor_entries, name, (tuple(reversed(rows)), type_id, offset, _bytes(name, rows, type_id)))
+        *file_shape, type_id, offset = struct.unpack(f"<{num_dimensions}QIQ", _exactly(file, 8 * num_dimensions + 12))
+        _add(tensor_entries, name, (tuple(reversed(file_shape)), type_id, offset, _bytes(name, file_shape, type_id)))
     data_start = -(-file.tell() // alignment) * alignment
     file_size, next_offset, last_name = path.stat().st_size, 0, "the header"
     tensors = {}
@@ -108,10 +108,10 @@ def _bytes(name: str, shape: list[int], kind: int) -> int:
 
     if kind not in set(GGMLQuantizationType):
         raise ValueError(f"{name} is of type {kind}")
-    block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-    if shape and shape[0] % block:
-        raise ValueError(f"{name}: a row of {shape[0]} is no multiple of the {block} values of a block")
-    return int(math.prod(shape) // block * size)
+    block_values, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    if shape and shape[0] % block_values:
+        raise ValueError(f"{name}: a row of {shape[0]} is no multiple of the {block_values} values of a block")
+    return int(math.prod(shape) // block_values * block_bytes)
 
 
 def _exactly(file: BinaryIO, size: int) -> bytes:
@@ -130,8 +130,8 @@ def _value(file: BinaryIO, kind: int) -> Any:
         return _text(file)
     if kind != _ARRAY_TYPE:
         return _numbers(file, kind, 1)[0]
-    item_type, count = struct.unpack("<IQ", _exactly(file, 12))
-    return [_text(file) for _ in range(count)] if item_type == _TEXT_TYPE else _numbers(file, item_type, count)
+    item_type, num_items = struct.unpack("<IQ", _exactly(file, 12))
+    return [_text(file) for _ in range(num_items)] if item_type == _TEXT_TYPE else _numbers(file, item_type, num_items)
 
 
 def _numbers(file: BinaryIO, kind: int, count: int) -> list[Any]:

@@ -13,7 +13,7 @@ from rooflab.roofline.architecture import Architecture
 GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma")
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor that divides the rotary frequencies.  llama.cpp's converter makes it from Llama 3's rope scaling."""
-_MAY_CHANGE_IT = re.compile("rope|attention|scal|softcap|window|expert|parallel|pooling")
+_MAY_CHANGE_ANSWERS = re.compile("rope|attention|scal|softcap|window|expert|parallel|pooling")
 _READ_KEYS = frozenset(
     "attention.head_count attention.head_count_kv attention.key_length attention.value_length attention.causal"
     " attention.layer_norm_rms_epsilon attention.sliding_window rope.dimension_count rope.freq_base"
@@ -45,10 +45,10 @@ class GGUFModel:
 
     def _refuse_unmodelled(self) -> None:
         for name, value in self.fields.items():
-            key = name.removeprefix(f"{self.kind}.")
-            if key == name or key in _READ_KEYS or value in _OFF_VALUES.get(key, ()):
+            bare_key = name.removeprefix(f"{self.kind}.")
+            if bare_key == name or bare_key in _READ_KEYS or value in _OFF_VALUES.get(bare_key, ()):
                 continue
-            if _MAY_CHANGE_IT.search(key) and value:
+            if _MAY_CHANGE_ANSWERS.search(bare_key) and value:
                 raise ValueError(f"model: {self.path.name}: {name} {value!r} is not modelled yet")
 
     def _whole(self, name: str, default: int | None = None) -> int:

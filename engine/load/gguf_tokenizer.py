@@ -1,7 +1,7 @@
-"""Builds a tokenizer from the tokens, ids, types and merges in a GGUF file's header.  Nothing is added or guessed.
+"""Builds a tokenizer from the tokens, ids, types and merges in a GGUF file's header.  Adds and guesses nothing.
 
-Regular expressions split a text before the merges.  The header holds only their name (`tokenizer.ggml.pre`).  The
-expressions here come from the models' own tokenizer.json.  llama.cpp's `llama-vocab.cpp` lists names and expressions.
+Regular expressions split a text before the merges.  The header holds only a name for them (`tokenizer.ggml.pre`). The
+expressions here come from the models' own tokenizer.json.  llama.cpp's `llama-vocab.cpp` lists both.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def gguf_tokenizer(path: Path) -> Any:
     for name, token_id in special_ids.items():
         if token_id is not None and not 0 <= token_id < len(tokens):
             raise ValueError(f"model: {path.name}: expected tokenizer.ggml.{name}_token_id of a token, got {token_id}")
-    bos, eos, unk = (None if token_id is None else tokens[token_id] for token_id in special_ids.values())
+    bos, eos, unk_token = (None if token_id is None else tokens[token_id] for token_id in special_ids.values())
     vocab = dict(zip(reversed(tokens), reversed(range(len(tokens))), strict=True))  # of two alike the first
     if kind == "llama":
-        backend = _sentencepiece(tokens, types, lists_by_key["scores"], vocab, unk, get("add_space_prefix", True))
+        backend = _sentencepiece(tokens, types, lists_by_key["scores"], vocab, unk_token, get("add_space_prefix", True))
     else:
         backend = _byte_level(path.name, vocab, get("merges", ()), pre)
     added = [(token, kind == _CONTROL) for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER)]
@@ -113,7 +113,7 @@ def _byte_level(file: str, vocab: dict[str, int], merges: Sequence[str], pre: st
     """Makes a byte-level BPE tokenizer (GPT-2).  Raises `ValueError` if `merges` is empty or forms an unknown token."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    merge_pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    merge_pairs = [(left_part, right_part) for left_part, _, right_part in (merge.partition(" ") for merge in merges)]
     if not merge_pairs:
         raise ValueError(f"model: {file} has no tokenizer.ggml.merges; without them a text would be cut into bytes")
     for merge_pair in merge_pairs:
@@ -139,7 +139,7 @@ def _sentencepiece(
     """Makes a SentencePiece BPE tokenizer: the pair with the highest score merges first (Kudo and Richardson 2018)."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    text_tokens = {token for token, kind in zip(tokens, types, strict=True) if kind not in (_CONTROL, _BYTE)}
+    text_tokens = {token for token, type_id in zip(tokens, types, strict=True) if type_id not in (_CONTROL, _BYTE)}
     merges = [
         (-scores[vocab[token]], vocab[token[:regex]], vocab[token[regex:]], token[:regex], token[regex:])
         for token in text_tokens

@@ -69,8 +69,8 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of `token_ids` without special tokens.  `stream` gives the same text."""
-        stream = self.stream()
-        return "".join([*map(stream.push, token_ids), stream.flush()])
+        text_stream = self.stream()
+        return "".join([*map(text_stream.push, token_ids), text_stream.flush()])
 
     def named(self, token_id: int) -> tuple[str, bytes]:
         r"""Returns the token's name and bytes.  For bytes that are not UTF-8, the name has the form `bytes:\xd2`."""
@@ -84,7 +84,7 @@ class Tokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes), token_bytes
 
     def other_token(self, other: Tokenizer) -> tuple[str, int | None] | None:
-        """Returns a token whose id is different in the tokenizer `other`, and the id there; None if there is none."""
+        """Returns a token that has another id in the tokenizer `other`, and that id.  Returns None if all ids agree."""
         id_of = other._tokenizer.get_vocab()
         vocabulary = self._tokenizer.get_vocab().items()
         return next(((token, id_of.get(token)) for token, token_id in vocabulary if id_of.get(token) != token_id), None)
@@ -152,7 +152,7 @@ def _of_folder(path: Path) -> Any:
 
 
 def _of_text(message: ChatMessage) -> dict[str, Any]:
-    """Returns the message with one string as its content.  Joins a list of text parts, as the server does."""
+    """Returns the message with its content as one string.  If the content is a list of text parts, joins them."""
     content = message.get("content")
     if not isinstance(content, list | tuple):
         return dict(message)
@@ -171,7 +171,7 @@ def check_text(prompt: str) -> None:
 
 
 def some(ids: list[int]) -> list[int]:
-    """Returns `ids` if there are some ids in it.  Raises `ValueError` if `ids` is empty."""
+    """Returns `ids`, which must hold some ids.  Raises `ValueError` if `ids` is empty."""
     if not ids:
         raise ValueError("prompt: expected at least one token, got an empty prompt")
     return ids
@@ -179,16 +179,16 @@ def some(ids: list[int]) -> list[int]:
 
 def is_chat(prompt: Any) -> bool:
     """Returns whether `prompt` is a list of chat messages."""
-    return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(item, Mapping) for item in prompt)
+    return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(message, Mapping) for message in prompt)
 
 
 def as_token_ids(prompt: Any) -> list[int]:
     """Returns `prompt` as a list of token ids.  Raises `ValueError` if `prompt` holds anything else."""
     if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence):
         raise ValueError(f"prompt: expected a string, chat messages or token ids, got {type(prompt).__name__}")
-    for item in prompt:
-        if isinstance(item, bool) or not isinstance(item, int):
+    for token_id in prompt:
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
             raise ValueError(
-                f"prompt: expected a string, chat messages or token ids, got a {type(item).__name__} in it"
+                f"prompt: expected a string, chat messages or token ids, got a {type(token_id).__name__} in it"
             )
     return list(prompt)

@@ -40,7 +40,7 @@ def parameter_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
     """Returns the Hugging Face name and shape of every parameter.  Leaves out an `lm_head` tied to the embedding."""
     H, D = arch.hidden_size, arch.head_dim
     q, kv, ffn_size = arch.num_heads * D, arch.num_kv_heads * D, arch.intermediate_size
-    layer: dict[str, tuple[int, ...]] = {
+    layer_shapes: dict[str, tuple[int, ...]] = {
         "input_layernorm.weight": (H,),
         "self_attn.q_proj.weight": (q, H),
         "self_attn.k_proj.weight": (kv, H),
@@ -52,12 +52,12 @@ def parameter_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
         "mlp.down_proj.weight": (H, ffn_size),
     }
     if arch.attention_bias:
-        layer |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
+        layer_shapes |= {"self_attn.q_proj.bias": (q,), "self_attn.k_proj.bias": (kv,), "self_attn.v_proj.bias": (kv,)}
     if arch.qk_norm:
-        layer |= {"self_attn.q_norm.weight": (D,), "self_attn.k_norm.weight": (D,)}
+        layer_shapes |= {"self_attn.q_norm.weight": (D,), "self_attn.k_norm.weight": (D,)}
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (arch.vocab_size, H), "model.norm.weight": (H,)}
     for index in range(arch.num_layers):
-        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer_shapes.items()}
     if not arch.tie_word_embeddings:
         shapes["lm_head.weight"] = (arch.vocab_size, H)
     return shapes

@@ -42,7 +42,7 @@ class BodyFormat(ABC):
 
     @staticmethod
     def of(piece: AnswerPiece, **body: Any) -> dict[str, Any]:
-        """Returns the `choices` entry for `piece`.  `body` holds more fields of this entry, such as its text."""
+        """Returns the `choices` entry for `piece`.  `body` holds the entry's other fields, such as the text."""
         return {"index": piece.index, **body, "logprobs": piece.logprobs, "finish_reason": piece.finish_reason}
 
     @abstractmethod
@@ -60,7 +60,7 @@ class BodyFormat(ABC):
 
     @staticmethod
     def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Merges the log-probabilities of an answer's tokens into one dictionary.  Concatenates fields with lists."""
+        """Merges the log-probabilities of an answer's tokens into one dictionary.  Each list holds all tokens."""
         list_names = (name for name, value in parts[0].items() if isinstance(value, list))
         return parts[0] | {name: [value for piece in parts for value in piece[name]] for name in list_names}
 

@@ -274,8 +274,8 @@ def _add_views(app: FastAPI, service: Service) -> None:
     @app.get("/steps")
     async def steps() -> Response:
         def body() -> str:
-            lines = ", ".join(json.dumps(asdict(line), allow_nan=False) for line in list(engine.steps))
-            return f'{{"now_s": {time.perf_counter()}, "steps": [{lines}]}}'
+            step_lines = ", ".join(json.dumps(asdict(line), allow_nan=False) for line in list(engine.steps))
+            return f'{{"now_s": {time.perf_counter()}, "steps": [{step_lines}]}}'
 
         return Response(await asyncio.to_thread(body), media_type="application/json")
 

@@ -68,8 +68,8 @@ class Counters:
                 self._drafted.inc(step.drafted)
                 self._accepted.inc(sum(step.accepted))
                 self._emitted.inc(step.tokens)
-                for draft_position, count in enumerate(step.accepted):
-                    self._accepted_at.labels(*self._labels, str(draft_position)).inc(count)
+                for draft_position, num_accepted in enumerate(step.accepted):
+                    self._accepted_at.labels(*self._labels, str(draft_position)).inc(num_accepted)
 
     def gap(self, seconds: float) -> None:
         """Records a gap between two tokens immediately.  Recording all gaps at the end of an answer took seconds."""
@@ -77,8 +77,8 @@ class Counters:
 
     def ended(self, call: Call) -> None:
         """Records the times of a request that has ended or was dropped."""
-        reasons = set(call.finish_reasons.values()) if call.ended else {"abort"}
-        for reason in reasons:
+        finish_reasons = set(call.finish_reasons.values()) if call.ended else {"abort"}
+        for reason in finish_reasons:
             self._success.labels(*self._labels, reason).inc()
         token_times_s = [answer_times for answer_times in call.token_times_s if answer_times]
         if call.started_s is not None:

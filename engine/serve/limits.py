@@ -115,8 +115,8 @@ class Guard:
                 return ApiError(401, "Incorrect API key provided", code="invalid_api_key")
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             return ApiError(415, "content-encoding: expected a body that is not compressed")
-        length = headers.get(b"content-length", b"0")
-        return self._too_large() if length.isdigit() and int(length) > self.limits.max_body_bytes else None
+        body_length = headers.get(b"content-length", b"0")
+        return self._too_large() if body_length.isdigit() and int(body_length) > self.limits.max_body_bytes else None
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"body: expected at most {self.limits.max_body_bytes} bytes")

@@ -67,7 +67,7 @@ class ClientConnection(H11Protocol):
         self._slow.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        """Sends the h11 error that uvicorn is handling during this call.  That error says more than `msg`."""
+        """Sends the text of the exception that uvicorn is handling (from h11).  This text says more than `msg`."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
         self._refuse(ApiError(status, f"http: {error}"[:100]))

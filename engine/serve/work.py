@@ -16,7 +16,7 @@ SILENT_S = 15.0
 
 
 class RequestWork:
-    """Holds the calls of one request, one for each prompt.  `open` queues the calls; `close` drops unfinished calls."""
+    """Handles the prompts of one request, each as a `Call`.  `open` queues them; `close` drops unfinished prompts."""
 
     def __init__(self, engine: Engine, format: BodyFormat, deadline_s: float):
         self.format = format
@@ -35,7 +35,7 @@ class RequestWork:
         self._answers = {name: Answer(self.format, params, index) for index, name in enumerate(answer_keys)}
 
     def close(self) -> None:
-        """Drops the unfinished calls.  Readers of `events` call this: a generator that never ran cannot clean up."""
+        """Drops the unfinished calls.  The reader of `events` calls this: an unstarted generator cannot clean up."""
         self._engine.drop(self.calls)
 
     @property

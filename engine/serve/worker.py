@@ -62,8 +62,8 @@ def run(address: str, options: Mapping[str, Any], threads: int | None) -> None:
         socket.close()
         return
     worker, blocks, batch = Worker(llm, socket), llm.scheduler.blocks, llm.scheduler.max_num_seqs
-    sizes = (llm.arch.vocab_size, llm.max_model_len, batch, blocks.num_blocks, blocks.block_size)
-    worker.say(Ready(llm.arch.name, str(llm.device), llm.dtype_name, *sizes, llm.ops.describe()))
+    model_sizes = (llm.arch.vocab_size, llm.max_model_len, batch, blocks.num_blocks, blocks.block_size)
+    worker.say(Ready(llm.arch.name, str(llm.device), llm.dtype_name, *model_sizes, llm.ops.describe()))
     worker.run()
     socket.close()
 
@@ -157,12 +157,12 @@ class Worker:
 
     def _step(self) -> None:
         core, blocks = self.llm.core, self.llm.scheduler.blocks
-        evicted_before, self._steps = blocks.evicted, self._steps + 1
+        old_evictions, self._steps = blocks.evicted, self._steps + 1
         wait_times = run_times() if self.llm.device.type == "cpu" else None
         begin_s = time.perf_counter()
         sequences = self.llm.step()
         end_s = time.perf_counter()
-        step, ops = core.last, {op: sum(times) for op, times in self._spent.items()}
+        step, ops = core.last, {op: sum(op_times) for op, op_times in self._spent.items()}
         self._spent.clear()
         chunks = step.chunks if step else []
         started_prompts = []
@@ -182,7 +182,7 @@ class Worker:
             prompt_pairs=sum(pairs_of(chunk.start, chunk.end) for chunk in chunks),
             tokens=len(tokens),
             preempted=len(step.preempted) if step else 0,
-            evicted=blocks.evicted - evicted_before,
+            evicted=blocks.evicted - old_evictions,
             running=state.running,
             waiting=state.waiting,
             waited=None if wait_times is None else waiting_since(wait_times),

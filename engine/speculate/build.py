@@ -28,7 +28,7 @@ Opened = tuple[Architecture, Texts, Iterator[tuple[str, torch.Tensor]], Any, Any
 
 @dataclass(frozen=True)
 class DraftSource:
-    """Describes a drafter: the most rows (tokens) of a sequence in a step, the architecture, and the weights."""
+    """Describes a drafter: architecture, weights, and the largest number of rows (tokens) of a sequence in a step."""
 
     rows: int = 1
     """The most rows of a sequence in a step."""
@@ -52,13 +52,13 @@ def opened(
     Raises `ValueError` if the files hold no drafter, or if its vocabulary or context length does not fit the model."""
     if asked is None:
         return DraftSource()
-    rows = asked.rows(max_model_len)
+    max_rows = asked.rows(max_model_len)
     if asked.kind == "ngram":
-        return DraftSource(rows)
+        return DraftSource(max_rows)
     expected_sizes = {"vocab_size": arch.vocab_size}
     if asked.kind == "eagle":
-        files = sorted((folder := Path(str(asked.draft))).glob("*.safetensors"))
-        if not files:
+        weight_files = sorted((folder := Path(str(asked.draft))).glob("*.safetensors"))
+        if not weight_files:
             raise ValueError(f"draft: expected a folder with *.safetensors, got {str(folder)!r}")
         draft_arch = Architecture.from_config(folder, name=folder.name)
         expected_sizes |= {"hidden_size": arch.hidden_size, "num_layers": 1}
@@ -71,10 +71,10 @@ def opened(
         got_text = f"one for {draft_arch.max_position} ({draft_arch.name})"
         raise ValueError(f"draft: expected a model for {max_model_len} tokens, which is max_model_len, got {got_text}")
     if asked.kind == "eagle":
-        return DraftSource(rows, draft_arch, read_head(files, draft_arch, dtype, device).items())
+        return DraftSource(max_rows, draft_arch, read_head(weight_files, draft_arch, dtype, device).items())
     if isinstance(tokenizer, Tokenizer) and isinstance(theirs, Tokenizer) and (other := tokenizer.other_token(theirs)):
         raise ValueError(f"draft: expected the model's vocabulary, got one in which {other[0]!r} is token {other[1]}")
-    return DraftSource(rows, draft_arch, tensors)
+    return DraftSource(max_rows, draft_arch, tensors)
 
 
 def build(

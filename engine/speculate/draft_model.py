@@ -47,8 +47,8 @@ class Chain(Drafter, ABC):
         """Drafts for all sequences at once.  Short drafts end first, and longer drafts go on with fewer rows."""
         drafting = sorted(drafting, key=lambda pair: -pair[1])
         sequences, draft_lengths = [sequence for sequence, _ in drafting], np.array([count for _, count in drafting])
-        batch, size, device = self.runner.batch, self.runner.block_size, self.runner.device
-        rows = np.array([sequence.row for sequence in sequences])
+        batch, page_size, device = self.runner.batch, self.runner.block_size, self.runner.device
+        batch_rows = np.array([sequence.row for sequence in sequences])
         to_device = partial(on_device, device=device)
         tokens = to_device(np.array([sequence.token_ids[-1] for sequence in sequences]))
         sampling, state = SamplingTensors(sequences, device, edits=False), self.begin(sequences)
@@ -57,9 +57,9 @@ class Chain(Drafter, ABC):
             n = int((draft_lengths > index).sum())
             if n < len(tokens):
                 sampling = SamplingTensors(sequences[:n], device, edits=False)
-            positions = batch.positions[rows[:n]] + index
-            table = batch.block_table[rows[:n], : int(batch.num_blocks[rows[:n]].max())]
-            slots = table[np.arange(n), positions // size].astype(np.int64) * size + positions % size
+            positions = batch.positions[batch_rows[:n]] + index
+            table = batch.block_table[batch_rows[:n], : int(batch.num_blocks[batch_rows[:n]].max())]
+            slots = table[np.arange(n), positions // page_size].astype(np.int64) * page_size + positions % page_size
             lengths = (positions + 1).astype(np.int32)
             inputs = StepInput(tokens[:n], to_device(positions), to_device(slots), to_device(table), to_device(lengths))
             ops = self.ops.step(n)
@@ -82,7 +82,7 @@ class Chain(Drafter, ABC):
 
 
 class ModelDrafter(Chain):
-    """Drafts with a smaller model of the same vocabulary.  The model computes every token, to fill its own KV cache."""
+    """Drafts with a smaller model of the same vocabulary.  This model computes every token, to fill its KV cache."""
 
     def forward(self, inputs: StepInput, ops: Any, state: Any) -> tuple[torch.Tensor, Any]:
         """Returns the logits `[rows, vocab_size]` of the next tokens, and the unchanged `state`, which is not used."""
@@ -91,8 +91,8 @@ class ModelDrafter(Chain):
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
     ) -> None:
-        """Writes the keys and values of all tokens of the step to the drafter's cache.  Drafting has not written those
-        of prompts, of sequences without a draft, and of the last token of each draft."""
+        """Writes the keys and values of all tokens of the step to the drafter's cache.  Drafting wrote none for
+        prompts, for sequences without a draft, and for the last token of each draft."""
         row_index = torch.zeros(1, dtype=torch.int64, device=self.runner.device)
         inputs = replace(inputs, drawn=row_index)  # hidden states behind the last layer are not needed
         self.model.hidden(inputs, self.cache, self.ops_of(inputs))

@@ -39,12 +39,12 @@ class Drafter:
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
     ) -> None:
-        """Receives the tensors of each step after the model's forward pass.  The rows of `decoding` come first (drafts
-        at their end), then those of prompts.  With `reads_hidden`, `hidden` holds all rows' hidden states."""
+        """Receives the tensors of each step after the model's forward pass.  First come the rows of `decoding`, with
+        drafts last; then the rows of prompts.  With `reads_hidden`, `hidden` holds the hidden states of all rows."""
 
     def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], states: torch.Tensor) -> None:
-        """Receives the number of new tokens of each sequence, before the tokens are appended.  `states` `[sequences,
-        H]` holds the hidden state that gave each sequence's last new token.  Called only if `reads_hidden` is True."""
+        """Receives the number of new tokens of each sequence before the tokens are appended.  `states` `[sequences, H]`
+        holds the hidden states that produced the last new tokens.  Called only if `reads_hidden` is True."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Speculation:
             raise ValueError(f"num_speculative_tokens: expected 1 to {MOST_TOKENS}, got {self.num_tokens!r}")
 
     def rows(self, max_model_len: int) -> int:
-        """Returns the most rows of a sequence in a step.  Raises `ValueError` if a draft exceeds `max_model_len`."""
+        """Returns how many rows a sequence may have.  Raises `ValueError` if a draft exceeds `max_model_len`."""
         if self.num_tokens > max_model_len - 2:
             max_text = f"{max_model_len - 2}, with a token before and one behind it in max_model_len ({max_model_len})"
             raise ValueError(f"num_speculative_tokens: expected at most {max_text}, got {self.num_tokens}")

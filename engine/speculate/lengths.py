@@ -56,7 +56,7 @@ class Lengths:
         self.price = LEAST_PRICE
 
     def begin(self, rows: int) -> None:
-        """Prepares the draft lengths for a step that decodes `rows` sequences.  Call `begin` before `of`."""
+        """Prepares a step that decodes `rows` sequences.  Then `of` returns the draft lengths of this step."""
         if not self.adapts or not rows:
             return
         bucket = int(4 * log2(rows))

@@ -27,8 +27,8 @@ class Places:
 
 
 def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
-    """Returns the position behind the earlier copy of the last token pair with the most equal tokens before it.  In a
-    tie, the latest position wins.  `place` is the latest position; `older` maps each to the one before."""
+    """Returns the position behind an earlier copy of the last token pair: the copy with the most equal tokens before
+    it, or the latest such copy.  `place` is the latest position; `older` maps a position to the previous one."""
     best_position, longest_match, end = place, -1, len(tokens)
     for _ in range(TRIED):
         count = 0
@@ -45,7 +45,7 @@ def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
 
 
 def _index(tokens: list[int], places: Places, end: int) -> None:
-    """Adds the pairs of successive new tokens to `places`, except the last pair."""
+    """Adds the pairs of successive new tokens to `places`, except the last pair, which no token follows yet."""
     for position in range(places.known + 1, end):
         token_pair = (tokens[position - 2], tokens[position - 1])
         if token_pair in places.behind:
@@ -90,8 +90,8 @@ class NgramDrafter(Drafter):
         drafts = {}
         for sequence, draft_length in drafting:
             position, tokens = self._found[sequence], sequence.token_ids
-            draft, period = tokens[position : position + draft_length], len(tokens) - position
+            draft, repeat_length = tokens[position : position + draft_length], len(tokens) - position
             while len(draft) < draft_length:
-                draft.append(draft[-period])
+                draft.append(draft[-repeat_length])
             drafts[sequence] = draft
         return drafts

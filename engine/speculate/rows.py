@@ -18,9 +18,9 @@ class DraftRows:
     """Orders the rows of a step.  Rows without a draft come first.  Then each draft of `n` tokens has `n + 1` rows."""
 
     def __init__(self, batch: DecodeBatch, drafts: Drafts):
-        rows = np.array([sequence.row for sequence in drafts])
+        batch_rows = np.array([sequence.row for sequence in drafts])
         row_counts = np.array([len(draft) + 1 for draft in drafts.values()])
-        self.plain = np.delete(np.arange(len(batch)), rows)
+        self.plain = np.delete(np.arange(len(batch)), batch_rows)
         self.sequences = [*(batch.rows[row] for row in self.plain), *drafts]
         """The sequences of the batch, in the order of their rows."""
         num_rows = np.append(np.ones_like(self.plain), row_counts)
@@ -41,7 +41,7 @@ def accepted(
 
     `drawn` holds the token that the model draws in each row, and `sequences` the sequence of each row.  In row `i` of a
     sequence the model reads the first `i` drafted tokens and draws the token after them.  A drafted token counts only
-    if all tokens before it were drawn too.  So the new tokens are the same as in steps without drafts (Daliri, Musco
+    if it and all drafted tokens before it were drawn.  So the new tokens are the same as without drafts (Daliri, Musco
     and Suresh, "Coupling without communication and drafter-invariant speculative decoding", arXiv 2408.07978)."""
     tokens, row = {}, 0
     while row < len(drawn):

@@ -1,4 +1,4 @@
-"""Runs the model with drafts.  A step has a row for each drafted token.  Drafters may read the hidden states."""
+"""Runs the model with drafts.  A step has a row for each drafted token.  A drafter may read the hidden states."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class SpeculativeRunner(ModelRunner):
         token_counts = np.array([len(new_tokens) for new_tokens in tokens.values()], np.int64)
         if self.drafter.reads_hidden:
             row_counts = np.array([len(self.drafts.get(sequence, ())) + 1 for sequence in tokens], np.int64)
-            rows = on_device(np.cumsum(row_counts) - row_counts + token_counts - 1, self.device)
-            self.drafter.accepted(list(tokens), token_counts.tolist(), self._hidden[rows])
+            last_new_rows = on_device(np.cumsum(row_counts) - row_counts + token_counts - 1, self.device)
+            self.drafter.accepted(list(tokens), token_counts.tolist(), self._hidden[last_new_rows])
         if self._rows is not None:
             row_order = np.array([sequence.row for sequence in self._rows.sequences])
             self.batch.source[row_order] = np.arange(len(row_order))

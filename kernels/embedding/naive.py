@@ -21,10 +21,10 @@ def _embedding(token_ids_ptr, weight_ptr, out_ptr, V, H, stride_weight, stride_o
     token_id = tl.load(token_ids_ptr + token)
     # Triton 3.9's interpreter ignores a scalar mask that is broadcast.
     column_count = tl.where((token_id >= 0) & (token_id < V), H, 0)
-    for start in range(0, H, BLOCK_H):
-        columns = start + tl.arange(0, BLOCK_H)
-        row = tl.load(weight_ptr + token_id * stride_weight + columns, mask=columns < column_count, other=0.0)
-        tl.store(out_ptr + token * stride_out + columns, row, mask=columns < H)
+    for first_column in range(0, H, BLOCK_H):
+        columns = first_column + tl.arange(0, BLOCK_H)
+        row_values = tl.load(weight_ptr + token_id * stride_weight + columns, mask=columns < column_count, other=0.0)
+        tl.store(out_ptr + token * stride_out + columns, row_values, mask=columns < H)
 
 
 @kernel(backend="triton", traffic=SPEC.least)

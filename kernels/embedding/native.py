@@ -18,7 +18,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def shape(of: Arguments) -> Any:
-    """Returns `bound`, which describes the shape of a call: sizes, strides in bytes and the number of threads."""
+    """Returns the numbers that the C++ function gets: sizes, strides in bytes and the number of threads."""
     (V, H), nbytes = of.weight.shape, of.weight.element_size()
     strides = (of.weight.stride(0) * nbytes, of.out.stride(0) * nbytes)
     return sizes(len(of.token_ids), V, H * nbytes, *strides, torch.get_num_threads())

@@ -9,7 +9,7 @@ masked_tiles       over online: a tile has a mask only if the diagonal, a window
 tma                over masked_tiles: one thread loads q, k and v by tensor maps; fewer registers, so larger tiles
 packed_gqa         over tma: the query heads of a group share a tile's rows, for queries shorter than a tile
 persistent         over tma: one or two CTAs per SM; each CTA computes several tiles, the longest first
-fp8                over tma: e4m3 with one scale per head, half of the shared memory
+fp8                over tma: q, k and v in e4m3 with one scale per head; a tile takes half of the bytes
 ping_pong          over online, Gluon: a producer warp loads; of two consumer warpgroups, one computes the softmax while
                    the other uses the tensor cores (FlashAttention-3)
 flash_attention_3  peer: the authors' CUDA code of FlashAttention-3 (Shah et al., arXiv 2407.08608), if installed

@@ -23,9 +23,9 @@ def _descales(q: Tensor, k: Tensor, *scales: Tensor | None) -> dict[str, Tensor 
     """Returns the scales `[B, H_kv]` of q, k and v as keyword arguments.  Returns an empty dict if q is not fp8."""
     if q.dtype != E4M3:
         return {}
-    queries, *kv_scales = scales
-    queries = None if queries is None else queries[:, :: q.shape[2] // k.shape[2]]
-    return dict(zip(("q_descale", "k_descale", "v_descale"), (queries, *kv_scales), strict=True))
+    q_scales, *kv_scales = scales
+    q_scales = None if q_scales is None else q_scales[:, :: q.shape[2] // k.shape[2]]
+    return dict(zip(("q_descale", "k_descale", "v_descale"), (q_scales, *kv_scales), strict=True))
 
 
 def window_sizes(window: int | None) -> tuple[int, int]:

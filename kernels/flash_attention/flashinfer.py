@@ -74,14 +74,14 @@ def flashinfer(
     S = k.shape[1]
     if not B * T * S:
         return unseen(q, return_lse)
-    options = adapter.plan_options(Arguments(q=q, softmax_scale=softmax_scale, window=window, softcap=softcap))
+    plan_options = adapter.plan_options(Arguments(q=q, softmax_scale=softmax_scale, window=window, softcap=softcap))
     keyless_rows = None
     if B == 1 and not (causal and T > S):
-        del options["q_data_type"], options["kv_data_type"]
+        del plan_options["q_data_type"], plan_options["kv_data_type"]
         single_prefill = import_module(adapter.PACKAGE).single_prefill_with_kv_cache
-        result = single_prefill(q[0], k[0], v[0], causal=causal, return_lse=return_lse, **options)
+        result = single_prefill(q[0], k[0], v[0], causal=causal, return_lse=return_lse, **plan_options)
     else:
-        plan = _planned(q.device, (B, T, S), (H, k.shape[2], q.shape[-1]), causal, tuple(options.items()))
+        plan = _planned(q.device, (B, T, S), (H, k.shape[2], q.shape[-1]), causal, tuple(plan_options.items()))
         result = plan.wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), return_lse=return_lse)
         keyless_rows = plan.unseeing
     output = adapter.finished(result, keyless_rows)

@@ -47,9 +47,9 @@ def values_in_fp8(columns: bool, head_dim: int) -> bool:
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns the configs to try, with 2 to 4 pipeline stages.  A warpgroup has 64 rows of queries, or also 128 rows if
-    head_dim is at most 64.  If head_dim is above 128, a tile has 64 keys, because more keys would spill registers (read
-    in the SASS)."""
+    """Returns the configs to try, with 2 to 4 pipeline stages.  A warpgroup has 64 rows of queries.  If head_dim is at
+    most 64, some configs have 128.  If head_dim is above 128, a tile has 64 keys, because more keys would spill
+    registers (read in the SASS)."""
     padded_dim = padded(int(case["D"]))
     rows_and_warps = [(64, 4), (128, 8), *([(128, 4)] if padded_dim <= 64 else [])]
     key_counts = (64, 128, 256) if padded_dim <= WIDEST_FP8_HEAD else (64,)
@@ -119,18 +119,18 @@ def _attention(
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     range_ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
     for range_id in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
-        for start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
-            k = k_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
+        for k_start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
+            k = k_map.load([b, h_kv, k_start, 0]).reshape(BLOCK_N, BLOCK_D)
             scores = tl.dot(q, k.T)
             weights, rescale, m_i, l_i = weigh(
-                scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
+                scores, m_i, l_i, k_start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
                 range_id != 1, BLOCK_N, MAX_WEIGHT_EXPONENT,
             )  # fmt: skip
             # Past the keys' end TMA gives zeros, so values need no mask.
             if V_COLUMNS:
-                v = v_map.load([b, h_kv, 0, start]).reshape(BLOCK_D, BLOCK_N).T
+                v = v_map.load([b, h_kv, 0, k_start]).reshape(BLOCK_D, BLOCK_N).T
             else:
-                v = v_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
+                v = v_map.load([b, h_kv, k_start, 0]).reshape(BLOCK_N, BLOCK_D)
             acc *= rescale[:, None]
             if V_FP8:
                 # A new sum per tile: the tensor cores' accumulator keeps 14 bits, and a sum over all keys would lose

@@ -53,8 +53,8 @@ def _attention(
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     range_ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
     for range_id in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
-        for start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
-            keys = start + tl.arange(0, BLOCK_N)
+        for k_start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
+            keys = k_start + tl.arange(0, BLOCK_N)
             key_indices = keys.to(tl.int64)  # a key times its stride passes 2**31 elements in a long context
             dim_mask = dims < HEAD_DIM
             k_ptrs = k_base + key_indices[None, :] * k_stride_s + dims[:, None]
@@ -62,7 +62,7 @@ def _attention(
             k = load_tile(k_ptrs, (keys < S)[None, :], dim_mask[:, None], range_id != 1, BLOCK_D > HEAD_DIM)
             scores = tl.dot(q, k, input_precision="ieee")
             weights, rescale, m_i, l_i = weigh(
-                scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
+                scores, m_i, l_i, k_start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
                 range_id != 1, BLOCK_N,
             )  # fmt: skip
             v = load_tile(v_ptrs, (keys < S)[:, None], dim_mask[None, :], range_id != 1, BLOCK_D > HEAD_DIM)

@@ -43,11 +43,11 @@ def online_kernel(
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, HEAD_DIM), tl.float32)
-    end = S
+    k_end = S
     if CAUSAL:
-        end = tl.minimum(S, first_row + BLOCK_M + S - T)
-    for start in range(0, end, BLOCK_N):
-        keys = start + tl.arange(0, BLOCK_N)
+        k_end = tl.minimum(S, first_row + BLOCK_M + S - T)
+    for k_start in range(0, k_end, BLOCK_N):
+        keys = k_start + tl.arange(0, BLOCK_N)
         key_indices = keys.to(tl.int64)
         key_mask = keys < S
         k = tl.load(k_base + key_indices[None, :] * k_stride_s + dims[:, None], mask=key_mask[None, :], other=0.0)

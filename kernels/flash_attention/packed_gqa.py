@@ -79,15 +79,15 @@ def _attention(
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     range_ends = key_tiles(first_position, last_position, T, S, window, CAUSAL, WINDOW, BLOCK_N)
     for range_id in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
-        for start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
-            k = k_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
+        for k_start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
+            k = k_map.load([b, h_kv, k_start, 0]).reshape(BLOCK_N, BLOCK_D)
             scores = tl.dot(q, k.T)
             weights, rescale, m_i, l_i = weigh(
-                scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
+                scores, m_i, l_i, k_start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
                 range_id != 1, BLOCK_N,
             )  # fmt: skip
             # Past the keys' end TMA gives zeros, so values need no mask.
-            v = v_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
+            v = v_map.load([b, h_kv, k_start, 0]).reshape(BLOCK_N, BLOCK_D)
             acc *= rescale[:, None]
             acc = tl.dot(weights.to(v.dtype), v, acc)
     out_rows = row_offsets(b, heads, rows, out_stride_b, out_stride_t, out_stride_h)

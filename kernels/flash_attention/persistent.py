@@ -41,7 +41,7 @@ class PersistentConfig(Config):
 
     @property
     def launch_arguments(self) -> dict[str, Any]:
-        """Returns the config's arguments of a launch, without the number of CTAs, which only the grid needs."""
+        """Returns the config as arguments of a launch.  Leaves out the number of CTAs, which only the grid needs."""
         return {name: value for name, value in super().launch_arguments.items() if name != "CTAS_PER_SM"}
 
 
@@ -89,15 +89,15 @@ def _attention(
             acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
             range_ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
             for span in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
-                for start in range(range_ends[span], range_ends[span + 1], BLOCK_N):
-                    k = k_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
+                for k_start in range(range_ends[span], range_ends[span + 1], BLOCK_N):
+                    k = k_map.load([b, h_kv, k_start, 0]).reshape(BLOCK_N, BLOCK_D)
                     scores = tl.dot(q, k.T)
                     weights, rescale, m_i, l_i = weigh(
-                        scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
+                        scores, m_i, l_i, k_start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
                         span != 1, BLOCK_N,
                     )  # fmt: skip
                     # Past the keys' end TMA gives zeros, so values need no mask.
-                    v = v_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
+                    v = v_map.load([b, h_kv, k_start, 0]).reshape(BLOCK_N, BLOCK_D)
                     acc *= rescale[:, None]
                     acc = tl.dot(weights.to(v.dtype), v, acc)
             out_rows = row_offsets(b, h, rows, out_stride_b, out_stride_t, out_stride_h)

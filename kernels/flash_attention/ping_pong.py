@@ -104,12 +104,12 @@ def _tile(nth, order, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl
     tile_m, head = attention.place(tile, tiles_m, heads, section, CAUSAL)
     row = tile_m * (CONSUMERS * ROWS)
     range_start = 0
-    end = S
+    range_end = S
     if CAUSAL:
-        end = min(S, row + CONSUMERS * ROWS + S - T)
+        range_end = min(S, row + CONSUMERS * ROWS + S - T)
         if window is not None:
             range_start = max(row + S - T + 1 - window, 0) // BLOCK_N
-    return head, row, range_start, max(gl.cdiv(end, BLOCK_N), 1)
+    return head, row, range_start, max(gl.cdiv(range_end, BLOCK_N), 1)
 
 
 @gluon.jit
@@ -123,9 +123,9 @@ def _load(x, full, ring, slot, b, h, row):
 
 @gluon.jit
 def _produce(loads, CAUSAL: gl.constexpr):
-    """Runs the producer warp.  For each tile of queries, goes from the last block of keys to the first.  In each step,
-    loads the keys of a block, then the values of the block before.  Loads the queries after the first keys, because the
-    previous tile may use the queries' memory until then."""
+    """Runs the producer warp.  For each tile of queries, goes from the last block of keys to the first.  A step loads
+    the keys of a block, then the values of the previous step's block.  The queries come after the first keys, because
+    the previous tile may still use the memory of the queries."""
     q, k, v, group, order, memory = loads
     _, _, H, heads, tiles_m, _, _ = order
     queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = memory
@@ -134,11 +134,11 @@ def _produce(loads, CAUSAL: gl.constexpr):
     # A new barrier counts the phase before its first as complete: with a phase of 1 the first wait returns at once.
     slot, phase, v_slot, v_phase, q_phase = 0, 1, 0, 1, 1
     for tile_number in range(attention.count_tiles(tiles_m * heads, gl.program_id(0), gl.num_programs(0))):
-        head, row, range_start, end = _tile(tile_number, order, CONSUMERS, BLOCK_N, CAUSAL)
+        head, row, range_start, range_end = _tile(tile_number, order, CONSUMERS, BLOCK_N, CAUSAL)
         b = head // H
         h = head % H
-        for step in range(end - range_start):
-            first_key = (end - 1 - step) * BLOCK_N
+        for step in range(range_end - range_start):
+            first_key = (range_end - 1 - step) * BLOCK_N
             mbarrier.wait(k_empty.index(slot), phase)  # all consumers' products have read the slot
             _load(k, k_full, keys, slot, b, h // group, first_key)
             slot, phase = advance(slot, phase, keys)
@@ -172,11 +172,11 @@ def _step(
     """Computes the scores and the softmax of the key block at `first`, and the value product of the previous block.
 
     Two consumers alternate: a consumer computes this softmax while its value product runs.  Then it waits for the other
-    consumer's signal.  Three consumers do not alternate: each waits for both of its products before its softmax, while
-    the other two use the tensor cores.  So it keeps one set of weights and needs 160 registers.  Its value product
-    starts before its scores.  A model of the tensor cores predicts that this order keeps the consumers at different
-    steps, because 64 columns of values take half the time of 128 columns of scores.  No GPU has shown this yet.  At the
-    end, it waits for the next step's keys."""
+    consumer's signal.  Three consumers do not alternate: each starts its value product before its scores, and waits for
+    both before its softmax.  Meanwhile the other two use the tensor cores.  So a consumer keeps one set of weights and
+    needs 160 registers.  A model of the tensor cores predicts that this order keeps the three at different steps,
+    because 64 columns of values take half the time of 128 columns of scores.  No GPU has shown this yet.  In both
+    cases, a consumer waits for the next step's keys at the end."""
     weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = state
     queries, keys, values, _, _, k_full, k_empty, v_full, v_empty, turn_bars = memory
     ALTERNATES: gl.constexpr = queries.shape[0] == 2
@@ -250,12 +250,12 @@ def _consume(args, CAUSAL: gl.constexpr, NTH: gl.constexpr):
     slot, phase, v_slot, v_phase, q_phase = 0, 0, 0, 0, 0
     turn_phase = 1 - NTH  # the first consumer begins
     for tile_number in range(attention.count_tiles(tiles_m * heads, gl.program_id(0), gl.num_programs(0))):
-        head, row, range_start, end = _tile(tile_number, order, CONSUMERS, BLOCK_N, CAUSAL)
+        head, row, range_start, range_end = _tile(tile_number, order, CONSUMERS, BLOCK_N, CAUSAL)
         row += NTH * ROWS
         last_key = row + S - T if CAUSAL else S - 1
-        block_counts = attention.block_kinds(last_key, last_key + ROWS - 1, range_start, end, window, BLOCK_N)
+        block_counts = attention.block_kinds(last_key, last_key + ROWS - 1, range_start, range_end, window, BLOCK_N)
         range_start *= BLOCK_N
-        first = (end - 1) * BLOCK_N
+        first = (range_end - 1) * BLOCK_N
         # The last block may have keys past the end, so it is masked; no weights are known yet for a value product.
         zero_scores = gl.zeros((ROWS, BLOCK_N), gl.float32, scores_layout)
         mbarrier.wait(q_full.index(NTH), q_phase)
@@ -362,18 +362,18 @@ def _map(x: Tensor, rows: int) -> Any:
 
 def bind(of: Arguments) -> tuple[Any, ...]:
     """Computes all launch arguments that are not tensors.  Raises `ValueError` if TMA cannot store the output."""
-    if reason := why_not_mapped(of.out):
-        raise ValueError(f"out: {reason}")
+    if refusal_reason := why_not_mapped(of.out):
+        raise ValueError(f"out: {refusal_reason}")
     (B, T, H, D), S, config = of.q.shape, of.k.shape[1], of.config
-    heads, group = B * H, H // of.k.shape[2]
+    heads, group_size = B * H, H // of.k.shape[2]
     lse_strides = (0, 0, 0) if of.lse is None else of.lse.stride()
     window = of.window if of.window is not None and of.window < S else None  # a wider window hides nothing
     return (
         min(cdiv(T, config.block_m) * heads, sm_count(of.q.device)),
         (_map(of.q, 64), _map(of.k, config.block_n), _map(of.v, config.block_n), _map(of.out, 64)),
         (
-            *lse_strides, 0 if of.sinks is None else of.sinks.stride(0), T, S, H, group, heads,
-            min(heads, attention.section_heads(of.k, group)), window, *attention.exponents(of),
+            *lse_strides, 0 if of.sinks is None else of.sinks.stride(0), T, S, H, group_size, heads,
+            min(heads, attention.section_heads(of.k, group_size)), window, *attention.exponents(of),
         ),
         {"D": attention.tile_columns(D), "CAUSAL": of.causal, "num_warps": 4, **config.launch_arguments},
     )  # fmt: skip

@@ -2,9 +2,9 @@
 q, k and v.
 
 One thread issues the load of a tile.  With cp.async every thread needs an address, a mask and an instruction for each
-16 bytes.  These cost registers and issue slots that the exponentials need.  A tensor map ends at the end of its
-sequence and head, and TMA gives zeros beyond.  So a short last tile and a padded head need no mask.  A map costs the
-host a driver call per launch.  It needs addresses and strides that are multiples of 16 bytes.
+16 bytes.  These cost registers and issue slots that the exponentials need.  A tensor map has the length of a sequence
+and head_dim as its limits, and TMA gives zeros beyond.  So no tile needs a mask for these limits.  A map costs the host
+a driver call per launch.  It needs addresses and strides that are multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ def _attention(
     for range_id in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
         # The compiler makes a ring of num_stages tiles of k, and one of v: their copies run while earlier tiles are
         # multiplied, each stage with a barrier of its own.
-        for start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
-            k = k_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
+        for k_start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
+            k = k_map.load([b, h_kv, k_start, 0]).reshape(BLOCK_N, BLOCK_D)
             scores = tl.dot(q, k.T)
             weights, rescale, m_i, l_i = weigh(
-                scores, m_i, l_i, start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
+                scores, m_i, l_i, k_start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
                 range_id != 1, BLOCK_N,
             )  # fmt: skip
             # Past the keys' end TMA gives zeros, so values need no mask.
-            v = v_map.load([b, h_kv, start, 0]).reshape(BLOCK_N, BLOCK_D)
+            v = v_map.load([b, h_kv, k_start, 0]).reshape(BLOCK_N, BLOCK_D)
             acc *= rescale[:, None]
             acc = tl.dot(weights.to(v.dtype), v, acc)
     out_rows = row_offsets(b, h, rows, out_stride_b, out_stride_t, out_stride_h)

@@ -14,8 +14,8 @@ from rooflab.kernels.launcher import kernel
 
 def spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> list[tuple[slice, slice]]:
     """Returns for each sequence the slice of its queries and the slice of its keys.  Waits for the device."""
-    rows, keys = ([slice(*bounds) for bounds in pairwise(cu.tolist())] for cu in (cu_seqlens_q, cu_seqlens_k))
-    return list(zip(rows, keys, strict=True))
+    q_spans, k_spans = ([slice(*bounds) for bounds in pairwise(cu.tolist())] for cu in (cu_seqlens_q, cu_seqlens_k))
+    return list(zip(q_spans, k_spans, strict=True))
 
 
 @kernel(backend="torch")
@@ -26,6 +26,6 @@ def naive(
 ) -> None:  # fmt: skip
     """Computes attention for one sequence after another.  Waits for the device to read the offsets."""
     scale = get_scale(q, softmax_scale)
-    for rows, keys in spans(cu_seqlens_q, cu_seqlens_k):
-        results = out[None, rows], None if lse is None else lse[None, rows]
-        attend(q[None, rows], k[None, keys], v[None, keys], *results, causal, scale, window, softcap, sinks)
+    for q_span, k_span in spans(cu_seqlens_q, cu_seqlens_k):
+        results = out[None, q_span], None if lse is None else lse[None, q_span]
+        attend(q[None, q_span], k[None, k_span], v[None, k_span], *results, causal, scale, window, softcap, sinks)

@@ -30,5 +30,5 @@ def liger(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, weight_off
 
 @peer(contiguous=("x", "residual"))
 def quack(x: Tensor, residual: Tensor, weight: Tensor, *, eps: float, weight_offset: float) -> Any:
-    """Calls QuACK's RMSNorm.  QuACK computes the norm of the fp32 sum, and rounds the sum only for the next layer."""
+    """Calls QuACK's RMSNorm.  QuACK rounds the sum that it returns, but computes the norm from the fp32 sum."""
     return _quack(x, weight, None, residual, None, None, eps, False, weight_offset)[:2]

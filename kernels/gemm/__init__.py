@@ -14,9 +14,9 @@ cooperative       over warp_specialized, in Gluon: a product is always in flight
 multicast         over cooperative, in CUDA C++: two CTAs of a cluster need the same columns of B, and load them once
 split_k           over pipelined, for few rows of A: K is split over CTAs; a second launch adds the partial sums in
                   order
-stream_k          over split_k: every SM gets the same number of steps along K, so its last step may lie inside a tile
-gemv              over naive, for one to four rows of A: streams the weight by 16-byte loads, multiplies by FMAs, and
-                  adds the sums of a warp, of a CTA and of a cluster
+stream_k          over split_k: every SM gets the same number of steps along K, so an SM may compute a part of a tile
+gemv              over naive, for one to four rows of A: reads the weight by 16-byte loads, multiplies by FMAs, and
+                  adds the sums within a warp, then a CTA, then a cluster
 swap_ab           over split_k: computes C^T = W A^T, so the batch is the N of wgmma, 8 to 64
 cublas_reduced    peer: cuBLAS in torch's default mode, which may add the partial sums of a split K in 16 bits
 quack             peer: QuACK's gemm for Hopper in CuTe DSL, if it is installed

@@ -27,7 +27,7 @@ PANEL = 32
 @dataclass(frozen=True)
 class Panels(Packed):
     """A weight `[K, N]` in panels of 32 columns: floating-point values, or int8 codes with a scale for each column.
-    `tensor`: `[ceil(N / 32), K, 32]`, with zeros after the last column.
+    `tensor` has the shape `[ceil(N / 32), K, 32]`.  Zeros follow the last column.
     """
 
     scales: Tensor | None = None

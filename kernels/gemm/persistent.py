@@ -4,8 +4,8 @@ next tile during a store.
 With one CTA per tile, each tile must fill the pipeline again and wait for its epilogue.  Only other CTAs of the SM can
 hide this time, and the largest tiles leave no space for other CTAs.  Here the loop over tiles and the loop over K are
 fused into one (`flatten`), so the pipeline of loads continues across tiles.  TMA stores the result from shared memory
-in parts (`store_parts`), so the pipeline keeps more of that memory.  The last wave takes the same time as before.  If M
-and N leave most SMs without a tile, use split_k or stream_k.
+in parts (`store_parts`).  A part is smaller than a tile, so the pipeline gets more of the memory.  The last wave takes
+the same time as before.  If M and N leave most SMs without a tile, use split_k or stream_k.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class TileInParts(Config):
 def footprint(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the resources of a CTA, at most one per SM.
 
-    Shared memory holds tiles of `a` and `b`, a barrier per stage, and a part of the result.  With a residual, it also
-    holds up to `MOST_EXCHANGED` values that threads pass to one another.  If a tile is stored in parts and several
-    warps share a row, the warps pass the complete tile to one another."""
+    Shared memory holds tiles of `a` and `b`, a barrier per stage, and a part of the result.  In two cases it also holds
+    values that threads exchange.  With a residual, these are up to `MOST_EXCHANGED` values.  If a tile is stored in
+    parts and several warps share a row, the warps exchange the complete tile."""
     tile_bytes = config.block_m * config.block_n * scheme.output.itemsize
     part_bytes = tile_bytes // config.store_parts
     exchanged_bytes = min(part_bytes, MOST_EXCHANGED * scheme.output.itemsize) if case.get("residual") else 0
@@ -63,7 +63,7 @@ def _stored_in_parts(case: Case, scheme: Scheme = BF16) -> tuple[TileInParts, ..
 
 
 def _tiles(*tile: int) -> tuple[TileInParts, ...]:
-    """Returns configs of a tile with all pipeline stages, one fewer and two fewer (to leave space for a residual)."""
+    """Returns three configs of a tile: with all pipeline stages, one less and two less (space for a residual)."""
     full_config = TileInParts(*tile)
     return tuple(replace(full_config, num_stages=full_config.num_stages - fewer_stages) for fewer_stages in range(3))
 
@@ -91,7 +91,7 @@ TUNING = Tuning(
 
 @triton.jit
 def _halves(tile):
-    """Returns the left and right half of a tile's columns.  No value leaves its thread: a warp owns whole rows."""
+    """Returns the left and right half of a tile's columns.  A warp owns whole rows, so no value leaves its thread."""
     rows: tl.constexpr = tile.shape[0]
     columns: tl.constexpr = tile.shape[1]
     return tl.split(tl.permute(tl.reshape(tile, (rows, 2, columns // 2)), (0, 2, 1)))

@@ -66,7 +66,7 @@ TILES = few_rows(SplitTile, 64, (5, 5, 7), 3)
 
 def least_split(case: Case, scheme: Scheme = BF16) -> SplitTile:
     """Returns the default config.  It splits K among the fewest CTAs that fill three quarters of the SMs.  Each CTA has
-    at least `LEAST_STEPS` steps.  At most 64 KB of weights are in flight per CTA, so that two CTAs fit on an SM."""
+    at least `LEAST_STEPS` steps.  A CTA loads at most 64 KB of weights ahead, so two CTAs fit on an SM."""
     config: SplitTile = TILES(case, scheme, is_legal=lambda *_: True)
     tiles = tile_needs(config, case, scheme).ctas
     k_split, max_split = cdiv(LEAST_CTAS, max(tiles, 1)), int(case["K"]) // (LEAST_STEPS * config.block_k)

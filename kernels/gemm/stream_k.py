@@ -39,8 +39,8 @@ def tile_steps(K: int, config: StreamTile) -> int:
 def streamed(config: StreamTile, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the resources of stream_k's first launch, in which each CTA computes an equal part of all steps.
 
-    With tensor cores, the store of a tile needs additional shared memory (read in the compiled kernels;
-    tests/ops/test_gemm_ladder.py compares it)."""
+    With tensor cores, the store of a tile needs additional shared memory (read in the compiled kernels, and checked by
+    tests/ops/test_gemm_ladder.py)."""
     resources, outputs = tile_needs(config, case, scheme), config.block_m * config.block_n
     steps = resources.ctas * tile_steps(int(case["K"]), config)
     ctas = max(min(HOPPER_SMS, steps), 1)

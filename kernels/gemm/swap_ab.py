@@ -77,8 +77,8 @@ def rule(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
     """Returns whether a config is legal.
 
     A tile must have `columns(case)` rows of `a`.  Each part of a split K must have at least `block_k` values.  The
-    partial sums must fit into the ring buffer.  A row of a tile must have one or two pieces of 128 bytes.  Then the
-    rows of a thread are 8 or 16 rows apart, and the same swizzle (order of addresses) serves all of them."""
+    partial sums must fit into the ring buffer.  A row of a tile must have 128 or 256 bytes.  Then one swizzle (order of
+    addresses) serves all rows of a thread, because they are 8 or 16 rows apart."""
     resources, row_pieces = footprint(config, case, scheme), config.block_k * scheme.activation.itemsize / PIECE_BYTES
     sums_fit = config.block_m * (config.block_n + 4) * 4 <= resources.shared_bytes
     shares_fit = config.split == 1 or config.split * config.block_k <= int(case["K"])
@@ -89,8 +89,9 @@ def one_wave_of_two(case: Case, scheme: Scheme = BF16) -> SwapAbConfig:
     """Returns the default config.  A tile has 128 weight rows if it has more than 16 rows of `a`, or if every SM gets a
     tile.  Otherwise it has 64 weight rows.
 
-    K is split into the fewest parts that give nine of ten SMs a CTA.  If possible, all CTAs run at once, two per SM.
-    The two CTAs of an SM share the bandwidth, so a second CTA costs nothing.  A second wave would cost time."""
+    K is split into the fewest parts that give 90% of the SMs a CTA.  If possible, all CTAs run at once (one wave), two
+    per SM.  The memory bandwidth is the limit, and the CTAs of an SM share it.  So a second CTA costs no time, but a
+    second wave would."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     block_m, piece_size = columns(case), PIECE_BYTES // scheme.activation.itemsize
     block_n = 128 if block_m > 16 or N >= 128 * HOPPER_SMS else 64

@@ -44,10 +44,10 @@ SPECIALIZED_BARRIERS = 6
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns a CTA's resources: accumulators in registers; tiles of `a`, `b` and the result in shared memory."""
-    values = config.block_m * config.block_n
+    result_values = config.block_m * config.block_n
     resources = _tiles.by_pointers(config, case, scheme, barriers=SPECIALIZED_BARRIERS)
-    resources = replace(resources, threads=THREADS, registers=values // (2 * 128) + _tiles.ADDRESS_REGISTERS)
-    return one_wave(resources, values * scheme.output.itemsize)
+    resources = replace(resources, threads=THREADS, registers=result_values // (2 * 128) + _tiles.ADDRESS_REGISTERS)
+    return one_wave(resources, result_values * scheme.output.itemsize)
 
 
 def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:

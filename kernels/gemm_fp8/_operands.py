@@ -28,7 +28,7 @@ def scale_strides(of: Arguments) -> tuple[int, ...]:
 
 
 def why_no_tma(inputs: Arguments) -> str | None:
-    """Returns why TMA and wgmma cannot read `a` or `b`, or None.  The kernels of cuBLASLt and DeepGEMM use it too."""
+    """Returns why TMA and wgmma cannot read `a` or `b` (strides, address), or None.  Also for cuBLASLt and DeepGEMM."""
     for name, matrix in (("a", inputs.a), ("b", inputs.b.mT)):
         rows, columns = matrix.shape
         row_stride, address = matrix.stride(0), address_of(matrix) % ALIGNMENT
@@ -41,7 +41,7 @@ def why_no_tma(inputs: Arguments) -> str | None:
 
 
 def why_not_operands(inputs: Arguments, stores: bool = False) -> str | None:
-    """Returns why TMA and wgmma cannot read the operands, or None.  With `stores`, checks the store by TMA too."""
+    """Returns `why_no_tma`, or None for empty operands.  With `stores`, also checks if TMA can store the result."""
     a, b = inputs.a, inputs.b
     if not a.numel() or not b.numel():
         return None
@@ -67,7 +67,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def tiles_traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of `a` once, and of `b` once for each group of tile rows, because L2 may not keep `b`."""
+    """Counts the bytes of `a` once, and of `b` once per `group_m` rows of tiles, because L2 may not keep `b`."""
     config, base_traffic = inputs.config, traffic(inputs)
     extra_reads = max(1, cdiv(len(inputs.a), config.block_m * config.group_m)) - 1
     return Traffic(base_traffic.read_bytes + extra_reads * nbytes(inputs.b), base_traffic.write_bytes)

@@ -34,7 +34,7 @@ def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int
 
 def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
     """Returns the values that select default configs.  `rows` is the mean number of rows per expert.  `outputs` is the
-    number of result elements.  `columns` counts all experts' columns.  `tensor_cores` is 0 for FMAs, else 1."""
+    number of result elements.  `columns` is the sum of all experts' columns.  `tensor_cores` is 0 for FMAs, else 1."""
     T, E, N = int(case["T"]), int(case["E"]), int(case["N"])
     return {"rows": cdiv(T, max(1, E)), "outputs": T * N, "columns": E * N, **tensor_cores(case, scheme)}
 

@@ -19,7 +19,7 @@ def group_rows(offsets: torch.Tensor) -> Iterator[int]:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of `a` once.  Counts an expert's matrix once for each group of the expert's tile rows."""
+    """Counts the bytes of `a` once, and of an expert's matrix once per `group_m` of the expert's rows of tiles."""
     a, b, offsets, config = inputs.a, inputs.b, inputs.offsets, inputs.config
     _, K, N = b.shape
     b_reads = sum(cdiv(rows, config.block_m * config.group_m) for rows in group_rows(offsets))

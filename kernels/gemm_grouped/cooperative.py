@@ -110,11 +110,11 @@ def _produce(
     a, b, offsets, E, N, tiles_n, steps, a_ring, b_ring, full, empty,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, BLOCK_E: gl.constexpr,
 ):  # fmt: skip
-    panels = _panels(offsets, E, BLOCK_M, BLOCK_E, 1)
+    panel_ends = _panels(offsets, E, BLOCK_M, BLOCK_E, 1)
     slot = 0
     phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
-    for tile in range(gl.program_id(0), gl.max(panels, 0) * tiles_n, gl.num_programs(0)):
-        expert, row, expert_end, tile_n = _find(tile, panels, offsets, tiles_n, BLOCK_M, GROUP_M)
+    for tile in range(gl.program_id(0), gl.max(panel_ends, 0) * tiles_n, gl.num_programs(0)):
+        expert, row, expert_end, tile_n = _find(tile, panel_ends, offsets, tiles_n, BLOCK_M, GROUP_M)
         has_both_halves = row + BLOCK_M // 2 < expert_end
         column = expert * N + tile_n * BLOCK_N
         for step in range(steps):
@@ -149,8 +149,8 @@ def _store(out_map, out_ptr, stride_ot, part, staged, row, end, column, N):
         # int64, because row * stride passes 2**31 from T * N = 2**31 on.
         rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
         columns = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
-        pointers = out_ptr + rows.to(gl.int64)[:, None] * stride_ot + columns[None, :]
-        gl.store(pointers, staged.load(layout), mask=(rows < end)[:, None] & (columns < N)[None, :])
+        out_ptrs = out_ptr + rows.to(gl.int64)[:, None] * stride_ot + columns[None, :]
+        gl.store(out_ptrs, staged.load(layout), mask=(rows < end)[:, None] & (columns < N)[None, :])
 
 
 @gluon.jit
@@ -165,12 +165,12 @@ def _consume(
     )
     # Zeros only for the type: the first product of each tile replaces the accumulator.
     accumulator = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
-    panels = _panels(offsets, E, BLOCK_M, BLOCK_E, 4)
-    tiles = gl.max(panels, 0) * tiles_n
+    panel_ends = _panels(offsets, E, BLOCK_M, BLOCK_E, 4)
+    tiles = gl.max(panel_ends, 0) * tiles_n
     slot = 0
     phase = 0
     last_slot = 0
-    _, row, expert_end, tile_n = _find(min(gl.program_id(0), tiles - 1), panels, offsets, tiles_n, BLOCK_M, GROUP_M)
+    _, row, expert_end, tile_n = _find(min(gl.program_id(0), tiles - 1), panel_ends, offsets, tiles_n, BLOCK_M, GROUP_M)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         # Nothing is loaded for a half of the tile without rows of the expert.
         consumer_steps = gl.where(row + HALF * ROWS < expert_end, steps, 0)
@@ -185,7 +185,7 @@ def _consume(
             last_slot = slot
             slot, phase = advance(slot, phase, full)
         next_tile = min(tile + gl.num_programs(0), tiles - 1)
-        _, next_row, next_end, next_tile_n = _find(next_tile, panels, offsets, tiles_n, BLOCK_M, GROUP_M)
+        _, next_row, next_end, next_tile_n = _find(next_tile, panel_ends, offsets, tiles_n, BLOCK_M, GROUP_M)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(empty.index(2 * last_slot + HALF), pred=consumer_steps > 0)
         for _ in range(consumer_steps, steps):

@@ -41,7 +41,7 @@ by_tma = partial(by_pointers, barriers=1)
 
 
 def with_result(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns a CTA's resources with TMA, at most one CTA per SM.  Shared memory also holds a tile of the result."""
+    """Returns a CTA's resources with TMA, at most one CTA per SM.  The result's tile takes shared memory too."""
     return one_wave(by_tma(config, case, scheme), config.block_m * config.block_i * scheme.output.itemsize)
 
 

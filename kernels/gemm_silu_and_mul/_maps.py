@@ -21,14 +21,14 @@ def by_maps(of: Arguments) -> Any:
     config = of.config
     (a, weight), out = stored_operands(of.a, of.b), stored_output(of.out)
     half_rows = weight.rows // 2
-    shape, strides = [2, half_rows, weight.columns], [half_rows * weight.stride, weight.stride, 1]
-    gate_up_map = map_maker(TensorDescriptor, shape, strides, [2, config.block_i, config.block_k])
+    map_shape, strides = [2, half_rows, weight.columns], [half_rows * weight.stride, weight.stride, 1]
+    gate_up_map = map_maker(TensorDescriptor, map_shape, strides, [2, config.block_i, config.block_k])
     tensor_maps = a.map(config.block_m, config.block_k), gate_up_map, out.map(config.block_m, config.block_i)
     return *tensor_maps, (a.rows, half_rows, weight.columns)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of `a` and the result once.  Counts `b` once for each group of tile rows."""
+    """Counts the bytes of `a` and the result once.  Counts `b` once per group of `group_m` rows of tiles."""
     a, b, config = inputs.a, inputs.b, inputs.config
     M = a.shape[0]
     b_reads = cdiv(M, config.block_m * config.group_m)

@@ -6,12 +6,12 @@ compared with the kernel `x`.  A "peer" is another library's kernel, for compari
 naive        the weight unpacked and dequantized to bf16 in memory, and torch's product: ten steps, 41 bytes of traffic
              per 4-bit weight
 library      torch's _weight_int4pack_mm (tinygemm on CUDA); scales and offsets are interleaved at load
-gemv         over naive, for up to 8 rows of A (up to 4 in groups of 32): reads each packed code once, 16 bytes per
-             lane. Masks and one subtraction dequantize the codes in registers, for mma.m16n8k16. K is split over
+gemv         over naive, for up to 8 rows of A (up to 4 rows with groups of 32): reads each packed code once, 16 bytes
+             per lane. Masks and one subtraction dequantize the codes in registers, for mma.m16n8k16. K is split over
              warps, so that all of them run in one wave
 dequant_dot  over naive, for any rows of A: codes are dequantized in registers, as the left operand of wgmma. A, in
              shared memory, is the right operand. With few rows it is slower than gemv, because codes pass through
-             shared memory. It is slower in groups of 32: their rows have 16 bytes, and L2 sends at least 32
+             shared memory. Groups of 32 are slower: a row of a group has 16 bytes, and L2 sends at least 32
 native       over naive, on a CPU: panels of 32 columns. With AVX512-BF16, one instruction turns the codes of two
              neighbours along K into bf16, for 16 columns. Otherwise codes become fp32. A group's fp32 sum is scaled
              once

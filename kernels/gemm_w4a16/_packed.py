@@ -30,12 +30,12 @@ def pack(b: torch.Tensor) -> torch.Tensor:
     check_dtype("b", b, torch.uint8)
     codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1)
     N, K = codes.shape
-    blocks = -(-K // BLOCK_K)
-    codes = torch.nn.functional.pad(codes, (0, blocks * BLOCK_K - K)).view(
-        N, blocks, 2, 2, CHUNK_WORDS, 2
+    k_blocks = -(-K // BLOCK_K)
+    codes = torch.nn.functional.pad(codes, (0, k_blocks * BLOCK_K - K)).view(
+        N, k_blocks, 2, 2, CHUNK_WORDS, 2
     )  # s, h, t, e
-    words = codes.permute(0, 1, 4, 5, 2, 3).reshape(N, blocks * CHUNK_WORDS, 4, 2)
-    return (words[..., 0] | words[..., 1] << 4).contiguous().view(torch.int32).view(N, blocks * CHUNK_WORDS)
+    words = codes.permute(0, 1, 4, 5, 2, 3).reshape(N, k_blocks * CHUNK_WORDS, 4, 2)
+    return (words[..., 0] | words[..., 1] << 4).contiguous().view(torch.int32).view(N, k_blocks * CHUNK_WORDS)
 
 
 PACKED_ARGUMENT = Argument(f"N {CHUNK_WORDS}K/{BLOCK_K}", (torch.int32,), "contiguous", packed=torch.Tensor)
@@ -50,5 +50,5 @@ CONDITIONS = {
 
 
 def subgroups(group: int) -> int:
-    """Returns the number of groups of `group` values in the 64 bytes of codes that four lanes load at once."""
+    """Returns how many groups (of `group` values with one scale) are in 64 bytes of codes, the load of four lanes."""
     return CHUNK_K // group

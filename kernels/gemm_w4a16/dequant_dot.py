@@ -23,7 +23,7 @@ BITS = 4
 
 
 def arranged(of: Arguments) -> Any:
-    """Arranges a launch for the op's arguments `of`: its grid, sizes and constants.  A tile is one group long in K."""
+    """Computes the grid, sizes and constants of a launch for the arguments `of`.  Along K, a tile has one group."""
     return shared.arranged(of, BITS, group_size(of.a.shape[1], of.scale.shape[1]))
 
 

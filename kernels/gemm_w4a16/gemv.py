@@ -5,8 +5,8 @@ per lane.  The conversion of codes to bf16 is exact, two codes at a time.  A cod
 two, and one subtraction removes this power (Kim et al., arXiv 2211.10017, section 3).  mma.m16n8k16 multiplies 16 rows
 of the weight by eight columns of activations.  One row of `a` does not fill these columns, so a second row is free.
 The sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K is split over the warps of a CTA, then
-over the CTAs of a cluster, until the CTAs fill the GPU once.  Partial sums are added in distributed shared memory in a
-fixed order, so two runs agree bit for bit.
+over the CTAs of a cluster, until the CTAs fill the GPU in one wave.  Partial sums are added in distributed shared
+memory in a fixed order, so two runs agree bit for bit.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rooflab.reference.gemm_w4a16 import group_size
 from rooflab.reference.spec import Arguments
 
 BITS = 4
-MOST_OF_32 = MAX_COLUMNS // subgroups(32)
+MAX_ROWS_GROUP_32 = MAX_COLUMNS // subgroups(32)
 """The most rows of `a` that the kernel multiplies with groups of 32."""
 
 
 def divided(of: Arguments) -> Any:
-    """Divides the work of a call with the op's arguments `of`.  Returns the arguments of `stream.launch`."""
+    """Divides the work of a call with the arguments `of` over warps and CTAs.  `stream.launch` takes the result."""
     return stream.divided(of, BITS, subgroups(group_size(of.a.shape[1], of.scale.shape[1])))
 
 
@@ -42,7 +42,7 @@ def divided(of: Arguments) -> Any:
     holds={
         **CONDITIONS,
         f"M <= {MAX_M}": f"M of at most {MAX_M}",
-        f"M <= {MOST_OF_32} or 64 * G < K + 64": f"at most {MOST_OF_32} rows with groups of 32",
+        f"M <= {MAX_ROWS_GROUP_32} or 64 * G < K + 64": f"at most {MAX_ROWS_GROUP_32} rows with groups of 32",
     },
     aligned=("a",),
     bind=divided,
@@ -69,5 +69,5 @@ def gemv(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes `a @ W + bias` for at most eight rows of `a`, or four with groups of 32 values.  `b` is `pack(W)`."""
+    """Computes `a @ W + bias` for up to eight rows of `a`.  With groups of 32 values, up to four.  `b` is `pack(W)`."""
     stream.launch(bound, a, b, scale, zero, bias, c)

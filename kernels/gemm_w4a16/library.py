@@ -88,7 +88,7 @@ def library(a: Tensor, b: TinygemmWeight, scale: Tensor, zero: Tensor | None, bi
     (M, K), N = a.shape, b.shape[0]
     if not M:
         return a.new_empty((M, N))
-    aten = torch.ops.aten
-    matmul_call = aten._weight_int4pack_mm if a.is_cuda else aten._weight_int4pack_mm_for_cpu
+    aten_ops = torch.ops.aten
+    matmul_call = aten_ops._weight_int4pack_mm if a.is_cuda else aten_ops._weight_int4pack_mm_for_cpu
     result: Tensor = matmul_call(a, b.tensor, K // scale.shape[1], b.pairs)
     return result

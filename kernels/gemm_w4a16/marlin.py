@@ -36,7 +36,7 @@ class MarlinWeight(Packed):
 
 
 def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
-    """Packs `b` (`[N, K / 2]` uint8) by Marlin's code, with scales of 1 to keep all codes.  Orders `scale` separately.
+    """Packs `b` (`[N, K / 2]` uint8) by Marlin's code, which gets scales of 1 to keep the codes.  Reorders `scale`.
 
     Raises `ValueError` on sizes that Marlin does not accept."""
     N, K = b.shape[0], 2 * b.shape[1]
@@ -44,14 +44,14 @@ def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
         if dim_size % size_multiple or not dim_size:
             raise ValueError(f"b: expected {name} in multiples of {size_multiple} for Marlin, got {dim_size}")
     codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1)
-    linear = torch.nn.Linear(K, N, bias=False, dtype=torch.half, device=b.device)
-    linear.weight.data = codes.half() - INT4_ZERO
+    fp16_linear = torch.nn.Linear(K, N, bias=False, dtype=torch.half, device=b.device)
+    fp16_linear.weight.data = codes.half() - INT4_ZERO
     marlin_module: Any = import_module("marlin")
-    layer = marlin_module.Layer(K, N, groupsize=GROUP).to(b.device)
-    layer.pack(linear, torch.ones((N, K // GROUP), dtype=torch.half, device=b.device))
+    marlin_layer = marlin_module.Layer(K, N, groupsize=GROUP).to(b.device)
+    marlin_layer.pack(fp16_linear, torch.ones((N, K // GROUP), dtype=torch.half, device=b.device))
     scale_tiles = scale.mT.to(torch.half).reshape(scale.shape[1], -1, SCALE_TILE, SCALE_TILE)
     ordered_scales = scale_tiles.transpose(2, 3).reshape(scale.shape[1], N)
-    return MarlinWeight(layer.B, (N, K // 2), b.dtype, ordered_scales, layer.workspace)
+    return MarlinWeight(marlin_layer.B, (N, K // 2), b.dtype, ordered_scales, marlin_layer.workspace)
 
 
 def traffic(inputs: Arguments) -> Traffic:

@@ -15,8 +15,8 @@ from rooflab.reference.quantization import INT4_ZERO
 def naive(a: Tensor, b: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor | None) -> Tensor:
     """Computes `a @ W + bias`.  The weight `W = (code - zero) * scale` is rounded to bf16."""
     K = a.shape[1]
-    group = group_size(K, scale.shape[1])
+    group_values = group_size(K, scale.shape[1])
     codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1).float()
-    zero_points = INT4_ZERO if zero is None else zero.float().repeat_interleave(group, dim=1)[:, :K]
-    weight = ((codes - zero_points) * scale.float().repeat_interleave(group, dim=1)[:, :K]).bfloat16().mT
+    zero_points = INT4_ZERO if zero is None else zero.float().repeat_interleave(group_values, dim=1)[:, :K]
+    weight = ((codes - zero_points) * scale.float().repeat_interleave(group_values, dim=1)[:, :K]).bfloat16().mT
     return torch.mm(a, weight, out=c) if bias is None else torch.addmm(bias, a, weight, out=c)

@@ -1,8 +1,8 @@
 """Implements the kernel `native` in C++ for the CPU: codes become exact bf16 or fp32 values in registers.
 
 With AVX512-BF16, one instruction turns the codes of k and k + 1 into bf16 for 16 columns.  A second instruction
-multiplies these values.  Without it, codes become fp32 values.  The fp32 sum of a group is multiplied by the group's
-scale, so no weight is rounded.
+multiplies these values.  Without AVX512-BF16, codes become fp32 values.  In both cases the fp32 sum of a group is
+multiplied by the group's scale, so no weight is rounded.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> Int
     if zero is not None and K < padded_k:
         codes[:N, K:] = zero[:, -1:]
     # A word's four-bit field j has k = 2 j, and the field j + 4 has k = 2 j + 1.
-    code_fields = codes.view(panels, PANEL, padded_k // WORD, WORD // 2, 2).permute(0, 2, 1, 4, 3).flatten(3)
+    word_codes = codes.view(panels, PANEL, padded_k // WORD, WORD // 2, 2).permute(0, 2, 1, 4, 3).flatten(3)
     code_shifts = torch.arange(0, 32, 4, dtype=torch.int64, device=b.device)
-    words = (code_fields.long() << code_shifts).sum(-1)
+    words = (word_codes.long() << code_shifts).sum(-1)
     words = torch.where(words >= 2**31, words - 2**32, words).int()
 
     def by_panel(values: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> Int
 
 
 def shape(of: Arguments) -> Any:
-    """Returns `bound`, which describes the shape of a call: sizes, strides and the number of threads."""
+    """Returns the numbers that the C++ function gets: sizes, strides and the number of threads."""
     (M, N), groups = of.c.shape, of.scale.shape[1]
     group = group_size(of.a.shape[1], groups)
     return sizes(M, N, groups * group, group, of.a.stride(0), of.c.stride(0), torch.get_num_threads())

@@ -5,8 +5,8 @@ every four rows of `a`, and multiplies in fp32.  For many rows, it takes three t
 
 So for many rows, this kernel converts the codes of a group of output channels to bf16, which is exact.  The bf16 buffer
 has the size of a core's L2.  A oneDNN call then multiplies the buffer and scales the fp32 sums.  So no weight is
-rounded, and only codes come from memory.  With a bias, or with a scale of another dtype, the kernel scales the buffer
-instead.  This rounds each weight once.
+rounded, and only codes come from memory.  If there is a bias, or if `scale` and `a` differ in dtype, the kernel scales
+the buffer instead.  This rounds each weight once.
 
 Ideas that were tried, predicted or not built: docs/notes/gemm_w8a16.md.
 """
@@ -45,7 +45,7 @@ def pack(b: torch.Tensor) -> torch.Tensor:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of `library` for few rows, else each operand once, because L2 keeps the bf16 buffer."""
+    """For few rows, counts bytes as `library` does.  Else counts each operand once: L2 keeps the bf16 buffer."""
     a, b, scale, bias = inputs.a, inputs.b, inputs.scale, inputs.bias
     if _few(a, b, scale, bias):
         return library.traffic(inputs.but(device="cpu"))
@@ -77,7 +77,7 @@ def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tens
     traffic=traffic,
 )
 def packed(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor | None) -> Tensor:
-    """Computes `a @ (scale * b) + bias`, for many rows by groups of output channels.  Fastest if `b` is packed."""
+    """Computes `a @ (scale * b) + bias`.  Many rows take one group of channels at a time.  Fastest with `pack(b)`."""
     if _few(a, b, scale, bias):
         result = torch._weight_int8pack_mm(a, b.mT, scale)
         return result if c is None else c.copy_(result)

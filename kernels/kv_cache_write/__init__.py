@@ -1,9 +1,9 @@
-"""kv_cache_write: writes new keys and values to their slots of the paged cache.
+"""kv_cache_write: writes new keys and values to their slots (places of one token) in the paged cache.
 
-naive       a mask of the tokens that have a slot, then index assignment to each cache; on CUDA the mask waits for the
-            device
+naive       a mask of the tokens that have a slot, then index assignment to each cache; on CUDA the host waits for the
+            mask
 library     torch has no call for it
 index_copy  over naive, on the CPU: no mask and no selection if every token has a slot, as in each decode step
-fused       over naive: k and v in one Triton launch that skips tokens without a slot itself, so no step compacts the
-            tokens and the host never waits
+fused       over naive: k and v in one Triton launch that skips tokens without a slot itself, so no step selects
+            tokens, and the host never waits
 """

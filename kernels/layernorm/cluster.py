@@ -14,5 +14,5 @@ from rooflab.kernels.lib.rows import MAX_WIDTH, Config, launch, rung
     limits={"H": MAX_WIDTH},
 )
 def cluster(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, eps: float, config: Config) -> None:
-    """Computes `(x - mean) / sqrt(variance + eps) * weight + bias` in fp32, rounded once.  Computes the mean first."""
+    """Computes `(x - mean) / sqrt(variance + eps) * weight + bias` in fp32, rounded once.  First computes the mean."""
     launch("layernorm", x, out, weight=weight, bias=bias, eps=eps, config=config)

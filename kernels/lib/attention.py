@@ -1,9 +1,9 @@
 """Holds device code for Triton attention kernels: the range of key tiles, the weights of a tile, and the output.
 
 The online softmax is from Milakov and Gimelshein, 2018, and from Dao, "FlashAttention-2", 2023.  The names are Dao's:
-m_i is a row's running maximum, l_i the sum of its weights, acc the sum of its weighted values.  m_i is an exponent of
-base 2, already scaled.  So one multiply-add turns a score into the exponent of its weight.  While m_i stays the same,
-the factor of earlier sums is exactly 1.
+m_i is a row's running maximum, l_i the sum of its weights, acc the sum of its weighted values.  m_i includes the
+softmax scale, and is an exponent of base 2.  So one multiply-add turns a score into the exponent of its weight.  While
+m_i stays the same, earlier sums are multiplied by exactly 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def key_tiles(first, last, T, S, window, CAUSAL: tl.constexpr, WINDOW: tl.conste
     No query sees a key before `begin` or from `end` on.  All queries see all keys between the two unmasked bounds, so
     tiles there need no mask.  In the tiles before them, the window hides some keys.  In the tiles after them, the
     diagonal or the end of the keys hides some keys.  `begin` is the first key that query `first` sees, not rounded to a
-    tile.  So keys that all windows hide are not loaded.  Each unmasked bound is whole tiles after `begin`."""
+    tile.  So keys that all windows hide are not loaded.  From `begin` to each unmasked bound are whole tiles."""
     begin = 0
     unmasked_begin = 0
     end = S
@@ -55,7 +55,7 @@ def row_offsets(b, h, rows, stride_b, stride_t, stride_h):
 
 @triton.jit
 def pages_of(row_ptr, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Reads the pages of `BLOCK_N` keys, from key `start` on, in a table row.  Returns 0 for keys from `end` on."""
+    """Reads the page numbers of `BLOCK_N` keys, from key `start` on, in a table row.  Keys from `end` on get 0."""
     keys = start + tl.arange(0, BLOCK_N)
     return tl.load(row_ptr + keys // BLOCK_SIZE, mask=keys < end, other=0)
 
@@ -123,10 +123,10 @@ def finish(acc, m_i, l_i, sinks_ptr, sinks_offset, out_ptr, out_rows, lse_ptr, l
         acc = acc * rescale[:, None]
         m_i = m_new
     divisor = tl.where(l_i == 0.0, 1.0, l_i)
-    dims = tl.arange(0, acc.shape[1])
+    dim_ids = tl.arange(0, acc.shape[1])
     result = (acc * (1.0 / divisor)[:, None]).to(out_ptr.dtype.element_ty)
-    store_mask = there[:, None] & (dims < HEAD_DIM)[None, :]
-    tl.store(out_ptr + out_rows[:, None] + dims[None, :], result, mask=store_mask)
+    store_mask = there[:, None] & (dim_ids < HEAD_DIM)[None, :]
+    tl.store(out_ptr + out_rows[:, None] + dim_ids[None, :], result, mask=store_mask)
     if lse_ptr is not None:
         lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(divisor)) * LN2)
         tl.store(lse_ptr + lse_rows, lse, mask=there)

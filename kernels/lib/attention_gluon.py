@@ -46,9 +46,9 @@ def consumer_registers(head_dim: int, block_n: int) -> int:
 def footprint(
     consumers: int, head_dim: int, block_n: int, stages: int, *, rows: int, barriers: int, ctas: int
 ) -> Footprint:
-    """Returns the resources of a CTA.  `registers` is the average per thread.  If consumers need more than they can
-    get, it is their need, so that the CTA does not fit.  Shared memory holds the rings of keys and of values, `rows`
-    rows of a head, and barriers.
+    """Returns the resources of a CTA.  `registers` is the average per thread.  If a consumer needs more registers than
+    it can get, `registers` is this need, so that the CTA does not fit.  Shared memory holds `rows` rows of a head, the
+    rings (buffers) of keys and of values, and barriers.
 
     `tensor_flops` is 0, because the CTAs of a causal call do different amounts of work.
     """
@@ -63,13 +63,13 @@ def footprint(
 
 
 def section_heads(k: torch.Tensor, group: int) -> int:
-    """Returns the number of query heads whose keys and values fit in L2: a section.  `k` is (B, S, H_kv, D)."""
+    """Returns how many query heads have keys and values that fit in L2: a section.  `k` is (B, S, H_kv, D)."""
     head_bytes = 2 * k.shape[1] * k.shape[3] * k.element_size()
     return max(1, SECTION_BYTES // head_bytes) * group
 
 
 def exponents(of: Arguments) -> tuple[float, float | None, float | None]:
-    """Returns three factors for `softmax`, in base 2: of scores, in tanh, of tanh.  With no cap, the last are None."""
+    """Returns three factors in base 2: of scores, of tanh's argument, of tanh.  Without a cap, the last are None."""
     scale = of.q.shape[-1] ** -0.5 if of.softmax_scale is None else abs(of.softmax_scale)
     scale = LOG2E.value * max(scale, _attention.SMALLEST_SCALE)
     return (1.0, 2 * scale / of.softcap, of.softcap * LOG2E.value) if of.softcap else (scale, None, None)
@@ -103,8 +103,8 @@ def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
     tile_in_section = tile - first_head * tiles_m
     tile_m = tile_in_section // section_size
     if CAUSAL:
-        is_descending = ((heads - 1) // section - section_index) % 2 == 0
-        tile_m = tiles_m - 1 - tile_m if is_descending else tile_m
+        longest_first = ((heads - 1) // section - section_index) % 2 == 0
+        tile_m = tiles_m - 1 - tile_m if longest_first else tile_m
     return tile_m, first_head + tile_in_section % section_size
 
 
@@ -117,8 +117,8 @@ def product_layout(columns):
 @gluon.jit
 def block_kinds(first, last, begin, end, window, BLOCK_N: gl.constexpr):
     """Returns three numbers of key blocks: blocks that the diagonal cuts, blocks without a mask, and blocks that the
-    start of the window cuts.  Counts the blocks from number `begin` on, but not the last one, `end - 1`.  `first` is
-    the last key that the first row sees, and `last` is the last key that the last row sees."""
+    start of the window cuts.  Counts blocks from `begin` on, without the last block `end - 1`.  The first row sees keys
+    up to key `first`, and the last row sees keys up to key `last`."""
     unmasked_end = gl.minimum(gl.maximum(gl.maximum(first + 1, 0) // BLOCK_N, begin), end - 1)
     window_block = begin
     if window is not None:
@@ -163,8 +163,8 @@ def rescaled(accumulator, shrink):
 
 @gluon.jit
 def packed(weights, dtype: gl.constexpr):
-    """Converts weights to 16 bits and packs two neighbours per register.  If weights pass from one loop to the next,
-    the compiler would otherwise unpack and pack them again there."""
+    """Converts fp32 weights to 16 bits and packs two neighbours in a register.  Without this, the compiler would unpack
+    and pack the weights again where one loop passes them to the next."""
     cvt_asm: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
     even, odd = weights.reshape((weights.shape[0], weights.shape[1] // 2, 2)).split()
     return gl.inline_asm_elementwise(cvt_asm, "=r,f,f", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
@@ -172,7 +172,7 @@ def packed(weights, dtype: gl.constexpr):
 
 @gluon.jit
 def as_factor(weights, dtype: gl.constexpr, product: gl.constexpr):
-    """Converts weights (16-bit pairs or fp32) to the left operand of a matmul.  Its result has the layout `product`."""
+    """Converts weights (16-bit pairs or fp32) to a matmul's left operand.  The matmul's result has layout `product`."""
     if weights.dtype == gl.int32:
         even, odd = gl.inline_asm_elementwise(
             "mov.b32 {$0, $1}, $2;", "=h,=h,r", [weights], dtype=(gl.int16, gl.int16), is_pure=True, pack=1

@@ -233,8 +233,8 @@ def arranged(of: Arguments, bits: int, block_k: int) -> Any:
 def launch(
     bound: Any, a: Tensor, words: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor
 ) -> None:
-    """Launches the kernel.  For a split K, a second kernel adds the partial sums.  `words`: packed codes.  `scale`,
-    `zero`: equal strides and contiguous rows.
+    """Launches the kernel.  For a split K, a second kernel adds the partial sums.  `words` are the packed codes.
+    `scale` and `zero` have equal strides and contiguous rows.
     """
     grid, int_arguments, constants, sum_launch = bound
     if sum_launch is None:

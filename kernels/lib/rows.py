@@ -30,19 +30,19 @@ WEIGHT_VECTORS = {"rmsnorm": 1, "fused_add_rmsnorm": 1, "layernorm": 2}
 """The number of weight or bias vectors that are loaded with each vector of a row, by op."""
 VECTOR_BYTES = 16
 WARP_THREADS = 32
-MAX_LANES, MOST_VALUES, MOST_CLUSTER = 512, 64, 8
+MAX_LANES, MAX_THREAD_VALUES, MAX_CLUSTER_CTAS = 512, 64, 8
 """Three maxima: threads of a CTA that share a row, values per thread, and CTAs of a portable cluster."""
 CTA_THREADS = 256
 """The number of threads of a CTA that has several rows."""
 THREAD_VECTORS = 4
 """Vectors per thread where many rows are in progress: a thread requests 64 bytes before it uses the first."""
-RESIDENT_THREADS = 768
+RESIDENT_THREADS_PER_SM = 768
 """The number of threads per SM in a persistent grid.  With up to 80 registers each, all of them run at once."""
-MAX_WIDTH = MAX_LANES * MOST_VALUES * MOST_CLUSTER
+MAX_WIDTH = MAX_LANES * MAX_THREAD_VALUES * MAX_CLUSTER_CTAS
 """The most values of a row that a cluster's registers hold.  Of two rows in fp32, they hold half as many each."""
 MAX_PAIRED_VECTORS = 8
 """The most vectors that a thread holds of each input, for ops with two inputs."""
-PAIR_BYTES = MAX_LANES * MOST_CLUSTER * MAX_PAIRED_VECTORS * VECTOR_BYTES
+MAX_PAIR_BYTES = MAX_LANES * MAX_CLUSTER_CTAS * MAX_PAIRED_VECTORS * VECTOR_BYTES
 """The most bytes per row and input that a cluster's registers hold, for ops with two inputs."""
 
 
@@ -68,9 +68,9 @@ def vectors_of(case: Case, scheme: Scheme = BF16) -> int:
 
 
 def most_vectors(op: str, itemsize: int) -> int:
-    """Returns the largest number of 16-byte vectors per thread.  They hold at most 64 values.  With two inputs, there
-    are at most eight vectors of each input."""
-    return min(MOST_VALUES * itemsize // VECTOR_BYTES, MAX_PAIRED_VECTORS if op in TWO_INPUTS else 16)
+    """Returns the largest number of 16-byte vectors of an input per thread.  They hold at most 64 values.  If an op has
+    two inputs, a thread has at most eight vectors of each."""
+    return min(MAX_THREAD_VALUES * itemsize // VECTOR_BYTES, MAX_PAIRED_VECTORS if op in TWO_INPUTS else 16)
 
 
 def may_persist(config: Config) -> bool:
@@ -80,7 +80,7 @@ def may_persist(config: Config) -> bool:
 
 def ctas_of(config: Config, groups: int, sms: int = HOPPER_SMS) -> int:
     """Returns the number of CTAs of a persistent grid: 768 threads per SM, in whole clusters."""
-    resident_ctas = sms * max(1, RESIDENT_THREADS // (config.lanes * config.rows))
+    resident_ctas = sms * max(1, RESIDENT_THREADS_PER_SM // (config.lanes * config.rows))
     return max(config.cluster, min(groups, resident_ctas // config.cluster * config.cluster))
 
 
@@ -105,13 +105,13 @@ def tuning(op: str) -> Tuning:
     inputs = 1 + (op in TWO_INPUTS)
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-        """Returns the registers for the row, the weights, the values in fp32, and the next row of a persistent grid.
+        """Returns the resources of a CTA.  Registers hold the row, the weights, and the next row of a persistent grid.
 
-        The fp32 values take `28 + 6 * vectors / itemsize` registers.  A second sum or a quantisation takes 12 more.
-        These numbers are read from compiled code."""
+        Other values, such as fp32, take `28 + 6 * vectors / itemsize` registers.  A second sum or a quantisation takes
+        12 more.  These numbers are read from compiled code."""
         has_extra_sums = op == "layernorm" or scheme.output.itemsize == 1
-        weights = WEIGHT_VECTORS.get(op, 0) if config.vectors <= THREAD_VECTORS else 0
-        row_registers = 4 * config.vectors * (1 + weights + config.persistent * inputs)
+        weight_vectors = WEIGHT_VECTORS.get(op, 0) if config.vectors <= THREAD_VECTORS else 0
+        row_registers = 4 * config.vectors * (1 + weight_vectors + config.persistent * inputs)
         needed_ctas = cdiv(int(case["T"]), config.rows) * config.cluster
         return Footprint(
             threads=config.lanes * config.rows,
@@ -129,7 +129,7 @@ def tuning(op: str) -> Tuning:
             # More CTAs share a row before a thread takes more vectors: where there are many rows, where SMs would be
             # idle, and where a thread has the most vectors.
             at_max_vectors = vectors == most_vectors(op, scheme.activation.itemsize)
-            if cluster < MOST_CLUSTER and (many_rows or at_max_vectors or T * 2 * cluster <= HOPPER_SMS):
+            if cluster < MAX_CLUSTER_CTAS and (many_rows or at_max_vectors or T * 2 * cluster <= HOPPER_SMS):
                 cluster *= 2
             else:
                 vectors *= 2
@@ -152,13 +152,13 @@ def tuning(op: str) -> Tuning:
 def rung(op: str, over_fused: str, wide: str | None = None, **takes: Any) -> Callable[[Function], Function]:
     """Registers the decorated launcher as the kernel `cluster` of `op`, the next rung (improvement) after `fused`.
 
-    `over_fused` states how the compiled code differs from that of `fused`.  `wide` names a case with rows so long that
-    a cluster shares one.  `takes` are further arguments of `kernel`."""
+    `over_fused` states how the compiled code differs from that of `fused`.  `wide` is the text of a case with very long
+    rows, so that a cluster of CTAs shares each row.  `takes` are further arguments of `kernel`."""
     code_claims = {"": f"LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store; {over_fused}"}
     if op in TWO_INPUTS:
         width_name = "H" if op == "fused_add_rmsnorm" else "I"
-        width_limit_text = f"rows of at most {PAIR_BYTES} bytes, which registers hold"
-        takes["holds"] = {f"{width_name} * itemsize <= {PAIR_BYTES}": width_limit_text}
+        width_limit_text = f"rows of at most {MAX_PAIR_BYTES} bytes, which registers hold"
+        takes["holds"] = {f"{width_name} * itemsize <= {MAX_PAIR_BYTES}": width_limit_text}
     if wide is not None:
         code_claims[wide] = "UCGABAR_ARV >= 2 and barrier > 0 and stack_bytes == 0"
     return kernel(

@@ -57,7 +57,7 @@ def chunks(K: int, bits: int) -> int:
 
 
 def column_tiles(M: int, subgroups: int) -> int:
-    """Returns the number of eight-column tiles for M rows of `a`.  One row takes `subgroups` columns, one per group."""
+    """Returns the number of eight-column tiles for M rows of `a`.  A row takes one column for each subgroup."""
     return -(-M * subgroups // TILE_COLUMNS)
 
 
@@ -68,7 +68,7 @@ def warps_per_sm(tiles: int, zeros: bool) -> int:
 
 
 def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
-    """Returns the tuning for codes of `bits` bits.  `subgroups` counts the groups in 64 bytes of a scheme's codes."""
+    """Returns the tuning for codes of `bits` bits.  `subgroups(scheme)`: the number of groups in 64 bytes of codes."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
         """Returns all configs that split K over warps and over CTAs, with two to eight chunks in flight."""
@@ -76,7 +76,7 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
         return tuple(Config(*warps, split, depth) for warps, split, depth in size_sets)
 
     def tiles_of(case: Case, scheme: Scheme) -> tuple[int, int]:
-        """Returns the number of rows of `a`, at most the kernel's limit, and the eight-column tiles for these rows."""
+        """Returns the number of rows of `a` (not above the kernel's limit), and of their eight-column tiles."""
         M = min(int(case["M"]), MAX_M, MAX_COLUMNS // subgroups(scheme))
         return M, column_tiles(M, subgroups(scheme))
 

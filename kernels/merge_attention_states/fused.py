@@ -37,10 +37,10 @@ def fused_kernel(
     row_mask = row < T * H
     t = row // H
     h = row % H
-    dims = tl.arange(0, BLOCK_D)
-    mask = row_mask[:, None] & (dims < D)[None, :]
+    dim_ids = tl.arange(0, BLOCK_D)
+    mask = row_mask[:, None] & (dim_ids < D)[None, :]
     lse_ptrs = lses_ptr + t * lses_stride_t + h * lses_stride_h
-    out_ptrs = outs_ptr + (t * outs_stride_t + h * outs_stride_h)[:, None] + dims[None, :]
+    out_ptrs = outs_ptr + (t * outs_stride_t + h * outs_stride_h)[:, None] + dim_ids[None, :]
     m_i = tl.full((ROWS,), float("-inf"), tl.float32)
     l_i = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
@@ -53,17 +53,17 @@ def fused_kernel(
         has_keys = lse > float("-inf")
         # No load where the part saw no key: its output is undefined there, and 0 * NaN is NaN.
         part_ptrs = out_ptrs[:, None, :] + (part_index64 * outs_stride_p)[None, :, None]
-        value = tl.load(part_ptrs, mask=mask[:, None, :] & has_keys[:, :, None], other=0.0).to(tl.float32)
+        part_out = tl.load(part_ptrs, mask=mask[:, None, :] & has_keys[:, :, None], other=0.0).to(tl.float32)
         m_new = tl.maximum(m_i, tl.max(lse, 1))
         exponent_shift = tl.where(m_new == float("-inf"), 0.0, m_new)
         rescale = tl.exp2((m_i - exponent_shift) * TO_LOG2)
         weight = tl.exp2((lse - exponent_shift[:, None]) * TO_LOG2)
         l_i = l_i * rescale + tl.sum(weight, 1)
-        acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * value, 1)
+        acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * part_out, 1)
         m_i = m_new
     divisor = tl.where(l_i == 0.0, 1.0, l_i)
     result = (acc * (1 / divisor)[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + (t * out_stride_t + h * out_stride_h)[:, None] + dims[None, :], result, mask=mask)
+    tl.store(out_ptr + (t * out_stride_t + h * out_stride_h)[:, None] + dim_ids[None, :], result, mask=mask)
     lse = tl.where(l_i == 0.0, float("-inf"), m_i + tl.log2(divisor) * TO_LN)
     tl.store(lse_ptr + t * lse_stride_t + h * lse_stride_h, lse, mask=row_mask)
 

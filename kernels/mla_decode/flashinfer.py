@@ -30,10 +30,10 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
     pages = adapter.read_pages(inputs.block_table, inputs.seq_lens, kv_cache.shape[1])
     if not B or not len(pages.indices):
         return adapter.FlashInferPlan()
-    bounds = torch.arange(B + 1, dtype=torch.int32)
+    query_bounds = torch.arange(B + 1, dtype=torch.int32)
     wrapper = wrapper_of("BatchMLAPagedAttentionWrapper", device, q.dtype, LATENT_DIM)
     wrapper.plan(
-        qo_indptr=bounds,
+        qo_indptr=query_bounds,
         kv_indptr=pages.indptr,
         kv_indices=pages.indices,
         kv_len_arr=pages.lengths,
@@ -46,7 +46,7 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
         q_data_type=q.dtype,
         kv_data_type=kv_cache.dtype,
     )
-    return adapter.FlashInferPlan(wrapper, adapter.unseeing_rows(bounds, pages.lengths, True, device))
+    return adapter.FlashInferPlan(wrapper, adapter.unseeing_rows(query_bounds, pages.lengths, True, device))
 
 
 @kernel(

@@ -17,7 +17,7 @@ from rooflab.kernels.launcher import kernel
 def library(
     q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, *, latent_dim: int, softmax_scale: float
 ) -> Tensor:
-    """Gathers all pages of the table and masks unused tokens.  The host reads no lengths.  torch makes the result."""
+    """Gathers all pages of the table and masks unused tokens.  The host reads no lengths.  torch makes the output."""
     B, _, D = q.shape
     num_slots = block_table.shape[1] * kv_cache.shape[1]
     hidden_slots = torch.arange(num_slots, device=q.device) >= seq_lens[:, None]  # (B, slots)

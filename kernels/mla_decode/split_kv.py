@@ -85,14 +85,14 @@ def split_kv_kernel(
     # A sequence's splits and its tiles of heads are neighbours, so that L2 has what both read.
     head_tiles = tl.cdiv(H, BLOCK_H)
     program_index = tl.program_id(0)
-    tile = program_index % head_tiles
+    head_tile = program_index % head_tiles
     split_index = program_index // head_tiles % splits
     b = (program_index // head_tiles // splits).to(tl.int64)
     length = tl.load(lens_ptr + b)
     split_keys = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N
     first_key = split_index * split_keys
     key_end = tl.minimum(first_key + split_keys, length)
-    heads = tile * BLOCK_H + tl.arange(0, BLOCK_H)
+    heads = head_tile * BLOCK_H + tl.arange(0, BLOCK_H)
     columns = tl.arange(0, BLOCK_LATENT)
     rotary = tl.arange(0, BLOCK_ROTARY)
     head_mask, heads64 = (heads < H)[:, None], heads.to(tl.int64)
@@ -103,14 +103,14 @@ def split_kv_kernel(
     m_i = tl.full((BLOCK_H,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_H,), tl.float32)
     acc = tl.zeros((BLOCK_H, BLOCK_LATENT), tl.float32)
-    row = table_ptr + b * table_stride
+    table_row = table_ptr + b * table_stride
     # A step's pages are looked up one step ahead; otherwise table and latents would share the stages.
-    page = pages_of(row, first_key, key_end, BLOCK_SIZE, BLOCK_N)
+    page = pages_of(table_row, first_key, key_end, BLOCK_SIZE, BLOCK_N)
     for block_start in range(first_key, key_end, BLOCK_N):
         keys = block_start + tl.arange(0, BLOCK_N)
         key_mask = keys < key_end
         page_index = page.to(tl.int64)  # int64, because page * stride passes 2**31 elements in a large cache
-        page = pages_of(row, block_start + BLOCK_N, key_end, BLOCK_SIZE, BLOCK_N)
+        page = pages_of(table_row, block_start + BLOCK_N, key_end, BLOCK_SIZE, BLOCK_N)
         slot_ptr = cache_ptr + page_index * cache_stride_block + (keys % BLOCK_SIZE).to(tl.int64) * cache_stride_slot
         # Zero for unseen keys: memory there may hold NaN, and 0 * NaN is NaN.
         latents = tl.load(
@@ -141,8 +141,8 @@ def split_kv_kernel(
 
 @lru_cache
 def split_count(ctas: int, most_keys: int, sms: int) -> int:
-    """Returns the number of splits per sequence with the least time: waves of CTAs times keys per split.  If there are
-    several splits, `LEAST_KEYS` more keys per split stand for the merge.  A split has at least `LEAST_KEYS` keys."""
+    """Returns the splits per sequence with the least estimated time: waves of CTAs times keys per split.  Several
+    splits need a merge, which counts like `LEAST_KEYS` more keys per split.  A split has at least `LEAST_KEYS` keys."""
 
     def keys(splits: int) -> int:
         return -(-ctas * splits // sms) * (-(-most_keys // splits) + (LEAST_KEYS if splits > 1 else 0))

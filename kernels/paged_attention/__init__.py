@@ -3,12 +3,12 @@
 naive              torch steps, a Python loop over sequences: gather, scores in memory, softmax, second matmul
 library            gathers the pages into a dense copy, then torch's scaled_dot_product_attention
 gqa_packed         Triton; one program per (sequence, KV head) walks the block table; decode only, no options
-split_kv           over gqa_packed: CUDA C++, decode; the keys of all sequences in equal shares for all CTAs that fit
+split_kv           over gqa_packed: CUDA C++, decode; every CTA that fits on the GPU gets an equal share of keys
 chunked            over gqa_packed: Triton; prefill chunks and decode rows share a launch
 tma_pages          over chunked: Gluon; a producer warp copies pages by TMA for two warpgroups
 native             over library, on a CPU, in C++: reads pages where they lie
 flashinfer         peer: FlashInfer's batch decode and batch prefill (Ye et al., arXiv 2501.01005), if installed; the
-                   bench does not time its plan
+                   bench does not time `plan`, its preparation of a step
 flash_attention_3  peer: FlashAttention-3 with pages (Shah et al., arXiv 2407.08608), if installed; decode
 flex               peer: torch's FlexAttention, compiled; decode, pages of a power of two
 torch_varlen       peer: torch's varlen_attn with a block table, from 2.12 on; pages of 256 tokens, or of any size with

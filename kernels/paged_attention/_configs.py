@@ -39,7 +39,7 @@ def _gqa_configs(case: Case, scheme: Scheme = BF16) -> tuple[StepConfig, ...]:
 def _gqa_footprint(config: StepConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the registers for a group's accumulator and scores, and the shared memory for queries, keys and values.
     Triton allocates these amounts (read in the compiled kernels).  tests/contracts/test_configs.py compares them."""
-    B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
+    B, H, H_kv, D = (int(case[size_name]) for size_name in ("B", "H", "H_kv", "D"))
     threads = 32 * config.num_warps
     rows = packed_rows(H, H_kv)
     # The load of a key waits for the load of its table entry, so both divide the stages.
@@ -70,13 +70,13 @@ def _chunked_configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def _chunked_footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    B, H, H_kv = (int(case[key]) for key in ("B", "H", "H_kv"))
+    B, H, H_kv = (int(case[size_name]) for size_name in ("B", "H", "H_kv"))
     ctas = tiles_at_most(B * int(case.get("queries", 1)), B, H // H_kv, config.block_m) * H_kv
     return pointers_footprint(config, case, scheme, ctas, weights=False)
 
 
 def _chunked_sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns the number of rows per sequence and KV head, if all sequences have the same number of queries."""
+    """Returns the number of (query, head) rows per sequence and KV head.  `case` has one number of queries for all."""
     return {"rows": int(case.get("queries", 1)) * int(case["H"]) // int(case["H_kv"])}
 
 

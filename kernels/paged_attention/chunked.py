@@ -37,7 +37,7 @@ def _first_query(cu_ptr, b):
 
 @triton.jit
 def _sequence(tile, cu_ptr, B, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Returns the sequence of `tile`, by bisection.  Each earlier sequence may add one partial tile."""
+    """Finds the sequence of `tile` by bisection.  Tile numbers leave room for one partial tile per sequence."""
     low_sequence = 0
     high_sequence = B
     while high_sequence - low_sequence > 1:
@@ -86,14 +86,14 @@ def chunked_kernel(
     range_bounds = key_tiles(first_row // GROUP, last_query, queries, length, window, CAUSAL, WINDOW, BLOCK_N)
     for key_range in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
         page = pages_of(table_ptr, range_bounds[key_range], length, BLOCK_SIZE, BLOCK_N)
-        for start in range(range_bounds[key_range], range_bounds[key_range + 1], BLOCK_N):
-            keys = start + tl.arange(0, BLOCK_N)
+        for key_start in range(range_bounds[key_range], range_bounds[key_range + 1], BLOCK_N):
+            keys = key_start + tl.arange(0, BLOCK_N)
             # int64, because page * stride and slot * stride pass 2**31 elements in a cache of 4 GiB.
-            block = page.to(tl.int64)
-            page = pages_of(table_ptr, start + BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
+            page64 = page.to(tl.int64)
+            page = pages_of(table_ptr, key_start + BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
             slot = (keys % BLOCK_SIZE).to(tl.int64)
-            k_ptrs = k_ptr + (block * k_stride_block + slot * k_stride_slot)[None, :] + dims[:, None]
-            v_ptrs = v_ptr + (block * v_stride_block + slot * v_stride_slot)[:, None] + dims[None, :]
+            k_ptrs = k_ptr + (page64 * k_stride_block + slot * k_stride_slot)[None, :] + dims[:, None]
+            v_ptrs = v_ptr + (page64 * v_stride_block + slot * v_stride_slot)[:, None] + dims[None, :]
             key_mask = keys < length
             k = load_tile(k_ptrs, key_mask[None, :], dim_mask[:, None], key_range != 1, BLOCK_D > HEAD_DIM).to(q.dtype)
             v = load_tile(v_ptrs, key_mask[:, None], dim_mask[None, :], key_range != 1, BLOCK_D > HEAD_DIM).to(q.dtype)
@@ -101,7 +101,7 @@ def chunked_kernel(
             if k_scale_ptr is not None:
                 scores *= tl.load(k_scale_ptr + kv_head)
             weights, rescale, m_i, l_i = weigh(
-                scores, m_i, l_i, start, rows // GROUP, length, queries, window, scale, factor, cap, CAUSAL, WINDOW,
+                scores, m_i, l_i, key_start, rows // GROUP, length, queries, window, scale, factor, cap, CAUSAL, WINDOW,
                 CAP, NEGATED, key_range != 1, BLOCK_N,
             )  # fmt: skip
             acc = tl.dot(weights.to(q.dtype), v, acc * rescale[:, None], input_precision="ieee")

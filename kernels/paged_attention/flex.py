@@ -51,7 +51,7 @@ def attend(
     cached token by a weight, so NaN or inf in the cache spoils the result."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-    group = q.shape[1] // k_cache.shape[2]
+    group_size = q.shape[1] // k_cache.shape[2]
     keys, values = (pages.flatten(0, 1)[None].transpose(1, 2) for pages in (k_cache, v_cache))
     out, aux_outputs = flex_attention(
         q[:, :, None],
@@ -60,7 +60,7 @@ def attend(
         score_mod=None if softcap is None else _capped(softcap),
         block_mask=_whole_pages(block_table, seq_lens, k_cache, window),
         scale=scale,
-        enable_gqa=group > 1,
+        enable_gqa=group_size > 1,
         return_aux=AuxRequest(lse=True),
     )
     assert aux_outputs.lse is not None, "return_aux requests it"
@@ -123,8 +123,8 @@ def _page(
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes attention over keys `first` to `end` of one page per sequence: entry `column` (B,) of its table row.
-    Returns the output (B, H, D) in fp32, and the log-sum-exp (B, H)."""
+    """Computes attention over those keys from `first` to `end` that are in one page of each sequence.  `column` (B,) is
+    the page's place in the table row.  Returns the output (B, H, D) in fp32, and the log-sum-exp (B, H)."""
     B, H, D = q.shape
     _, block_size, H_kv, _ = k_cache.shape
     key = column[:, None] * block_size + torch.arange(block_size, device=q.device)
@@ -190,7 +190,7 @@ def flex(
     softcap: float | None,
     return_lse: bool,
 ) -> AttentionResult:
-    """Computes FlexAttention over a paged cache.  The compiled code allocates the result.  No length is read."""
+    """Computes FlexAttention over a paged cache.  Its compiled code allocates the result.  The host reads no length."""
     if q.device.type != "cuda":
         raise ValueError(f"q: expected a tensor on a CUDA device, where it is compiled, got {q.device}")
     if not q.numel() or not k_cache.numel() or not block_table.numel():

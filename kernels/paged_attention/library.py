@@ -74,16 +74,16 @@ def _padded(
         first_key = _first(max_length, 1, window)
         keys, values = (_gather(cache, block_table, first_key, max_length) for cache in caches)
         return F.scaled_dot_product_attention(queries, keys, values, scale=scale)
-    table = block_table.clamp(0, len(caches[0]) - 1)
-    keys, values = (_gather(cache, table, 0, max_length) for cache in caches)
+    page_ids = block_table.clamp(0, len(caches[0]) - 1)
+    keys, values = (_gather(cache, page_ids, 0, max_length) for cache in caches)
     for b, length in enumerate(lengths):
         # A mask does not stop a NaN that the query does not see: NaN + -inf and NaN * 0 are NaN.
         for x in (keys[b], values[b]):
             x[:, length:] = 0
             x[:, : _first(length, 1, window)] = 0
     token, row_ends = torch.arange(max_length), torch.tensor(lengths)[:, None]
-    mask = token < row_ends if window is None else (token < row_ends) & (token >= row_ends - window)
-    attention_out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask[:, None, None], scale=scale)
+    is_seen = token < row_ends if window is None else (token < row_ends) & (token >= row_ends - window)
+    attention_out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=is_seen[:, None, None], scale=scale)
     for b, length in enumerate(lengths):
         if length == 0:
             attention_out[b] = 0
@@ -105,8 +105,8 @@ def _whole_table(
     if window is not None:
         hidden |= torch.arange(num_slots, device=queries.device) < seq_lens[:, None] - window
     keys, values = (_gather(cache, table, 0, num_slots).masked_fill_(hidden[:, None, :, None], 0) for cache in caches)
-    mask = ~hidden[:, None, None]
-    attention_out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
+    is_seen = ~hidden[:, None, None]
+    attention_out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=is_seen, scale=scale)
     return attention_out.masked_fill_((seq_lens == 0)[:, None, None, None], 0)
 
 

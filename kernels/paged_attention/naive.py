@@ -37,9 +37,9 @@ def naive(
 ) -> None:
     """Computes one sequence's attention after another.  The host reads the lengths, and so waits for the device."""
     scale = get_scale(q, softmax_scale)
-    bounds = list(range(len(seq_lens) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
+    query_bounds = list(range(len(seq_lens) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
     for b, length in enumerate(seq_lens.tolist()):
-        rows, query_count = slice(bounds[b], bounds[b + 1]), bounds[b + 1] - bounds[b]
+        rows, query_count = slice(query_bounds[b], query_bounds[b + 1]), query_bounds[b + 1] - query_bounds[b]
         if not query_count:  # then the table may hold anything, as it may before a window
             continue
         first_key = 0 if window is None else max(0, length - query_count + 1 - window)

@@ -57,8 +57,8 @@ def native(
     bound: Any,
 ) -> None:
     """Computes decode rows and chunks of prompts in one call.  The call also checks lengths, bounds and pages."""
-    bounds = None if cu_seqlens_q is None else cu_seqlens_q.data_ptr()
-    data_ptrs = (q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), bounds)
+    bounds_ptr = None if cu_seqlens_q is None else cu_seqlens_q.data_ptr()
+    data_ptrs = (q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), bounds_ptr)
     table_pointers = seq_lens.data_ptr(), block_table.data_ptr()
     if built(SOURCE, "ippppppppf")(
         DTYPE_CODES[q.dtype], *data_ptrs, *table_pointers, bound, get_scale(q, softmax_scale)

@@ -100,8 +100,8 @@ def footprint(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> Footpri
 
 
 def rule(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a config meets three conditions.  The number of warps divides the heads.  `ctas_per_sm` CTAs fit
-    on an SM.  A warp can load a unit of 16 keys while it multiplies another unit."""
+    """Returns whether a config meets three conditions.  `warps` divides the number of virtual heads.  `ctas_per_sm`
+    CTAs fit on an SM.  A ring holds two units of 16 keys, so that a warp can load one while it multiplies the other."""
     usage = footprint(config, case.but(context=0), scheme)
     ctas_fit = occupancy((9, 0), usage.threads, usage.registers, usage.shared_bytes).ctas_per_sm >= config.ctas_per_sm
     divides_heads = virtual_heads(int(case["H"]), int(case["H_kv"])) % config.warps == 0
@@ -110,10 +110,10 @@ def rule(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> SplitConfig:
     """Returns the default config.  Neighbouring heads share a CTA, because their keys are neighbours in a page.  The
-    ring is the deepest that fits.
+    ring (a warp's buffer of keys and values) is the deepest that fits.
 
-    An SM has 8 warps (16 for short heads), so that one warp's softmax overlaps another's loads.  It has fewer warps if
-    a ring would otherwise hold less than three units of 16 keys."""
+    The config puts 8 warps on an SM (16 for `D <= 64`), so that one warp's softmax overlaps another's loads.  It puts
+    fewer there if a ring would otherwise hold less than three units of 16 keys."""
     D, H, H_kv = (int(case[name]) for name in ("D", "H", "H_kv"))
     for warps_per_sm in (16, 8, 4, 2, 1) if D <= 64 else (8, 4, 2, 1):
         warps = max(count for count in range(1, min(warps_per_sm, 8) + 1) if virtual_heads(H, H_kv) % count == 0)
@@ -138,8 +138,8 @@ def grid(q: Tensor, k_cache: Tensor, block_table: Tensor, window: int | None, co
 
 
 def parts(lengths: Sequence[int], sets: int, ctas: int, least: int) -> int:
-    """Returns the number of partial results.  Several CTAs may share the work of one sequence and one set of heads.
-    Then each of these CTAs has one partial result.  A CTA that does such work alone has none."""
+    """Returns the number of partial results.  If several CTAs share the work of one sequence and one set of heads, each
+    of them has one partial result.  A CTA that does all of this work has none."""
     unit_counts = [-(-length // UNIT_KEYS) for length in lengths]
     total = sum(unit_counts) * sets
     share_count = max(min(ctas, total // least), 1)
@@ -177,8 +177,8 @@ def counters(count: int, parts: Tensor) -> Tensor:
     sets them to zero again.
 
     Launches that may run at once must not share counters.  Launches of one stream run one after another, so they share.
-    A CUDA graph may be replayed on any stream.  So a captured launch has its own counters, by the address of its
-    partial results.  torch's memory pools never give one address to two launches that run at once.
+    A CUDA graph may be replayed on any stream.  So a captured launch has its own counters.  The address of its partial
+    results identifies them.  torch's memory pools never give one address to two launches that run at once.
 
     A captured memset would cost a launch at each replay.  So a captured launch takes zeros from a block that an earlier
     launch made outside a capture.  Only if the block has too few zeros left, the capture has a memset.  On a CPU each
@@ -234,7 +234,7 @@ def split_kv(
     softmax_scale: float | None, window: int | None, softcap: float | None, sinks: Tensor | None,
     k_scale: Tensor | None, v_scale: Tensor | None, return_lse: bool, config: SplitConfig,
 ) -> None:  # fmt: skip
-    """Computes decode attention in one launch, with equal shares of keys.  The host waits only at the first launch."""
+    """Computes decode attention in one launch, with equal shares of keys.  The host waits only to make new counters."""
     (B, H, D), (_, block_size, H_kv, _) = q.shape, k_cache.shape
     ctas, _ = grid(q, k_cache, block_table, window, config)
     # A share leaves at most two parts: of a segment that began before it, and of one that begins in it.

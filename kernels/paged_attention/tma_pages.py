@@ -3,8 +3,8 @@
 In `chunked`, the warps that multiply compute an address for each 16 bytes.  Here one thread issues one copy for the
 keys of one page and head, at least 8 tokens at a time.
 
-A row is one query of one head of the group, as in `chunked`.  Two warpgroups have 64 rows each.  In each, the matmul of
-one block's weights and values overlaps the exponentials of the next block (Shah et al., "FlashAttention-3", arXiv
+A row is one query of one head of the group, as in `chunked`.  Two warpgroups have 64 rows each.  Both overlap the
+matmul of one block's weights and values with the exponentials of the next block (Shah et al., "FlashAttention-3", arXiv
 2407.08608).  CTAs are persistent.  A page may hold NaN past the end of its sequence: the producer writes zeros there.
 
 Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
@@ -61,14 +61,14 @@ def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
     cu, lengths, B, H_kv, tiles, window = work
     work_id = turn * gl.num_programs(0) + gl.program_id(0)
     tile = tiles - 1 - work_id // H_kv
-    low = 0
+    low_sequence = 0
     high = B
-    while high - low > 1:
-        middle_sequence = (low + high) // 2
+    while high - low_sequence > 1:
+        middle_sequence = (low_sequence + high) // 2
         starts_later = _bound(cu, middle_sequence) * GROUP // (2 * ROWS) + middle_sequence > tile
         high = gl.where(starts_later, middle_sequence, high)
-        low = gl.where(starts_later, low, middle_sequence)
-    b = low
+        low_sequence = gl.where(starts_later, low_sequence, middle_sequence)
+    b = low_sequence
     first_query = _bound(cu, b)
     queries = _bound(cu, b + 1) - first_query
     row = (tile - first_query * GROUP // (2 * ROWS) - b) * (2 * ROWS)
@@ -85,8 +85,8 @@ def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
 
 @gluon.constexpr_function
 def tile_layout(rows, columns, copies):
-    """Returns the layout of a slot in wgmma's swizzled atoms (8 rows, 64 columns).  If one copy loads all columns, the
-    atoms of the first 8 rows come first.  If copies load 64 columns each, those of 64 columns do."""
+    """Returns a slot's layout in wgmma's swizzled atoms (8 rows, 64 columns).  If one copy loads all columns, an atom
+    is followed by the next columns of its 8 rows.  If each copy loads 64 columns, it is followed by the next 8 rows."""
     atom = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [1, 8], [2, 16], [4, 32]]
     column_bases = [[0, column] for column in (64, 128) if column < columns]
     row_base = [[row, 0] for row in (8, 16, 32, 64, 128) if row < rows]
@@ -111,10 +111,10 @@ def _pages(table, start, begin, length, BLOCK_SIZE: gl.constexpr, BOX: gl.conste
 
 @gluon.jit
 def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.constexpr, COPIES: gl.constexpr):
-    """Loads a block of keys or values of the pages, from row `row` on.  TMA gives zeros for page -1.
+    """Loads a block of keys or values from its pages, from row `row` of a page on.  TMA gives zeros for page -1.
 
-    Each box's page is in one lane.  A sum over the warp, with 0 from other lanes, passes it to the copy.  It is one
-    instruction, which writes a uniform register.  `boxes` is no constant, because 16 unrolled boxes spill registers."""
+    Lane i has the page of box i.  A sum over the warp, with 0 from all other lanes, passes this page to the copy.  The
+    sum is one instruction, which writes a uniform register.  The loop is not fully unrolled: 16 boxes would spill."""
     BLOCK_N: gl.constexpr = slot.shape[0]
     D: gl.constexpr = slot.shape[1]
     UNROLLED: gl.constexpr = min(4, BLOCK_N // BOX)
@@ -133,7 +133,7 @@ def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.const
 
 @gluon.jit
 def _clear(slot, left, COPIES: gl.constexpr):
-    """Writes zeros over the values of token `left` and of later tokens, because a page may hold NaN there."""
+    """Writes zeros over all values of a slot after the first `left` tokens, because a page may hold NaN there."""
     BLOCK_N: gl.constexpr = slot.shape[0]
     D: gl.constexpr = slot.shape[1]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
@@ -165,15 +165,15 @@ def _produce(
     slot, phase, v_slot, v_phase = 0, 1, 0, 1
     bytes_phase = 0
     for tile_round in range(gl.cdiv(tiles * H_kv - gl.program_id(0), gl.num_programs(0))):
-        kv_head, b, _, _, _, length, low, high, first_key = _place(tile_round, work, GROUP, BLOCK_N)
+        kv_head, b, _, _, _, length, first_block, end_block, first_key = _place(tile_round, work, GROUP, BLOCK_N)
         table_row = table + b.to(gl.int64) * table_stride
-        load_start = (high - 1) * BLOCK_N
+        load_start = (end_block - 1) * BLOCK_N
         next_pages = _pages(table_row, load_start, first_key, length, BLOCK_SIZE, BOX, BLOCK_N)
         pages_before = gl.zeros_like(next_pages)
-        for step in range(high - low + 1):
+        for step in range(end_block - first_block + 1):
             pages = next_pages
             next_pages = _pages(table_row, load_start - BLOCK_N, first_key, length, BLOCK_SIZE, BOX, BLOCK_N)
-            if step < high - low:
+            if step < end_block - first_block:
                 mbarrier.wait(k_empty.index(slot), phase)
                 _load(k, k_full.index(slot), keys.index(slot), pages, k_page, kv_head * k_head, load_start % BLOCK_SIZE,
                       box_count, BOX, COPIES)  # fmt: skip
@@ -201,13 +201,13 @@ def _steps(
     MASKED: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
     """Computes the key blocks from `from_block - 1` down to `to_block`.  The exponentials of a block overlap the value
-    matmul of the block before.  The first block's keys have arrived.  Steps wait for the next keys, except at `low`."""
+    matmul of the block before.  The first block's keys have arrived.  Every block but `low` awaits the next keys."""
     weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = state
     keys, values, k_full, k_empty, v_full, v_empty = memory
     BLOCK_N: gl.constexpr = keys.shape[1]
     layout: gl.constexpr = weights.type.layout
-    for step in range(from_block - to_block):
-        block = from_block - 1 - step
+    for block_step in range(from_block - to_block):
+        block = from_block - 1 - block_step
         zero_scores = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
         key_tile = _tile(keys, slot, COPIES)
         scores = warpgroup_mma(q_tile, key_tile.permute((1, 0)), zero_scores, use_acc=False, is_async=True)

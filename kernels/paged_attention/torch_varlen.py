@@ -1,10 +1,10 @@
 """Calls `torch.nn.attention.varlen.varlen_attn` with a block table, an argument since torch 2.12.
 
-torch's default is FlashAttention-2.  It needs pages of a multiple of 256 tokens.  A decode step without a window needs
-no mask, because the one query sees all keys.  If heads are also grouped, FlashAttention-2 packs a group's query heads
-into the rows of a tile, and chooses how to split keys.  In every other case, split keys leave rows after the first
-sequence unwritten (pytorch/pytorch#194167; Dao-AILab/flash-attention#2550).  So in those cases the call sets
-`num_splits` to 1, and with few sequences most SMs are idle.
+torch's default is FlashAttention-2.  It needs pages of a multiple of 256 tokens.  It may split the keys in one case: a
+decode step with grouped heads and no window.  There the one query sees all keys and needs no mask, and FlashAttention-2
+packs a group's query heads into the rows of a tile.  In every other case, split keys leave rows after the first
+sequence unwritten (pytorch/pytorch#194167; Dao-AILab/flash-attention#2550).  So there the call sets `num_splits` to 1,
+and with few sequences most SMs are idle.
 
 The caller may activate FlashAttention-3 (arXiv 2407.08608) by
 `torch.nn.attention.activate_flash_attention_impl("FA3")`.  FlashAttention-3 takes pages of any size, and always chooses
@@ -58,8 +58,8 @@ def why_not_taken(inputs: Arguments) -> str | None:
     if _active() is not None:
         return f"kernel: expected FlashAttention-2 or {ANY_PAGE_IMPL}, got {_active()} activated"
     if block_size % PAGE_MULTIPLE:
-        expected = f"pages of a multiple of {PAGE_MULTIPLE} tokens for FlashAttention-2"
-        return f"k_cache: expected {expected}, got {block_size}; {ANY_PAGE_IMPL}, which is not activated, takes any"
+        page_text = f"pages of a multiple of {PAGE_MULTIPLE} tokens for FlashAttention-2"
+        return f"k_cache: expected {page_text}, got {block_size}; {ANY_PAGE_IMPL}, which is not activated, takes any"
     return None
 
 

@@ -86,10 +86,10 @@ def _turn(
     stride_cos, stride_sin, max_position, eps, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_TAIL: tl.constexpr, INTERLEAVED: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Normalizes and rotates heads, and stores those in the mask `stored`.  Loads and returns rows of v, if given."""
+    """Normalizes and rotates heads, and stores them where the mask `stored` is true.  Returns rows of v, if given."""
     if norm_ptr is not None:
-        row_zero = tl.zeros([1, 1], tl.int32)
-        w1, w2, w_tail = _load(norm_ptr, row_zero, row_zero == 0, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
+        norm_row = tl.zeros([1, 1], tl.int32)
+        w1, w2, w_tail = _load(norm_ptr, norm_row, norm_row == 0, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
     if PDL:
         # No kernel of a step writes weights, positions, slots and tables.
         cos, sin = _angles(position, cos_ptr, sin_ptr, stride_cos, stride_sin, max_position, HALF, BLOCK_HALF)
@@ -176,9 +176,9 @@ def traffic(inputs: Arguments) -> Traffic:
     """Counts the bytes of q, k and v of all tokens, because all are read.  Angles count once per position."""
     q, k, cos, positions, slots = inputs.q, inputs.k, inputs.cos, inputs.positions, inputs.slot_mapping
     written_values = int((slots >= 0).sum()) * k.shape[1] * k.shape[2]
-    tables = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + inputs.sin.element_size())
+    angle_bytes = len(set(positions.tolist())) * cos.shape[1] * (cos.element_size() + inputs.sin.element_size())
     vector_bytes = nbytes(inputs.k_scale, inputs.v_scale, inputs.q_norm, inputs.k_norm)
-    read_bytes = nbytes(q, k, inputs.v, positions, slots) + vector_bytes + tables
+    read_bytes = nbytes(q, k, inputs.v, positions, slots) + vector_bytes + angle_bytes
     return Traffic(read_bytes, nbytes(q) + 2 * written_values * inputs.k_cache.element_size())
 
 

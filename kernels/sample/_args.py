@@ -37,31 +37,31 @@ def edited_rows(logits: torch.Tensor, edits: Edits) -> Iterator[torch.Tensor]:
     A row without changes is not copied."""
     rows, ids, values = _changes(logits, edits)
     edit_counts = torch.bincount(rows, minlength=len(logits)).tolist()
-    row_parts = zip(logits, torch.split(ids, edit_counts), torch.split(values, edit_counts), strict=True)
-    for b, (row, row_ids, row_values) in enumerate(row_parts):
+    row_edits = zip(logits, torch.split(ids, edit_counts), torch.split(values, edit_counts), strict=True)
+    for b, (row, row_ids, row_values) in enumerate(row_edits):
         x = row.float().index_copy(0, row_ids, row_values) if len(row_values) else row
         yield x if edits.allowed is None else x.float().masked_fill(_barred(edits.allowed[b], len(x)), -math.inf)
 
 
 def _changes(logits: torch.Tensor, edits: Edits) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns the rows, ids and new fp32 values of the N edited tokens, (N,) each."""
-    offsets, edit_ids, counts, bias = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
-    if offsets is None or edit_ids is None or counts is None or bias is None:
+    row_offsets, edit_ids, token_counts, bias = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
+    if row_offsets is None or edit_ids is None or token_counts is None or bias is None:
         no_ids = torch.empty(0, dtype=torch.int64, device=logits.device)
         return no_ids, no_ids, no_ids.float()
     all_rows = torch.arange(len(logits), device=logits.device)
-    rows = torch.repeat_interleave(all_rows, offsets.diff(), output_size=len(edit_ids))
+    rows = torch.repeat_interleave(all_rows, row_offsets.diff(), output_size=len(edit_ids))
     values = logits[rows, edit_ids].float() + bias
     if edits.repetition_penalty is not None:
         token_penalty = edits.repetition_penalty[rows]
         penalized_logits = torch.where(values > 0, values / token_penalty, values * token_penalty)
-        values = torch.where(counts >= 0, penalized_logits, values)
+        values = torch.where(token_counts >= 0, penalized_logits, values)
     penalty_sum = torch.zeros_like(values)
     if edits.frequency_penalty is not None:
-        penalty_sum = edits.frequency_penalty[rows] * counts
+        penalty_sum = edits.frequency_penalty[rows] * token_counts
     if edits.presence_penalty is not None:
         penalty_sum = penalty_sum + edits.presence_penalty[rows]
-    return rows, edit_ids.long(), torch.where(counts > 0, values - penalty_sum, values)
+    return rows, edit_ids.long(), torch.where(token_counts > 0, values - penalty_sum, values)
 
 
 def _barred(allowed: torch.Tensor, V: int) -> torch.Tensor:

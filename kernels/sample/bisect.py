@@ -137,8 +137,8 @@ def bisect_kernel(
             if (top_k > 0) & (top_k < V):
                 mass_limit = top_p * (above_mass + ties_left * weigh(from_key(cut_key), best_logit, temperature))
             else:
-                _, total = tail_of(row_ptr, cut_key, best_logit, temperature, V, BLOCK)
-                mass_limit = top_p * total
+                _, kept_mass = tail_of(row_ptr, cut_key, best_logit, temperature, V, BLOCK)
+                mass_limit = top_p * kept_mass
             mass_cut = find_cut(row_ptr, mass_limit, best_logit, temperature, V, True, SEARCH_BLOCK)
             if mass_cut > cut_key:
                 cut_key = mass_cut

@@ -1,11 +1,11 @@
 """The kernel `cluster` improves on `bisect`: shared memory of a cluster holds a row, so HBM is read once at any batch
 size.
 
-A search finds the least logit that top-k or top-p keeps.  Each pass narrows an interval with seven thresholds, which
-come from interpolation.  After four passes it halves the interval of keys instead, so the search always ends.  After
-two passes over the row, each warp keeps a list of its tokens in the interval.  The next passes read only this list.
-When few tokens are left, every CTA gets all of them and finds the exact limit.  A warp, a CTA and a cluster add sums in
-a fixed order, so two runs agree bit for bit.
+A search finds the least logit that top-k or top-p keeps.  Each pass narrows an interval of logits with seven
+thresholds, which come from interpolation.  From the fifth pass on, a pass halves the interval (of integer keys)
+instead, so the search always ends.  After two passes over the row, each warp keeps a list of its tokens in the
+interval.  Later passes read only this list.  When few tokens are left, every CTA gets all of them and finds the exact
+limit.  A warp, a CTA and a cluster add sums in a fixed order, so two runs agree bit for bit.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def footprint(config: ClusterConfig, case: Case, scheme: Scheme = BF16) -> Footp
 
 
 def few_ctas(case: Case, scheme: Scheme = BF16) -> ClusterConfig:
-    """Returns the default: the fewest CTAs per row with which two fit on an SM.  Idle SMs share long rows further."""
+    """Returns the default: the smallest cluster with which two CTAs fit on an SM, or a larger one if SMs are idle."""
     B, V = int(case["B"]), int(case["V"])
     cluster = 1
     while cluster < MAX_CLUSTER and (

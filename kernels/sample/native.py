@@ -20,7 +20,7 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def shape(of: Arguments) -> Any:
-    """Returns the sizes, the stride of rows and the number of threads for a layout."""
+    """Returns the numbers that the C++ function gets: sizes, the stride of rows and the number of threads."""
     return sizes(*of.logits.shape, of.logits.stride(0), torch.get_num_threads())
 
 

@@ -44,8 +44,8 @@ def prefilter(
     top_n: int | None,
     **edits: EditTensor,
 ) -> None:
-    """Draws tokens on the CPU only: on a GPU, the host would wait for the number of kept tokens, which decides shapes.
-    Raises `ValueError` on a row without a finite largest logit."""
+    """Draws tokens on the CPU only.  The number of kept tokens decides the shapes of tensors, so on a GPU the host
+    would wait for it.  Raises `ValueError` on a row without a finite largest logit."""
     all_edits = Edits(**edits)
     if not all_edits.tensors and not any(temperature.tolist()):
         torch.argmax(logits, dim=-1, out=tokens)
@@ -70,17 +70,17 @@ def draw_rows(
         best_logit = row.max()
         check_rows(best_logit[None], (b,))
         if k == 0 and p == 1 and m == 0:
-            words = words_of_rows(seed[b : b + 1], position[b : b + 1], len(row))[0]
-            out[b] = ((row - best_logit) / t).sub_(log_exponential(words)).argmax()
+            random_words = words_of_rows(seed[b : b + 1], position[b : b + 1], len(row))[0]
+            out[b] = ((row - best_logit) / t).sub_(log_exponential(random_words)).argmax()
         else:
             kept_tokens.append((b, *_survivors(row, best_logit, t, k, p, m)))
     if kept_tokens:
         # All rows at once, because Philox on few tokens takes the time of its hundred calls, not of its arithmetic.
         row_numbers, tokens, scores = zip(*kept_tokens, strict=True)
-        sizes = [len(ids) for ids in tokens]
-        row_id = torch.tensor(row_numbers).repeat_interleave(torch.tensor(sizes))
+        token_counts = [len(ids) for ids in tokens]
+        row_id = torch.tensor(row_numbers).repeat_interleave(torch.tensor(token_counts))
         finals = torch.cat(scores) - log_exponential(words_of_tokens(seed[row_id], position[row_id], torch.cat(tokens)))
-        for b, ids, row_scores in zip(row_numbers, tokens, torch.split(finals, sizes), strict=True):
+        for b, ids, row_scores in zip(row_numbers, tokens, torch.split(finals, token_counts), strict=True):
             out[b] = ids[row_scores.argmax()]
 
 
@@ -99,12 +99,12 @@ def _survivors(
     row: Tensor, best: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[Tensor, Tensor]:
     """Returns the tokens to draw from in one fp32 row: ids in ascending order, and `(x - best) / temperature`."""
-    total = None
+    row_mass = None
     if 0 < top_k < len(row):
         threshold = row.topk(top_k).values[-1]
     elif top_p < 1:
-        total = ((row - best) / temperature).exp_().sum().double()
-        threshold = _top_p_threshold(row, best, total, top_p, temperature)
+        row_mass = ((row - best) / temperature).exp_().sum().double()
+        threshold = _top_p_threshold(row, best, row_mass, top_p, temperature)
     elif min_p:
         threshold = best + temperature * (math.log(min_p) - 1e-3)  # a little too low: the ratio below decides
     else:
@@ -119,7 +119,7 @@ def _survivors(
     token_mass = scores.exp().double()
     in_support = token_mass >= min_p
     if top_p < 1:
-        in_support &= token_mass.cumsum(0) - token_mass < top_p * (token_mass.sum() if total is None else total)
+        in_support &= token_mass.cumsum(0) - token_mass < top_p * (token_mass.sum() if row_mass is None else row_mass)
     ids, sort_order = torch.sort(ids[in_support])
     return ids, scores[in_support][sort_order]
 

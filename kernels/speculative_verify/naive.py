@@ -40,8 +40,8 @@ def naive(
     rows = torch.arange(B, device=seed.device)
     target_row = target_probs[rows, accepted_count]
     residual = target_row if not K else (target_row - draft_probs[rows, accepted_count.clamp(max=K - 1)]).clamp(min=0)
-    use_target = (accepted_count >= num_drafts) | ~residual.any(1)
-    weights = torch.where(use_target[:, None], target_row, residual)
+    draws_target = (accepted_count >= num_drafts) | ~residual.any(1)
+    weights = torch.where(draws_target[:, None], target_row, residual)
     draw_stream = torch.where(accepted_count < num_drafts, RECOVERY_STREAM, 0)
     scores = weights.log() - log_exponential(words_of_rows(seed, position + accepted_count, V, draw_stream))
     tokens.fill_(-1)

@@ -97,8 +97,8 @@ class MachineLimits(NamedTuple):
 
         best_records: dict[str, Record] = {}
         for record in self.records:
-            record_so_far = best_records.setdefault(str(record.kernel), record)
-            if merit(record) > merit(record_so_far):
+            best_record = best_records.setdefault(str(record.kernel), record)
+            if merit(record) > merit(best_record):
                 best_records[str(record.kernel)] = record
         return best_records
 
@@ -128,7 +128,7 @@ class MachineLimits(NamedTuple):
             records = read(path)
             old_setup = _conditions(records[0].environment, device)
             new_setup = _conditions(environment.to_dict() | {"microkernels": microkernels_hash()}, device)
-            diffs = [
+            setup_diffs = [
                 f"{name} {old_setup[name]}, and it is {value}"
                 for name, value in new_setup.items()
                 if old_setup[name] != value
@@ -136,8 +136,8 @@ class MachineLimits(NamedTuple):
         except (ValueError, LookupError, TypeError):
             return cls(noisy_records, "what is kept is damaged or of another version")
         return (
-            cls(noisy_records, f"they were measured with {diffs[0]}")
-            if diffs
+            cls(noisy_records, f"they were measured with {setup_diffs[0]}")
+            if setup_diffs
             else cls(records, assemble(records, device)[1])
         )
 

@@ -157,7 +157,8 @@ def mma_sync(card: Card, load: Load) -> Iterator[list[Microkernel]]:
 
 
 def dtypes_of(sm: int) -> tuple[str, ...]:
-    """Returns mma.sync's dtypes on compute capability `sm`.  fp8: only on 8.9 and >= 12.0; 9.0 and 10.0 use fp16."""
+    """Returns the dtypes to measure with mma.sync on compute capability `sm`; fp8 only on 8.9 and from 12.0 on.  On 9.0
+    and 10.0, mma.sync multiplies fp8 operands as fp16."""
     return tuple(dtype for dtype in DTYPES if dtype != "fp8_e4m3" or sm == 89 or sm >= 120)
 
 
@@ -188,7 +189,7 @@ def _wgmma(card: Card, load: Load, dtype: str, shape: WgmmaLaunch) -> Microkerne
 
 def _mma_sync(card: Card, load: Load, dtype: str, shape: MmaShape) -> Microkernel:
     """Returns the mma.sync microkernel for one dtype and launch shape.  All warps compute the same matrix product."""
-    m, n, blocks = 16 * shape.m_tiles, 8 * shape.n_tiles, card.sms * shape.blocks_per_sm
+    m, n, block_count = 16 * shape.m_tiles, 8 * shape.n_tiles, card.sms * shape.blocks_per_sm
     a, b = operands(dtype, m, n, shape.steps * STEP_BYTES, card.device)
 
     def expected(restarts: int) -> torch.Tensor:
@@ -200,12 +201,12 @@ def _mma_sync(card: Card, load: Load, dtype: str, shape: MmaShape) -> Microkerne
             load, "mma_sync.cu", "mma_registers", {**shape._asdict(), "restart": RESTART_PASSES}, _mma_macro(dtype)
         ),
         [a, b],
-        torch.zeros(blocks, shape.threads, device=card.device),
+        torch.zeros(block_count, shape.threads, device=card.device),
         expected,
         DTYPES[dtype].tolerance,
         limit=f"{dtype} mma.sync",
         config=shape._asdict(),
-        work=2.0 * blocks * shape.threads // 32 * m * n * a.shape[1] * RESTART_PASSES,
+        work=2.0 * block_count * shape.threads // 32 * m * n * a.shape[1] * RESTART_PASSES,
         dtype=dtype,
     )
 
@@ -233,7 +234,7 @@ def _mma_macro(dtype: str) -> str:
 
 
 def _macro(call: str, text: str, accumulators: int, inputs: str) -> str:
-    """Returns the C macro `call`: the PTX instructions `text` with the float array `d` and the operands `inputs`."""
+    """Returns the C macro `call`, which runs the PTX instructions `text` on the float array `d` and on `inputs`."""
     return f'#define {call} asm volatile("{text}" : {_values("d", accumulators, "+f")} : {inputs})\n'
 
 

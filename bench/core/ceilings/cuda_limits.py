@@ -51,12 +51,12 @@ def card_of(device: torch.device) -> Card:
 
 def microkernels_hash() -> str:
     """Returns a hash of the microkernels' source files.  If the hash changes, the limits are measured again."""
-    digest = hashlib.sha256()
+    source_digest = hashlib.sha256()
     for file in sorted(
         [*SOURCE_FOLDER.glob("*.cu"), *(SOURCE_FOLDER / f"{name}.py" for name in ("microkernel", "streams", "compute"))]
     ):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+        source_digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return source_digest.hexdigest()[:16]
 
 
 def measure_cuda(device: torch.device, environment: Environment, budget_s: float) -> list[Record]:
@@ -67,34 +67,34 @@ def measure_cuda(device: torch.device, environment: Environment, budget_s: float
     record_fields["environment"] |= {"microkernels": microkernels_hash()}
     blank_record = Record(kind="ceiling", status="OK", backend="cuda", device="cuda", checked_by="gpu", **record_fields)
     time_kernels: TimeFunction = partial(time_functions, device=device, min_samples=3)
-    share_s = budget_s / GROUPS_OF_HOPPER
+    limit_budget_s = budget_s / GROUPS_OF_HOPPER
     card = card_of(device)
     records: list[Record] = []
     for kernel_maker in KERNEL_MAKERS:
         try:
             for kernels in kernel_maker(card, _cuda.load):
-                records += _shapes(kernels, blank_record, time_kernels, share_s)
+                records += _shapes(kernels, blank_record, time_kernels, limit_budget_s)
         except RuntimeError as error:  # the memory is too small, or the device is lost
             records.append(_failed(replace(blank_record, kernel=kernel_maker.__name__), error))
-    return [*records, _floor(blank_record, time_kernels, share_s)]
+    return [*records, _floor(blank_record, time_kernels, limit_budget_s)]
 
 
 def compile_microkernels() -> int:
     """Compiles every microkernel for Hopper into the cache, without a GPU; returns the number of microkernels.
 
     The compiled code does not depend on the card's sizes, so the operands here have the sizes for a tiny card."""
-    sources: set[tuple[str, tuple[str, ...]]] = set()
+    compiled_sources: set[tuple[str, tuple[str, ...]]] = set()
 
     def load(source: str, name: str, *, options: tuple[str, ...] = ()) -> Callable[..., None]:
-        sources.add((source, options))
+        compiled_sources.add((source, options))
         return lambda *arguments, **named: None
 
     for kernel_maker in KERNEL_MAKERS:
         list(kernel_maker(Card(torch.device("cpu"), 90, 1, 2**20), load))
     empty(load)
-    for source, options in sources:
+    for source, options in compiled_sources:
         _cuda.compile_cubin(source, options=options)
-    return len(sources)
+    return len(compiled_sources)
 
 
 LIMIT_KINDS = {
@@ -109,9 +109,9 @@ LIMIT_KINDS = {
 
 
 def kind_of(limit: str) -> tuple[str, str]:
-    """Returns a limit's unit, and its field in `Ceilings`.  Matrix rates are stored by dtype: ignore their field."""
+    """Returns a limit's unit, and its field in `Ceilings`.  For a matrix rate the field is wrong: use the dtype."""
     return next(
-        (kind for start, kind in LIMIT_KINDS.items() if limit.startswith(start)), ("FLOP/s", "vector_flops_per_s")
+        (kind for prefix, kind in LIMIT_KINDS.items() if limit.startswith(prefix)), ("FLOP/s", "vector_flops_per_s")
     )
 
 
@@ -135,11 +135,11 @@ def _checked(kernel: Microkernel, repeats: int, blank: Record) -> Record:
     record = replace(blank, kernel=kernel.limit, scheme=kernel.dtype, config=kernel.config)
     try:
         clock_hz = kernel.clock_hz()  # the device is waited for here, and reports what a launch before did wrong
-        fault = kernel.wrong(repeats)
+        result_fault = kernel.wrong(repeats)
     except RuntimeError as error:
         return _failed(record, error)
-    if fault:
-        return replace(record, status="INCORRECT", reason=fault)
+    if result_fault:
+        return replace(record, status="INCORRECT", reason=result_fault)
     return replace(record, metrics={} if clock_hz is None else {"sm_clock_hz": clock_hz})
 
 
@@ -174,7 +174,8 @@ def _shapes(kernels: Sequence[Microkernel], blank: Record, time: TimeFunction, s
 
 
 def _repeats(kernels: list[Microkernel], time: TimeFunction) -> list[int]:
-    """Returns even repeat counts for launches of about `TARGET_LAUNCH_S`.  Times the first kernel; scales by work."""
+    """Returns an even number of repeats per kernel, so that a launch takes about `TARGET_LAUNCH_S`.  Times only the
+    first kernel; the other kernels get the repeats that do the same amount of work."""
     first_kernel = kernels[0]
     if first_kernel.fixed_repeats is not None:
         return [kernel.fixed_repeats or 2 for kernel in kernels]
@@ -186,8 +187,8 @@ def _repeats(kernels: list[Microkernel], time: TimeFunction) -> list[int]:
             break
         repeat_growth = min(MAX_GROWTH, max(2.0, TARGET_LAUNCH_S / launch_s)) if launch_s > 0 else MAX_GROWTH
         repeats = 2 * round(repeats * repeat_growth / 2)
-    work = repeats * first_kernel.work
-    return [max(2, 2 * round(work / kernel.work / 2)) for kernel in kernels]
+    launch_work = repeats * first_kernel.work
+    return [max(2, 2 * round(launch_work / kernel.work / 2)) for kernel in kernels]
 
 
 def _judged(kernel: Microkernel, repeats: int, whole: Samples, half: Samples, blank: Record) -> Record:

@@ -68,7 +68,7 @@ def streams(card: Card, load: Load) -> Iterator[list[Microkernel]]:
 
 
 def _whole_chunks(nbytes: float) -> int:
-    """Rounds `nbytes` down to chunks of `LARGEST_CHUNK` vectors, at least one.  Returns the size in 4-byte words."""
+    """Returns the 4-byte words of the whole chunks (`LARGEST_CHUNK` vectors) in `nbytes`, at least of one chunk."""
     chunk_count = int(nbytes) // (LARGEST_CHUNK * VECTOR_BYTES)
     return max(1, chunk_count) * LARGEST_CHUNK * VECTOR_BYTES // 4
 
@@ -130,5 +130,5 @@ def differs(access: str, start: int, a: torch.Tensor, b: torch.Tensor, c: torch.
 
 
 def empty(load: Load) -> Launchable:
-    """Returns a function that launches an empty kernel of one thread, the shortest launch: `empty(load)()`."""
+    """Returns a function that launches an empty kernel of one thread.  No launch is shorter."""
     return partial(load('extern "C" __global__ void nothing(unsigned int) {}', "nothing"), (1,), (1,), np.uint32(1))

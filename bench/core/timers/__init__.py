@@ -57,8 +57,8 @@ MAX_CLOCK_GAP_S = 2.0
 
 
 def bound(place: str, names: str) -> list[Callable[..., object]]:
-    """Returns the functions `names` of a module or class, as saved at import: `bound("torch.cuda.Event", "record
-    query")`."""
+    """Returns functions of a module or class, as saved at import: `bound("torch.cuda.Event", "record query")` returns
+    two of them."""
     return [_SAVED_FUNCTIONS[f"{place}.{name}"][2] for name in names.split()]
 
 
@@ -72,15 +72,15 @@ def tampered(threads: int | None = None) -> str | None:
     if threads is not None and (thread_count := torch.get_num_threads()) != threads:
         torch.set_num_threads(threads)
         faults.append(f"the number of torch's threads changed from {threads} to {thread_count}")
-    for full_name, (owner, name, function) in _SAVED_FUNCTIONS.items():
+    for function_path, (owner, name, function) in _SAVED_FUNCTIONS.items():
         current_fn = getattr(owner, name, None)
         is_builtin = owner is time and isinstance(current_fn, BuiltinFunctionType) and current_fn.__name__ == name
         code = getattr(current_fn, "__code__", None)
         is_foreign = owner is _cuda.Event and code is not None and _TORCH_PATH not in Path(code.co_filename).parents
         if is_foreign or (current_fn is not function and not is_builtin):
             setattr(owner, name, function)
-            location = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
-            faults.append(f"{full_name} was replaced{location}")
+            code_location = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
+            faults.append(f"{function_path} was replaced{code_location}")
     clock_reading = (ctypes.c_long * 2)()
     # time-machine changes Python's own clocks from inside: only the system's time shows it.
     for name, clock_id in (("time", 0), ("perf_counter", 1)) if LIBC else ():

@@ -56,25 +56,25 @@ def profiled() -> Iterator[torch.autograd.profiler.profile | None]:
     if torch._C._autograd._profiler_enabled():
         yield None
         return
-    (profile,) = bound("torch.autograd.profiler", "profile")
-    with cast(torch.autograd.profiler.profile, profile(use_device="cuda", use_kineto=True)) as recording:
+    (profile_class,) = bound("torch.autograd.profiler", "profile")
+    with cast(torch.autograd.profiler.profile, profile_class(use_device="cuda", use_kineto=True)) as recording:
         yield recording
 
 
 def observed(call: Function, cuda: CudaCalls) -> dict[str, Any]:
     """Calls `call` twice.  Returns the peak memory of the first call, and the device kernels of the second with a hash.
 
-    The first call may compile and tune.  The peak is that of torch's allocator, without the call's result, which is
-    still allocated when the peak is read.  If CUPTI records nothing, or if another profiler runs, there are no kernels
+    The first call may compile and tune.  The peak is that of torch's allocator.  It counts neither the call's result
+    nor what was allocated before the call.  If CUPTI records nothing, or if another profiler runs, there are no kernels
     and no hash.  Raises whatever `call` raises."""
     with cuda.use():
         cuda.synchronize()
         _cuda.reset_peak_memory_stats(cuda.device)
         bytes_before = _cuda.memory_allocated(cuda.device)
-        result = call()
+        call_result = call()
         cuda.synchronize()
         peak_bytes, bytes_after = _cuda.max_memory_allocated(cuda.device), _cuda.memory_allocated(cuda.device)
-        del result
+        del call_result
         with launched_code() as launch_hashes, profiled() as recording:
             call()
             cuda.synchronize()
@@ -111,8 +111,8 @@ def kernels_in(events: Iterable[JsonObject]) -> list[DeviceKernel]:
 def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str, str]] = ()) -> str | None:
     """Returns a hash of the device kernels, or None if there are no kernels.
 
-    The hash covers the kernels' names and sizes.  `launched` has pairs `(kernel_name, code_hash)` of launches.  The
-    hash covers the code of a kernel if `launched` has one pair for each of its runs."""
+    The hash covers each kernel's name, grid, block and byte counts.  `launched` lists launches as pairs `(kernel_name,
+    code_hash)`.  If it has one pair for each run of a kernel, the hash also covers this kernel's code."""
     if not kernels:
         return None
     run_counts = Counter(kernel.name for kernel in kernels)
@@ -128,7 +128,7 @@ def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str,
 
 @contextmanager
 def launched_code() -> Iterator[list[tuple[str, str]]]:
-    """Yields a list.  Each launch of Triton, Gluon or CUDA C++ inside `with` adds its kernel's name and code hash."""
+    """Yields a list.  Each launch of Triton, Gluon or CUDA C++ inside `with` adds a pair `(kernel_name, code_hash)`."""
     launch_hashes: list[tuple[str, str]] = []
 
     def noting(

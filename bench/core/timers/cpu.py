@@ -33,11 +33,11 @@ _thread_cache: dict[tuple[int, int], tuple[int, ...]] = {}
 def pinned_threads() -> Iterator[str]:
     """Pins torch's threads.  Yields `threads pinned`, or the reason why they were not pinned.
 
-    At the end, each thread may run on its former processors again.  New threads get the processors of the caller."""
+    At the end, each thread may run on its former processors again.  New threads get the calling thread's."""
     old_affinities = _affinities()
     allowed_cpus = old_affinities.get(threading.get_native_id(), set())
-    if reason := _pin(old_affinities, allowed_cpus):
-        yield f"threads not pinned: {reason}"
+    if pin_failure := _pin(old_affinities, allowed_cpus):
+        yield f"threads not pinned: {pin_failure}"
         return
     try:
         yield "threads pinned"
@@ -69,8 +69,8 @@ def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
 
 def assign(last_cpus: Sequence[int], allowed: Collection[int], core_of: Mapping[int, object]) -> list[int]:
     """Chooses a processor for each thread.  A thread keeps its last processor if no other thread has the core of this
-    processor.  Else it gets a free processor on an idle core.  If no core is idle, it gets a free processor, if
-    possible its last."""
+    processor.  Else it gets a free processor on an idle core.  If no core is idle, it keeps its last processor if that
+    is free, else it gets any free processor."""
     cpus: dict[int, int] = {}
     thread_cores = [core_of.get(cpu) for cpu in last_cpus]
     # Threads that want the core of an earlier thread come last: they are moved if another core is idle.
@@ -86,18 +86,18 @@ def _threads(count: int) -> tuple[int, ...]:
     cache_key = caller, _ = threading.get_native_id(), count
     if cache_key in _thread_cache and all((_TASKS / str(thread)).is_dir() for thread in _thread_cache[cache_key]):
         return _thread_cache[cache_key]
-    values = torch.ones(2**22)
-    values.add_(1.0)  # starts the threads
+    busy_tensor = torch.ones(2**22)
+    busy_tensor.add_(1.0)  # starts the threads
     old_times = run_times()
     for _ in range(4):
-        values.add_(1.0)
+        busy_tensor.add_(1.0)
     run_time_of = {thread: times[0] - old_times.get(thread, (0, 0))[0] for thread, times in run_times().items()}
     min_run_time = BUSY_SHARE * run_time_of.get(caller, 0)
-    workers = sorted(
+    worker_threads = sorted(
         (thread for thread in run_time_of if thread != caller and run_time_of[thread] > min_run_time),
         key=lambda t: -run_time_of[t],
     )
-    threads = (caller, *workers[: count - 1])
+    threads = (caller, *worker_threads[: count - 1])
     if len(threads) == count:
         _thread_cache[cache_key] = threads
     return threads
@@ -153,11 +153,11 @@ class CpuTimer(Timer):
 
     def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
         seconds_by_name = {}
-        for name, function, count in calls:
+        for name, timed_call, call_count in calls:
             self.flush()
             start_s = self._clock()
-            for _ in range(count):
-                function()
+            for _ in range(call_count):
+                timed_call()
             seconds_by_name[name] = self._clock() - start_s
         if observe:
             observe()

@@ -115,7 +115,7 @@ class EventTimer(Timer):
         return max(clock_rates[-3:])
 
     def _read_grid(self) -> float | None:
-        """Measures the step of event times: the smallest difference between the times of waits that differ slightly."""
+        """Measures the step of event times, by comparing the times of waits with slightly different cycle counts."""
         event_pairs = []
         self.cuda.sleep(int(MAX_BACKLOG_S * self.cycles_per_s))
         for cycles in WAIT_CYCLES:
@@ -126,7 +126,7 @@ class EventTimer(Timer):
         return grid_of([self.cuda.seconds(start_event, end_event) for start_event, end_event in event_pairs])
 
     def wait_s(self, name: str) -> float:
-        """Returns the length in seconds of the next wait for the function `name`."""
+        """Returns the length in seconds of the wait before the next sample of the function `name`."""
         return min(max(WAIT_TO_HOST_RATIO * max(self._host.get(name, (0.0,))), MIN_BACKLOG_S), MAX_BACKLOG_S)
 
     def _enqueue(self, call: Call) -> tuple[bool, tuple[torch.cuda.Event, torch.cuda.Event]]:
@@ -179,8 +179,8 @@ class EventTimer(Timer):
 
     def step_s(self, readings: Sequence[float]) -> float:
         """Returns the smallest observed difference between event times, in seconds.  This step depends on the GPU."""
-        steps = [step for step in (grid_of(readings), self._grid) if step is not None]
-        return min(steps, default=COARSE_STEP_S)
+        clock_steps = [clock_step for clock_step in (grid_of(readings), self._grid) if clock_step is not None]
+        return min(clock_steps, default=COARSE_STEP_S)
 
     def launch_floor_s(self, calls: int) -> float | None:
         """Returns the seconds per call of an empty kernel: the minimum of several samples of `calls` calls."""

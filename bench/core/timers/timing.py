@@ -81,11 +81,11 @@ def time_functions(
     6. If a call in the warm-up took less than ten steps of the clock, put several calls into one sample.  Then only
        the first call finds the cache cold, so the reading's L2 state is `warm`.  If a sample still takes less than ten
        steps, the reading is not `resolved`.
-    7. Take samples for `budget_s` seconds in all, warm-up included, but at least `min_samples` samples.  Double the
-       budget if there are too few samples (`noise.few`): less than a quarter of the samples that fit into the budget at
-       the median round time.  If one reading is noisy (`noise.why_noisy`), continue with all functions, until no
-       reading is noisy or `more_s` seconds have passed.  Keep all raw samples in time order.  Python's garbage
-       collector is off.
+    7. Take samples for `budget_s` seconds in all, warm-up included, but at least `min_samples` samples.  The budget
+       can hold `remaining_time / median_round_time` samples after the warm-up.  If there are fewer than a quarter of
+       these (`noise.few`), double the budget.  If one reading is noisy (`noise.why_noisy`), continue with all
+       functions, until no reading is noisy or `more_s` seconds have passed.  Keep all raw samples in time order.
+       Python's garbage collector is off.
     8. Afterwards check the clock functions and the number of threads.  A change makes every reading invalid.
 
     `observe` is called once per round of samples, between samples, but not in the warm-up.  On CUDA it is called while
@@ -102,11 +102,11 @@ def time_functions(
 
     def take() -> None:
         ordered_calls = [(name, functions[name], calls_per_sample[name]) for name in next(function_orders)]
-        for name, seconds in active_timer.round(ordered_calls, observe).items():
-            readings[name].append(seconds)
+        for name, sample_s in active_timer.round(ordered_calls, observe).items():
+            readings[name].append(sample_s)
 
     def judged(waited: float | None) -> tuple[str, dict[str, str]]:
-        """Returns why samples are too few, and a dict of why each function's samples are noisy; "" without a reason."""
+        """Returns why samples are too few ("" if not), and for each function why its samples are noisy ("" if not)."""
         shortage = few(min(map(len, readings.values())), _room(round_times, budget_s))
         return shortage, {name: why_noisy(values, waited) or shortage for name, values in readings.items()}
 

@@ -24,22 +24,22 @@ def emit_float(g: Generator, instruction: Instruction, kind: str) -> None:
         return
     opcode_parts, operands, dtype = instruction.parts, instruction.operands, dtype_of(kind)
     name = "fma" if opcode_parts[0] == "mad" else opcode_parts[0]
-    values = [g.value(operand, dtype) for operand in operands[1:]]
-    rounding, ftz, sat = rounding_of(opcode_parts) or "rn", "ftz" in opcode_parts, "sat" in opcode_parts
-    uses_defaults = rounding == "rn" and not ftz and not sat
+    value_texts = [g.value(operand, dtype) for operand in operands[1:]]
+    rounding, has_ftz, has_sat = rounding_of(opcode_parts) or "rn", "ftz" in opcode_parts, "sat" in opcode_parts
+    uses_defaults = rounding == "rn" and not has_ftz and not has_sat
     if name in _PYTHON_OPERATORS and uses_defaults:
-        g.define(operands[0], f"{values[0]} {_PYTHON_OPERATORS[name]} {values[1]}", dtype)
+        g.define(operands[0], f"{value_texts[0]} {_PYTHON_OPERATORS[name]} {value_texts[1]}", dtype)
     elif name == "fma" and uses_defaults:
-        g.define(operands[0], f"floats.fma_rn_{kind}({', '.join(values)})", dtype)
+        g.define(operands[0], f"floats.fma_rn_{kind}({', '.join(value_texts)})", dtype)
     elif name == "div" and ("full" in opcode_parts or "approx" in opcode_parts):
         function = "div_full" if "full" in opcode_parts else "div"
-        g.define(operands[0], f"approximate.{function}({', '.join(values)}, {ftz})", dtype)
+        g.define(operands[0], f"approximate.{function}({', '.join(value_texts)}, {has_ftz})", dtype)
     elif name in ("min", "max"):
-        _extreme(g, instruction, dtype, values)
+        _extreme(g, instruction, dtype, value_texts)
     elif name in ("neg", "abs"):
-        g.define(operands[0], f"floats.f{name}({values[0]}, {ftz})", dtype)
+        g.define(operands[0], f"floats.f{name}({value_texts[0]}, {has_ftz})", dtype)
     else:
-        call_text = f"floats.{name}({', '.join(values)}, rounding={rounding!r}, ftz={ftz}, sat={sat})"
+        call_text = f"floats.{name}({', '.join(value_texts)}, rounding={rounding!r}, ftz={has_ftz}, sat={has_sat})"
         g.define(operands[0], call_text, dtype)
 
 
@@ -67,7 +67,7 @@ def _half(g: Generator, instruction: Instruction, kind: str) -> None:
         raise unknown(instruction)
     flag_by_name = {"ftz": "ftz" in parts, "sat": "sat" in parts, "relu": "relu" in parts, "nan": "NaN" in parts}
     flag_by_name["xorsign_abs"] = "xorsign" in parts
-    modifiers = "".join(f", {key}=True" for key, value in flag_by_name.items() if value)
+    modifiers = "".join(f", {flag_name}=True" for flag_name, value in flag_by_name.items() if value)
     g.define(operands[0], f"half.{name}({values}, {half_type!r}{modifiers})", dtype)
 
 
@@ -76,21 +76,21 @@ def special_functions(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for reciprocals, roots, exponentials, logarithms and trigonometric functions."""
     opcode_parts, operands = instruction.parts, instruction.operands
     ptx_type = next(modifier for modifier in reversed(opcode_parts) if modifier in DTYPES)
-    name, dtype, ftz = opcode_parts[0], dtype_of(ptx_type), "ftz" in opcode_parts
+    name, dtype, has_ftz = opcode_parts[0], dtype_of(ptx_type), "ftz" in opcode_parts
     value = g.value(operands[1], dtype)
     if ptx_type in ("f16", "bf16", "f16x2", "bf16x2"):
         if name not in ("ex2", "tanh"):
             raise unknown(instruction)
-        flag_text = f", ftz={ftz}" if name == "ex2" else ""
+        flag_text = f", ftz={has_ftz}" if name == "ex2" else ""
         g.define(operands[0], f"half.{name}({value}, {ptx_type.removesuffix('x2')!r}{flag_text})", dtype)
     elif "approx" not in opcode_parts:
-        call_text = f"floats.{name}({value}, rounding={rounding_of(opcode_parts) or 'rn'!r}, ftz={ftz})"
+        call_text = f"floats.{name}({value}, rounding={rounding_of(opcode_parts) or 'rn'!r}, ftz={has_ftz})"
         g.define(operands[0], call_text, dtype)
     elif ptx_type == "f64":
-        function = {"rcp": "rcp_ftz_f64", "rsqrt": "rsqrt_ftz_f64" if ftz else "rsqrt_f64"}[name]
+        function = {"rcp": "rcp_ftz_f64", "rsqrt": "rsqrt_ftz_f64" if has_ftz else "rsqrt_f64"}[name]
         g.define(operands[0], f"approximate.{function}({value})", dtype)
     else:
-        flag_text = "" if name == "tanh" else f", {ftz}"
+        flag_text = "" if name == "tanh" else f", {has_ftz}"
         g.define(operands[0], f"approximate.{name}({value}{flag_text})", dtype)
 
 
@@ -237,8 +237,8 @@ def shifts(g: Generator, instruction: Instruction) -> None:
 def funnel_shift(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `shf`, the funnel shift."""
     values = ", ".join(g.value(operand, "u4") for operand in instruction.operands[1:])
-    shifts_left, clamp = "l" in instruction.parts, "clamp" in instruction.parts
-    g.define(instruction.operands[0], f"integers.shf({values}, {shifts_left}, {clamp})", "u4")
+    shifts_left, has_clamp = "l" in instruction.parts, "clamp" in instruction.parts
+    g.define(instruction.operands[0], f"integers.shf({values}, {shifts_left}, {has_clamp})", "u4")
 
 
 @emits("bfe", "bfi")

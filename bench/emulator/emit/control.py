@@ -150,13 +150,13 @@ def _wait(g: Generator, instruction: Instruction) -> None:
     target, address = operands[0], located(g, operands[1], "shared", instruction)
     uses_parity = "parity" in opcode_parts
     phase_state = g.value(operands[2], "u4" if uses_parity else "u8")
-    blocks = opcode_parts[1] == "try_wait"
+    is_try_wait = opcode_parts[1] == "try_wait"
     result = g.temporary()
     g.line(
-        f"{result} = synchronising.mbarrier_wait(c, {address}, {phase_state}, {blocks},"
+        f"{result} = synchronising.mbarrier_wait(c, {address}, {phase_state}, {is_try_wait},"
         f" {g.guard or 'None'}, {instruction.number})"
     )
-    if blocks:
+    if is_try_wait:
         g.line(f"if {result} is None: return -1")
     g.define(target, result, "?")
 
@@ -193,8 +193,8 @@ def vote(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `vote.sync`."""
     vote_mode = instruction.parts[2]
     target, predicate, mask = instruction.operands
-    code = f"warps.vote(c, {vote_mode!r}, {g.value(predicate, '?')}, {g.value(mask, 'u4')}, {g.guard or 'None'})"
-    g.define(target, code, "u4" if vote_mode == "ballot" else "?")
+    call_text = f"warps.vote(c, {vote_mode!r}, {g.value(predicate, '?')}, {g.value(mask, 'u4')}, {g.guard or 'None'})"
+    g.define(target, call_text, "u4" if vote_mode == "ballot" else "?")
 
 
 @emits("match")

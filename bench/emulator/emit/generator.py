@@ -2,7 +2,7 @@
 
 The function gets a context (the lanes that run the block) and the registers of these lanes.  A value that only this
 block uses stays a Python local.  A value that a later block needs is stored to the registers.  A value is a vector with
-one element per lane, or one NumPy scalar for all lanes.  The code works for both.  Most address arithmetic is scalar.
+one element per lane, or one NumPy scalar for all lanes, as in most address arithmetic.  The code works for both.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ class Generator:
         return self.bind(numpy_scalar, (dtype, int(value) % (1 << type_bits)))
 
     def bind(self, value: Any, key: tuple[str, Any]) -> str:
-        """Makes `value` available to the generated functions.  Returns its name there.  Values with equal keys share
-        one name."""
+        """Makes `value` available to the generated functions.  Returns its name there.  An equal `key` gives the same
+        name."""
         if key not in self._constants:
             name = f"k{len(self._constants)}"
             self._constants[key] = name
@@ -309,13 +309,13 @@ class Generator:
         self._guard = None
 
     def _look_at(self, instruction: syntax.Instruction) -> None:
-        """Emits a race check for each wgmma accumulator that the instruction reads.  A register copy needs no check."""
+        """Emits a race check for each wgmma accumulator that the instruction reads.  A plain `mov` shares it."""
         if instruction.opcode.startswith("wgmma"):  # `multiply_async` checks what it reads
             self._looked_at.clear()
             return
         target, *source_operands = instruction.operands or (None,)
         is_guarded = instruction.predicate is not None
-        registers = [item for item in (target, *source_operands) if isinstance(item, syntax.Register)]
+        registers = [operand for operand in (target, *source_operands) if isinstance(operand, syntax.Register)]
         if instruction.opcode.startswith("mov") and len(registers) == 2 and not is_guarded:
             return  # both registers share one row, which the wait fills
         # Lanes whose predicate is false keep the old result, which is copied.

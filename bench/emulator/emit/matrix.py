@@ -22,13 +22,13 @@ def move_matrices(g: Generator, instruction: Instruction) -> None:
     if "m8n8" not in parts or "b16" not in parts or not isinstance(address_operand, Address):
         raise unknown(instruction)
     matrix_count = int(next(modifier for modifier in parts if re.fullmatch(r"x[124]", modifier))[1])
-    items = g.items(registers)
-    if len(items) != matrix_count:
+    register_items = g.items(registers)
+    if len(register_items) != matrix_count:
         raise PtxError(f"PTX: expected {matrix_count} registers for .x{matrix_count}, got {instruction.text!r}")
-    values = str(matrix_count) if is_load else f"({', '.join(g.value(item, 'u4') for item in items)},)"
+    values = str(matrix_count) if is_load else f"({', '.join(g.value(item, 'u4') for item in register_items)},)"
     arguments = f"{address(g, address_operand, 'shared')}, {values}, {'trans' in parts}, {instruction.number}"
     if is_load:
-        g.define_many(items, f"matrices.load(c, {arguments})", "u4")
+        g.define_many(register_items, f"matrices.load(c, {arguments})", "u4")
     else:
         g.line(f"matrices.store(c, {arguments})")
 
@@ -45,7 +45,7 @@ def multiply(g: Generator, instruction: Instruction) -> None:
     d_type, a_type, b_type, c_type = matrix_types
     dtype_by_type = {"f32": "f4", "f64": "f8"}
     result, input_dtype = dtype_by_type.get(d_type, "u4"), "f8" if a_type == "f64" else "u4"
-    a, b = (", ".join(g.value(item, input_dtype) for item in g.items(group)) for group in instruction.operands[1:3])
+    a, b = (", ".join(g.value(item, input_dtype) for item in g.items(operand)) for operand in instruction.operands[1:3])
     c = ", ".join(g.value(item, dtype_by_type.get(c_type, "u4")) for item in g.items(instruction.operands[3]))
     call_text = (
         f"matrices.multiply(c, {shape!r}, {a_type!r}, {b_type!r}, {d_type!r}, ({a},), ({b},), ({c},),"

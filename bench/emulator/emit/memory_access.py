@@ -53,8 +53,8 @@ def load(g: Generator, instruction: syntax.Instruction) -> None:
     if kind == "b128":
         raise syntax.PtxError(f"PTX: expected a type of at most 64 bits in {instruction.text!r}")
     items = g.items(target)
-    names = [g.temporary() for _ in items]
-    lhs = ", ".join(names) + ("," if len(names) == 1 else "")
+    value_names = [g.temporary() for _ in items]
+    lhs = ", ".join(value_names) + ("," if len(value_names) == 1 else "")
     pointer = address(g, source, space)
     mask = g.guard or "None"
     if not STRONG_ORDERS.isdisjoint(parts):
@@ -64,7 +64,7 @@ def load(g: Generator, instruction: syntax.Instruction) -> None:
         pointer = address_name
     g.line(f"{lhs} = access.load(c, {space!r}, {pointer}, {mask}, {width(kind)}, {len(items)}, {instruction.number})")
     dtype = dtype_of(kind)
-    for operand, name in zip(items, names, strict=True):
+    for operand, name in zip(items, value_names, strict=True):
         if not isinstance(operand, syntax.Sink):
             g.define(operand, name if dtype[0] == "u" else f"{name}.view({dtype})", dtype)
 
@@ -143,7 +143,7 @@ def hints(g: Generator, instruction: syntax.Instruction) -> None:
 
 
 def located(g: Generator, operand: syntax.Operand, space: str, instruction: syntax.Instruction) -> str:
-    """Returns the Python expression of an operand's address in `space`.  The operand may hold a generic address."""
+    """Returns the Python expression of an operand's address in `space`; a 64-bit shared address counts as generic."""
     pointer = address_of(operand, instruction)
     if space == "shared" and isinstance(pointer.base, syntax.Register) and g.dtypes[pointer.base.index][1] == "8":
         return f"({address(g, pointer, 'generic')}).astype(u4)"
@@ -240,9 +240,9 @@ def _between(g: Generator, instruction: syntax.Instruction, mask: str) -> None:
 def _tensor(g: Generator, instruction: syntax.Instruction, into_shared: bool, operation: str | None, mask: str) -> None:
     operands, number = instruction.operands, instruction.number
     tensor_index = 1 if into_shared else 0
-    tensor = address_of(operands[tensor_index], instruction)
-    pointer = address(g, syntax.Address(tensor.base, tensor.offset), "generic")
-    coordinates = ", ".join(g.value(operand, "i4") for operand in tensor.coordinates)
+    map_operand = address_of(operands[tensor_index], instruction)
+    pointer = address(g, syntax.Address(map_operand.base, map_operand.offset), "generic")
+    coordinates = ", ".join(g.value(operand, "i4") for operand in map_operand.coordinates)
     shared = located(g, operands[1 - tensor_index], "shared", instruction)
     if into_shared:
         barrier = located(g, operands[2], "shared", instruction)

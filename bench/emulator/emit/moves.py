@@ -45,13 +45,13 @@ def move(g: Generator, instruction: Instruction) -> None:
 def _pack(g: Generator, target: Operand, source: OperandGroup) -> None:
     if not isinstance(target, Register):
         raise PtxError("PTX: expected a register that takes what is packed")
-    size = int(g.dtypes[target.index][1])
-    item_bytes = size // len(source.items)
+    target_bytes = int(g.dtypes[target.index][1])
+    item_bytes = target_bytes // len(source.items)
     packed_text = ""
     for index, operand in enumerate(source.items):
-        value = f"{g.value(operand, f'u{item_bytes}')}.astype(u{size})"
-        packed_text += f" | ({value} << {g.constant(8 * item_bytes * index, f'u{size}')})" if index else value
-    g.define(target, packed_text, f"u{size}")
+        value = f"{g.value(operand, f'u{item_bytes}')}.astype(u{target_bytes})"
+        packed_text += f" | ({value} << {g.constant(8 * item_bytes * index, f'u{target_bytes}')})" if index else value
+    g.define(target, packed_text, f"u{target_bytes}")
 
 
 def _unpack(g: Generator, target: OperandGroup, source: Operand) -> None:
@@ -177,8 +177,8 @@ def set_value(g: Generator, instruction: Instruction) -> None:
 def convert(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for the conversion `cvt`."""
     parts, operands = instruction.parts, instruction.operands
-    types = [part for part in parts if part in DTYPES]
-    target, source = types[0], types[-1]
+    ptx_types = [part for part in parts if part in DTYPES]
+    target, source = ptx_types[0], ptx_types[-1]
     if "pack" in parts:
         target = parts[parts.index("sat") + 1]
         values = ", ".join(g.value(operand, "i4") for operand in operands[1:3])

@@ -127,8 +127,8 @@ def _one_by_one(
     group_of_lane = np.repeat(np.arange(len(group_starts)), group_sizes)
     memory = before[sort_order[group_starts]]
     rank_order = np.argsort(lane_ranks, kind="stable")
-    for step_lanes in np.split(rank_order, np.cumsum(np.bincount(lane_ranks))[:-1]):
-        lanes, group_ids = sort_order[step_lanes], group_of_lane[step_lanes]
+    for ranked_lanes in np.split(rank_order, np.cumsum(np.bincount(lane_ranks))[:-1]):
+        lanes, group_ids = sort_order[ranked_lanes], group_of_lane[ranked_lanes]
         lane_values[lanes] = memory[group_ids]
         memory[group_ids] = _combined(
             operation, kind, memory[group_ids], [value[lanes] for value in values], _of(flushed, lanes)

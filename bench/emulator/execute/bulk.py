@@ -77,9 +77,9 @@ def tensor_load(
         _check_room(group, offset, box.box_bytes, instruction)
         for target_cta in _destinations(group, slot, barrier_slot, cta_mask, instruction):
             cta_base, unit = target_cta * group.shared_size, tile.unit_bytes
-            index = (tile.shared_addresses + cta_base) >> SHIFT[unit]
+            unit_index = (tile.shared_addresses + cta_base) >> SHIFT[unit]
             _start_load(
-                c, lane, cta_base + offset, box.box_bytes, unit, index, read_data, cta_base + mbar_pos, instruction
+                c, lane, cta_base + offset, box.box_bytes, unit, unit_index, read_data, cta_base + mbar_pos, instruction
             )
 
 
@@ -108,10 +108,8 @@ def _start_load(
 ) -> None:
     """Starts a copy of `size` bytes to the byte offset `start` in the shared memory of the CTAs.
 
-    The copy runs later.  It then calls `read`, which returns the data as units of `unit` bytes.  It stores them in
-    shared memory at `index`, the position of each unit.  At the end, it reports its bytes to the mbarrier at the offset
-    `barrier`.
-    """
+    The copy runs later.  Then `read` returns the data as units of `unit` bytes, and `index` gives each unit's position
+    in shared memory.  At the end, the mbarrier at the offset `barrier` counts the copied bytes."""
     group, observer = c.group, c.group.run.observer
     transfer = None if observer is None else observer.load_begins(c, lane, start, size, barrier, instruction)
     if group.run.checks.asynchronous:
@@ -162,12 +160,12 @@ def tensor_store(
     """Runs `cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor` from shared to global memory."""
     group = c.group
     for lane in map(int, c.lanes_under(guard)):
-        box = _tensor(c, value_of(tensor, lane), lane, instruction)
+        tensor_box = _tensor(c, value_of(tensor, lane), lane, instruction)
         slot, offset = _place_of(int(c.slots[lane]), value_of(shared, lane))
-        tile = _tile(box, [value_of(coordinate, lane) for coordinate in coordinates], offset, instruction)
-        _check_room(group, offset, box.box_bytes, instruction)
+        tile = _tile(tensor_box, [value_of(coordinate, lane) for coordinate in coordinates], offset, instruction)
+        _check_room(group, offset, tensor_box.box_bytes, instruction)
         shared_base = slot * group.shared_size
-        _start_store(c, lane, shared_base + offset, tile, shared_base, box, operation, instruction)
+        _start_store(c, lane, shared_base + offset, tile, shared_base, tensor_box, operation, instruction)
 
 
 def _start_store(
@@ -246,16 +244,16 @@ def bulk_store(
         if not nbytes:
             continue
         _check_room(group, offset, nbytes, instruction)
-        start = slot * group.shared_size + offset
+        source_start = slot * group.shared_size + offset
         addresses = np.arange(0, nbytes, 16, dtype=np.uint64) + np.uint64(value_of(target, lane))
         element_type = {"b": "u"}.get(kind[:1], kind[:1]) + kind[1:] if kind else "u8"
-        tile = TileIndex(addresses.view(np.int64), np.arange(start, start + nbytes, 16), None, 16)
+        tile = TileIndex(addresses.view(np.int64), np.arange(source_start, source_start + nbytes, 16), None, 16)
         flat_map = _Flat(element_type, nbytes, tensor_map.ELEMENT_BYTES[element_type])
-        _start_store(c, lane, start, tile, 0, flat_map, operation, instruction)  # type: ignore[arg-type]
+        _start_store(c, lane, source_start, tile, 0, flat_map, operation, instruction)  # type: ignore[arg-type]
 
 
 class _Flat(NamedTuple):
-    """Holds the fields that a store needs from a tensor map, for copies that have no tensor map."""
+    """Holds the fields of a tensor map that a store needs, for flat copies, which have no tensor map."""
 
     element: str
     box_bytes: int
@@ -305,20 +303,20 @@ def store_remote(
     """Runs `st.async`, a store that reports its bytes to an mbarrier.  The emulator does the store immediately."""
     run, mbarriers = c.group.run, waiting_of(c.group).mbarriers
     barriers = mbarriers.lots(c, barrier, guard, instruction)
-    size = width * len(values)
-    _watch(c, addresses, size, [barrier_offset for barrier_offset, _ in barriers], guard, instruction)
+    store_bytes = width * len(values)
+    _watch(c, addresses, store_bytes, [barrier_offset for barrier_offset, _ in barriers], guard, instruction)
     observer, run.observer = run.observer, None
     try:
         access.store(c, "shared", addresses, values, guard, width, instruction)
     finally:
         run.observer = observer
     for barrier_offset, lanes in barriers:
-        mbarriers.complete_bytes(barrier_offset, len(lanes) * size, instruction)
+        mbarriers.complete_bytes(barrier_offset, len(lanes) * store_bytes, instruction)
     waiting_of(c.group).wake_mbarriers()
 
 
 def _watch(c: LaneContext, addresses: Any, size: int, places: list[int], guard: Any, instruction: int) -> None:
-    """Reports stores to the race detector.  All stores into the shared memory of one CTA count as one copy."""
+    """Reports stores to the race detector: one asynchronous copy for each CTA whose shared memory receives stores."""
     group = c.group
     lanes = c.lanes_under(guard)
     if group.races is None or not len(lanes):

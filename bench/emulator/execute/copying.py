@@ -42,8 +42,8 @@ def copy(c: LaneContext, targets: Any, sources: Any, size: int, taken: Any, guar
 
     def run(mask: npt.NDArray[np.bool_] | None) -> None:
         lane_index = slice(None) if mask is None else mask
-        units = _read_some(c, source[lane_index], byte_counts[lane_index], size, lanes[lane_index], instruction)
-        group.views[size][unit_index[lane_index]] = units
+        read_units = _read_some(c, source[lane_index], byte_counts[lane_index], size, lanes[lane_index], instruction)
+        group.views[size][unit_index[lane_index]] = read_units
 
     waiting_of(group).transfers.copy(Copies(c.lanes[lanes], 0, run))
 
@@ -82,10 +82,10 @@ def _read_some(
         units[is_full_copy] = load_located(c, sources[is_full_copy], size, lanes[is_full_copy], instruction, copy=True)
     for index in np.flatnonzero(~is_full_copy & (counts > 0)):
         # This goes byte by byte, because a part of a copy may have any length.
-        count = int(counts[index])
+        byte_count = int(counts[index])
         unit_bytes = np.zeros(size, np.uint8)
-        addresses = sources[index] + np.arange(count, dtype=np.uint64)
-        unit_bytes[:count] = load_located(c, addresses, 1, lanes[index].repeat(count), instruction, copy=True)
+        addresses = sources[index] + np.arange(byte_count, dtype=np.uint64)
+        unit_bytes[:byte_count] = load_located(c, addresses, 1, lanes[index].repeat(byte_count), instruction, copy=True)
         units[index] = unit_bytes.view(UNIT_DTYPES[size])[0]
     return units
 

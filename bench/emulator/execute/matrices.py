@@ -2,7 +2,7 @@
 
 A wgmma adds to a matrix, which is kept apart from its accumulator registers.  Until the kernel waits for the wgmma, the
 registers hold invalid values (poison).  The wait copies the matrix into the registers.  So a chain of wgmmas fills the
-registers only once.  All these registers are views of one buffer, so the wait also fills copies of a register.
+registers only once.  A `mov` without a predicate only shares a register's memory, so the wait fills both registers.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class WgmmaShape(NamedTuple):
 
 def load(c: LaneContext, addresses: Any, number: int, transposed: bool, instruction: int) -> list[Any]:
     """Runs `ldmatrix`."""
-    group, (offsets, active_lanes) = c.group, _rows(c, addresses, number, instruction)
+    group, (row_offsets, active_lanes) = c.group, _rows(c, addresses, number, instruction)
     if group.run.observer is not None:
-        group.run.observer.shared_read(c, active_lanes, offsets[active_lanes], 16, instruction)
+        group.run.observer.shared_read(c, active_lanes, row_offsets[active_lanes], 16, instruction)
     if group.written is not None:
-        check_written(c, offsets[active_lanes], 16, instruction)
-    return shared_layout.load_matrices(group.shared, offsets, number, transposed)
+        check_written(c, row_offsets[active_lanes], 16, instruction)
+    return shared_layout.load_matrices(group.shared, row_offsets, number, transposed)
 
 
 def store(c: LaneContext, addresses: Any, values: tuple[Any, ...], transposed: bool, instruction: int) -> None:
@@ -80,8 +80,8 @@ def _rows(
     # Only the first 8 lanes for each matrix give a row; the addresses of the other lanes are not used.
     if number < 4:
         addresses = np.where(lane_in_warp < 8 * number, addresses, addresses[lane_in_warp == 0].repeat(32))
-    offsets = np.asarray(shared_offsets(c, addresses, 16, None, instruction)).astype(np.int64)
-    return offsets, np.flatnonzero(lane_in_warp < 8 * number)
+    row_offsets = np.asarray(shared_offsets(c, addresses, 16, None, instruction)).astype(np.int64)
+    return row_offsets, np.flatnonzero(lane_in_warp < 8 * number)
 
 
 def multiply(
@@ -117,7 +117,7 @@ class Accumulators:
     """For each warpgroup, the number of unfinished wgmma groups that write its matrix."""
 
     def settle(self, place: int) -> None:
-        """Records that a wgmma group of the warpgroup with index `place` is complete.  The last one fills the
+        """Records that a wgmma group of the warpgroup with index `place` is complete.  If no group is left, fills its
         registers."""
         self.in_flight[place] -= 1
         if not self.in_flight[place]:
@@ -144,12 +144,12 @@ class Warpgroup:
 def _pieces(c: LaneContext, instruction: int) -> list[int]:
     """Returns the numbers of the warpgroups (pieces) that run.  Raises `Fault` if a warpgroup is incomplete."""
     group, warpgroups = c.group, []
-    for index in range(0, c.size, WARPGROUP):
-        first_lane, last_lane = int(c.lanes[index]), int(c.lanes[min(index + WARPGROUP, c.size) - 1])
-        slot, offset = divmod(first_lane, group.lanes_per_cta)
-        if last_lane - first_lane != WARPGROUP - 1 or offset % WARPGROUP:
+    for lane_index in range(0, c.size, WARPGROUP):
+        first_lane, last_lane = int(c.lanes[lane_index]), int(c.lanes[min(lane_index + WARPGROUP, c.size) - 1])
+        slot, lane_offset = divmod(first_lane, group.lanes_per_cta)
+        if last_lane - first_lane != WARPGROUP - 1 or lane_offset % WARPGROUP:
             raise Fault(f"wgmma wants whole warpgroups of 128 threads, and here are {c.size}", instruction)
-        warpgroups.append(slot * group.pieces_per_cta + offset // WARPGROUP)
+        warpgroups.append(slot * group.pieces_per_cta + lane_offset // WARPGROUP)
     return warpgroups
 
 
@@ -243,7 +243,7 @@ def _read(
     descriptors = (
         [int(descriptor)] * count if isinstance(descriptor, np.generic) else list(map(int, descriptor[::WARPGROUP]))
     )
-    for index, descriptor_bits in enumerate(descriptors):
+    for pair_index, descriptor_bits in enumerate(descriptors):
         if descriptor_bits not in matrices:
             matrices[descriptor_bits] = read_operand(shared_memory, descriptor_bits, rows, kind, transposed)
         if group.written is None and group.run.observer is None:
@@ -252,7 +252,7 @@ def _read(
         if group.written is not None:
             check_written(c, chunks, 16, instruction)
         if group.run.observer is not None:
-            lanes = c.lanes[index * WARPGROUP : (index + 1) * WARPGROUP]
+            lanes = c.lanes[pair_index * WARPGROUP : (pair_index + 1) * WARPGROUP]
             warpgroup_id = int(group.pieces(lanes[:1], WARPGROUP)[0])
             warpgroup = group.warpgroups.setdefault(warpgroup_id, Warpgroup())
             warps = np.arange(lanes[0] >> 5, (lanes[0] >> 5) + 4)
@@ -294,5 +294,5 @@ def check_settled(c: LaneContext, value: Any, instruction: int) -> None:
     chain = c.group.accumulators.get(id(base_array)) if base_array is not None else None
     if chain is not None and any(chain.in_flight):
         c.group.run.register_races[instruction] = None
-        for index in range(len(chain.matrices)):
-            chain.fill(index)
+        for group_index in range(len(chain.matrices)):
+            chain.fill(group_index)

@@ -30,9 +30,9 @@ def _barrier(c: LaneContext, number: Any, count: Any, instruction: int) -> tuple
     for value in (number, count):
         if value is not None and _common(value) is None:
             return _split(c, value)
-    barrier_number, threads = int(_common(number) or 0), None if count is None else _common(count)
-    extra_lanes = waiting_of(c.group).barriers.too_many(c, barrier_number, threads, instruction)
-    return (barrier_number, threads) if extra_lanes is None else _split(c, extra_lanes)
+    barrier_number, thread_count = int(_common(number) or 0), None if count is None else _common(count)
+    extra_lanes = waiting_of(c.group).barriers.too_many(c, barrier_number, thread_count, instruction)
+    return (barrier_number, thread_count) if extra_lanes is None else _split(c, extra_lanes)
 
 
 def sync(c: LaneContext, number: Any, count: Any, following: int, instruction: int, guard: Any) -> int:
@@ -117,16 +117,16 @@ def rank_of(c: LaneContext, address: Any) -> Any:
 def update_mbarrier(c: LaneContext, operation: str, *arguments: Any, **options: bool) -> Any:
     """Calls a method of `MBarriers`, such as `arrive`.  Then resumes lanes if the phase that they wait for is over."""
     group_waits = waiting_of(c.group)
-    result = getattr(group_waits.mbarriers, operation)(c, *arguments, **options)
+    call_result = getattr(group_waits.mbarriers, operation)(c, *arguments, **options)
     group_waits.wake_mbarriers()
-    return result
+    return call_result
 
 
 def mbarrier_wait(c: LaneContext, addresses: Any, state: Any, blocks: bool, guard: Any, instruction: int) -> Any:
     """Runs `mbarrier.try_wait` and `mbarrier.test_wait`: returns for each lane whether its phase is over.
 
-    With `try_wait` (`blocks`), the lanes stop if no lane's phase is over; then the result is None.  In all other cases,
-    a lane with an unfinished phase gets False, as after a time-out."""
+    `blocks` is true for `try_wait`.  If it is true and no lane's phase is over, the lanes stop, and the result is None.
+    In all other cases, a lane with an unfinished phase gets False, as after a time-out."""
     mbarriers = waiting_of(c.group).mbarriers
     awaited_phases: list[tuple[int, int]] = []
     complete_lanes: list[Lanes] = []

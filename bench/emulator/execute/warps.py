@@ -59,22 +59,22 @@ def _sources(mode: str, lane: int, clamp: int) -> tuple[npt.NDArray[np.intp], np
 
 
 def _source_lanes(mode: str, readers: Any, lane: Any, clamp: Any) -> tuple[Any, Any]:
-    """Returns for each lane its source lane, and whether that is in the segment (PTX ISA, semantics of `shfl.sync`)."""
+    """Returns for each lane its source lane, and whether the source is in range (PTX ISA, `shfl.sync`)."""
     segment_mask = clamp >> 8 & 31
     max_lane = clamp & 31
     lowest_lane = readers & segment_mask
     highest_lane = lowest_lane | max_lane & ~segment_mask & 31
     lane = lane & 31
     if mode == "up":
-        source = readers - lane
+        source_lane = readers - lane
     elif mode == "down":
-        source = readers + lane
+        source_lane = readers + lane
     elif mode == "bfly":
-        source = readers ^ lane
+        source_lane = readers ^ lane
     else:
-        source = lowest_lane | lane & ~segment_mask & 31
-    is_valid = source >= highest_lane if mode == "up" else source <= highest_lane
-    return np.where(is_valid, source, readers), is_valid
+        source_lane = lowest_lane | lane & ~segment_mask & 31
+    is_valid = source_lane >= highest_lane if mode == "up" else source_lane <= highest_lane
+    return np.where(is_valid, source_lane, readers), is_valid
 
 
 def shuffle(c: LaneContext, mode: str, value: Any, lane: Any, clamp: Any, wants_valid: bool) -> tuple[Any, Any]:
@@ -128,12 +128,12 @@ def vote(c: LaneContext, mode: str, predicate: Any, mask: Any, guard: Any) -> An
 
 def _vote(c: LaneContext, mode: str, predicate: Any, mask: np.uint32, guard: Any) -> Any:
     members = _members(c, mask, guard)
-    rows, lane_index = in_warps(c, predicate)
-    true_lanes = rows & members
+    predicate_rows, lane_index = in_warps(c, predicate)
+    true_lanes = predicate_rows & members
     if mode == "ballot":
         return _spread(_bits(true_lanes), lane_index)
-    count, voters = true_lanes.sum(axis=1), members.sum(axis=1)
-    vote_results = {"any": count > 0, "all": count == voters, "uni": (count == voters) | (count == 0)}[mode]
+    n_true, voters = true_lanes.sum(axis=1), members.sum(axis=1)
+    vote_results = {"any": n_true > 0, "all": n_true == voters, "uni": (n_true == voters) | (n_true == 0)}[mode]
     return _spread(vote_results, lane_index)
 
 
@@ -156,8 +156,8 @@ def match(c: LaneContext, mode: str, value: Any, mask: Any) -> tuple[Any, ...]:
 
 def _match(c: LaneContext, mode: str, value: Any, mask: np.uint32) -> tuple[Any, Any]:
     members = _members(c, mask, None)
-    rows, lane_index = in_warps(c, value)
-    equal_lanes = (rows[:, :, None] == rows[:, None, :]) & members[:, None, :]
+    value_rows, lane_index = in_warps(c, value)
+    equal_lanes = (value_rows[:, :, None] == value_rows[:, None, :]) & members[:, None, :]
     lane_bits = (equal_lanes.astype(np.uint64) << _BIT_POSITIONS).sum(axis=2).astype(np.uint32)
     if mode == "any":
         return _back(lane_bits, lane_index), None
@@ -173,11 +173,11 @@ def reduce(c: LaneContext, operation: str, value: Any, mask: Any, guard: Any) ->
 
 def _reduce(c: LaneContext, operation: str, value: Any, mask: np.uint32, guard: Any) -> Any:
     members = _members(c, mask, guard)
-    rows, lane_index = in_warps(c, value)
-    dtype_limits = np.iinfo(rows.dtype)
+    value_rows, lane_index = in_warps(c, value)
+    dtype_limits = np.iinfo(value_rows.dtype)
     neutral_value = {"min": dtype_limits.max, "max": dtype_limits.min, **_NEUTRAL_VALUES}[operation]
-    filled_rows = np.where(members, rows, np.array(neutral_value).astype(rows.dtype))
-    return _spread(REDUCTION_UFUNCS[operation].reduce(filled_rows, axis=1, dtype=rows.dtype), lane_index)
+    filled_rows = np.where(members, value_rows, np.array(neutral_value).astype(value_rows.dtype))
+    return _spread(REDUCTION_UFUNCS[operation].reduce(filled_rows, axis=1, dtype=value_rows.dtype), lane_index)
 
 
 def elect(c: LaneContext, mask: Any) -> tuple[Any, ...]:

@@ -40,8 +40,8 @@ def load(c: LaneContext, space: str, addresses: Any, mask: Any, width: int, coun
     if active_lanes is not None and not len(active_lanes):
         return (_UNSIGNED_DTYPES[width](0),) * count
     lane_addresses = addresses if active_lanes is None or isinstance(addresses, np.generic) else addresses[active_lanes]
-    units = _LOADS[space](c, lane_addresses, width * count, active_lanes, instruction)
-    values = _unpacked(units, width, count)
+    loaded_units = _LOADS[space](c, lane_addresses, width * count, active_lanes, instruction)
+    values = _unpacked(loaded_units, width, count)
     if active_lanes is None:
         return values
     return tuple(_scattered(value, active_lanes, c.size) for value in values)
@@ -239,8 +239,8 @@ def load_param(c: LaneContext, addresses: Any, size: int, active: Any, instructi
     if int(offsets.max()) > len(parameter_data) - size:
         raise Fault(f"{size} bytes at parameter address 0x{int(offsets.max()):x} lie behind the last", instruction)
     _check_aligned(offsets, size, "parameter", instruction)
-    units = parameter_data.view(UNIT_DTYPES[size])[offsets >> SHIFT[size]]
-    return units if isinstance(units, np.ndarray) and units.ndim else units[()]
+    loaded_units = parameter_data.view(UNIT_DTYPES[size])[offsets >> SHIFT[size]]
+    return loaded_units if isinstance(loaded_units, np.ndarray) and loaded_units.ndim else loaded_units[()]
 
 
 def store_param(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
@@ -267,27 +267,27 @@ def _inner(space: str, addresses: Any) -> Any:
 
 
 def _load_generic(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
-    windows = _spaces(addresses)
-    first_window = int(windows) if not windows.ndim else int(windows[0])
-    if not windows.ndim or (windows == first_window).all():
+    lane_windows = _spaces(addresses)
+    first_window = int(lane_windows) if not lane_windows.ndim else int(lane_windows[0])
+    if not lane_windows.ndim or (lane_windows == first_window).all():
         space = _SPACES.get(first_window, "global")
         return _LOADS[space](c, _inner(space, addresses), size, active, instruction)
     units = np.empty(len(addresses), UNIT_DTYPES[size])
-    for window in np.unique(windows):
-        lane_indices = np.flatnonzero(windows == window)
+    for window in np.unique(lane_windows):
+        lane_indices = np.flatnonzero(lane_windows == window)
         space, lanes = _SPACES.get(int(window), "global"), lane_indices if active is None else active[lane_indices]
         units[lane_indices] = _LOADS[space](c, _inner(space, addresses[lane_indices]), size, lanes, instruction)
     return units
 
 
 def _store_generic(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
-    windows = _spaces(addresses)
-    for window in np.unique(windows):
+    lane_windows = _spaces(addresses)
+    for window in np.unique(lane_windows):
         space = _SPACES.get(int(window), "global")
-        if not windows.ndim or (windows == window).all():
+        if not lane_windows.ndim or (lane_windows == window).all():
             _STORES[space](c, _inner(space, addresses), value, size, active, instruction)
             return
-        lane_indices = np.flatnonzero(windows == window)
+        lane_indices = np.flatnonzero(lane_windows == window)
         lane_values = value if isinstance(value, np.generic) else value[lane_indices]
         lanes = lane_indices if active is None else active[lane_indices]
         _STORES[space](c, _inner(space, addresses[lane_indices]), lane_values, size, lanes, instruction)

@@ -18,7 +18,7 @@ _CLUSTER_KEY = "cluster"
 
 
 def _order_all(group: CtaGroup, warps: Lanes) -> None:
-    """Reports to the race detector that all running threads met at a barrier.  `warps`: each lane's warp, ascending."""
+    """Tells the race detector that all running threads met at a barrier.  `warps` has each lane's warp, ascending."""
     if group.races is None:
         return
     distinct_warps = warps[np.flatnonzero(np.diff(warps, prepend=-1))]
@@ -32,8 +32,8 @@ def _order_all(group: CtaGroup, warps: Lanes) -> None:
 
 
 def _meet(group: CtaGroup, warps: Lanes, instruction: int, together: int, gone: npt.NDArray[np.bool_]) -> None:
-    """Records that `warps` leave a barrier of all threads.  Records a fault if a warp has ended that left this barrier
-    earlier.
+    """Records that `warps` leave a barrier of all threads.  Records a fault if another warp left it earlier and has
+    ended.
 
     PTX does not wait for an ended thread (`exit`).  So the barrier no longer orders this thread's accesses.  In CUDA
     C++ a barrier is undefined if a running thread skips it.  `together` is the number of lanes that share the barrier:
@@ -121,7 +121,7 @@ class Barriers:
     def too_many(
         self, context: LaneContext, number: int, count: int | None, instruction: int
     ) -> npt.NDArray[np.bool_] | None:
-        """Returns a mask of the lanes that do not fit into the barrier's current phase, or None if all lanes fit.
+        """Returns a mask of the lanes that are too many for the barrier's current phase, or None if there are none.
 
         These lanes begin the next phase.  Raises `Fault` on an invalid barrier number or thread count."""
         if not 0 <= number < BARRIERS:

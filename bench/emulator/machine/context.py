@@ -60,7 +60,7 @@ class LaneContext:
         self._pattern: bytes | None = None
 
     def regrain(self) -> None:
-        """Sets `grain` to 128 for complete warpgroups, 32 for complete warps, else 1.  Ended lanes do not count."""
+        """Sets `grain`, the largest unit that the lanes fill: 128 (warpgroups), 32 (warps), 1.  Ignores ended lanes."""
         self.grain = next((grain for grain in (128, 32) if self.group.whole(self.lanes, grain)), 1)
 
     def vector(self, value: Any) -> npt.NDArray[Any]:
@@ -104,15 +104,15 @@ class LaneContext:
         )
         live_registers = self.group.live(place)
         registers: list[Any] = [None] * len(self.registers)
-        for index in live_registers:
-            value = self.registers[index]
+        for register_index in live_registers:
+            value = self.registers[register_index]
             if picked_lanes is lane_indices:
                 _land(self.group, [value])
-            registers[index] = value[picked_lanes] if isinstance(value, np.ndarray) else value
+            registers[register_index] = value[picked_lanes] if isinstance(value, np.ndarray) else value
         return LaneContext(self.group, self.lanes[picked_lanes], registers, place)
 
     def polls(self, instruction: int, addresses: Any) -> None:
-        """Records a load or atomic that may poll memory.  If the same lanes repeat it, other lanes run next."""
+        """Records a load or atomic that may poll memory.  After two equal ones in a row, other lanes run next."""
         access_key = instruction, addresses.tobytes()
         if self._polled == access_key:
             self.steps += 1
@@ -124,7 +124,7 @@ class LaneContext:
         if change_count != self._changes or len(self._seen) > MAX_SEEN_STATES:
             self._seen.clear()
             self._changes = change_count
-        values = (self.registers[index] for index in self.group.live(self.place))
+        values = (self.registers[register_index] for register_index in self.group.live(self.place))
         state_hash = hash((self.place, *(None if value is None else value.tobytes() for value in values)))
         self.spins = state_hash in self._seen
         self._seen.add(state_hash)
@@ -132,7 +132,7 @@ class LaneContext:
 
     @property
     def knows_all_changes(self) -> bool:
-        """Returns whether memory is unchanged since these lanes last stopped running."""
+        """Returns whether memory is unchanged since these lanes last paused: then they know all changes."""
         return self._changes == self.group.run.changes
 
     @property
@@ -185,23 +185,23 @@ def _in_flight(group: CtaGroup, value: Any) -> Any:
 
 
 def _land(group: CtaGroup, values: Sequence[Any]) -> None:
-    """Fills the registers of unfinished wgmmas.  Called before a register is copied: a wait does not fill copies."""
+    """Fills the registers of unfinished wgmmas.  Called before data of a register is copied: a wait fills no copy."""
     for chain in {id(chain): chain for value in values if (chain := _in_flight(group, value)) is not None}.values():
-        for index in range(len(chain.matrices)):
-            chain.fill(index)
+        for group_index in range(len(chain.matrices)):
+            chain.fill(group_index)
 
 
 def _whole_row(group: CtaGroup, values: Sequence[Any]) -> Any:
-    """Returns the row of a wgmma's accumulator buffer if its parts are the registers `values`, else None."""
+    """Returns an unfinished wgmma's complete accumulator register if `values` are its parts, else None."""
     chain = _in_flight(group, values[0])
     if chain is None or sum(np.size(value) for value in values) != chain.buffer.shape[1]:
         return None
     buffer_start, stride = chain.buffer.ctypes.data, chain.buffer.strides[0]
-    rows = {
+    row_numbers = {
         (value.ctypes.data - buffer_start) // stride for value in values if getattr(value, "base", None) is chain.buffer
     }
-    is_same_row = len(rows) == 1 and all(getattr(value, "base", None) is chain.buffer for value in values)
-    return chain.rows[rows.pop()] if is_same_row else None
+    is_same_row = len(row_numbers) == 1 and all(getattr(value, "base", None) is chain.buffer for value in values)
+    return chain.rows[row_numbers.pop()] if is_same_row else None
 
 
 def _joined(values: list[Any], contexts: Sequence[LaneContext], order: Any) -> Any:

@@ -45,7 +45,7 @@ class Counter:
         self._wavefronts: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def add(self, what: str, amount: int, instruction: int) -> None:
-        """Adds `amount` to the total of the counter `what`, and to its count for the instruction."""
+        """Adds `amount` to the counter `what`: to its total, and to its count for this `instruction` (a number)."""
         self.totals[what] += amount
         self.by_instruction[(instruction, what)] += amount
 
@@ -74,10 +74,10 @@ class Counter:
         else:
             relative_addresses = address_array - address_array[0]
             sector_offset = int(address_array[0]) % SECTOR
-            key = _key(c, active, instruction, sector_offset, relative_addresses)
-            if key not in self._sectors:
-                self._sectors[key] = _sectors(relative_addresses.astype(np.int64) + sector_offset, warps, size)
-            sectors = self._sectors[key]
+            cache_key = _key(c, active, instruction, sector_offset, relative_addresses)
+            if cache_key not in self._sectors:
+                self._sectors[cache_key] = _sectors(relative_addresses.astype(np.int64) + sector_offset, warps, size)
+            sectors = self._sectors[cache_key]
         self.add(f"global_{kind}_sector_bytes", SECTOR * sectors, instruction)
 
     def atomic(self, memory: GlobalMemory, addresses: Any, size: int, instruction: int) -> None:
@@ -142,20 +142,20 @@ def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple
     # The distinct words that each phase needs.
     distinct_words = np.unique((lane_phases[:, None] * word_span + (lane_words - min_word)).ravel())
     phase_ids, word_offsets = np.divmod(distinct_words, word_span)
-    passes = np.bincount(
+    bank_passes = np.bincount(
         phase_ids * BANKS + (word_offsets + min_word) % BANKS, minlength=(int(phase_ids[-1]) + 1) * BANKS
     )
-    pass_counts = passes.reshape(-1, BANKS).max(axis=1)
+    pass_counts = bank_passes.reshape(-1, BANKS).max(axis=1)
     return int(pass_counts.sum()), int(np.count_nonzero(pass_counts))
 
 
 def touch(allocation: Allocation, addresses: Any, kind: str) -> None:
     """Marks the sectors of an allocation that an access uses.  `kind` is `read` or `write`."""
-    name = f"sectors_{'read' if kind == 'read' else 'written'}"
-    sector_flags = getattr(allocation, name)
+    counter_name = f"sectors_{'read' if kind == 'read' else 'written'}"
+    sector_flags = getattr(allocation, counter_name)
     first_sector = allocation.base // SECTOR
     if sector_flags is None:
         sector_flags = np.zeros((allocation.end - 1) // SECTOR - first_sector + 1, np.bool_)
-        setattr(allocation, name, sector_flags)
+        setattr(allocation, counter_name, sector_flags)
     # Accesses are aligned and at most 16 bytes wide: no access lies in two sectors.
     sector_flags[(addresses.astype(np.int64) // SECTOR) - first_sector] = True

@@ -28,18 +28,18 @@ def load_located(
     copy: bool = False,
     reduces: bool = False,
 ) -> Any:
-    """Loads units of `size` bytes from global memory.  With `copy`, the reader is an asynchronous copy, else the lanes.
-    With `reduces`, the read is part of a reduction, which stores the combined values in the same step."""
+    """Locates units of `size` bytes in global memory and loads them.  With `copy`, an asynchronous copy reads, else the
+    lanes.  With `reduces`, the read is part of a reduction, which also stores its result in the same step."""
     location = _located(c, addresses, size, active, instruction)
     if location is None:
         return _each(c, addresses, size, active, instruction, copy, reduces)
-    allocation, index = location
+    allocation, unit_index = location
     if c.group.run.observer is not None:
         c.group.run.observer.global_read(c, active, allocation, addresses, size, instruction, copy, reduces)
     if allocation.written is not None:
         _check_written(allocation, addresses, size, instruction)
     view = allocation.view(size)
-    return view[index] if isinstance(index, int) else view.take(index)
+    return view[unit_index] if isinstance(unit_index, int) else view.take(unit_index)
 
 
 def store_located(
@@ -61,12 +61,12 @@ def store_located(
             lane = np.array([lane_position if active is None else active[lane_position]])
             store_located(c, address, lane_value, size, lane, instruction, copy=copy, reduces=reduces)
         return
-    allocation, index = location
+    allocation, unit_index = location
     if allocation.read_only:
         raise Fault(f"a store to {allocation.name}, which is constant", instruction)
     if c.group.run.observer is not None:
         view = allocation.view(size)
-        read_old = lambda: view[index] if isinstance(index, int) else view.take(index)
+        read_old = lambda: view[unit_index] if isinstance(unit_index, int) else view.take(unit_index)
         c.group.run.observer.global_write(
             c, active, allocation, addresses, size, instruction, copy, reduces, value, read_old
         )
@@ -76,7 +76,7 @@ def store_located(
             allocation.written[unit_starts + byte_index] = True
     if c.group.run.stored is not None:
         c.group.run.stored.append((np.atleast_1d(addresses).astype(np.int64), size))
-    assign(allocation.view(size), index, value)
+    assign(allocation.view(size), unit_index, value)
 
 
 def _located(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> tuple[Allocation, Any] | None:
@@ -96,11 +96,11 @@ def _each(
     reduces: bool,
 ) -> npt.NDArray[Any]:
     """Loads units of `size` bytes that lie in several allocations, one unit at a time."""
-    units = np.empty(len(addresses), UNIT_DTYPES[size])
+    loaded_units = np.empty(len(addresses), UNIT_DTYPES[size])
     for lane_position, address in enumerate(addresses):
         lane = np.array([lane_position if active is None else active[lane_position]])
-        units[lane_position] = load_located(c, address, size, lane, instruction, copy=copy, reduces=reduces)
-    return units
+        loaded_units[lane_position] = load_located(c, address, size, lane, instruction, copy=copy, reduces=reduces)
+    return loaded_units
 
 
 def _check_written(allocation: Allocation, addresses: Any, size: int, instruction: int) -> None:

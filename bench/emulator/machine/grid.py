@@ -43,15 +43,15 @@ def _lots(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
     cta_bytes = run.shared_size + lanes_per_cta * run.local_size
     if cta_bytes:
         batch_size = max(1, min(batch_size, MOST_SHARED_BYTES // cta_bytes))
-    for start in range(0, len(ctas), batch_size):
-        yield list(ctas[start : start + batch_size])
+    for batch_start in range(0, len(ctas), batch_size):
+        yield list(ctas[batch_start : batch_start + batch_size])
 
 
 def _clusters(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
     lots: dict[tuple[int, ...], list[int]] = {}
     for cta in ctas:
-        position = (cta % run.grid[0], cta // run.grid[0] % run.grid[1], cta // (run.grid[0] * run.grid[1]))
-        lots.setdefault(tuple(coord // size for coord, size in zip(position, run.cluster, strict=True)), []).append(cta)
+        cta_xyz = (cta % run.grid[0], cta // run.grid[0] % run.grid[1], cta // (run.grid[0] * run.grid[1]))
+        lots.setdefault(tuple(coord // size for coord, size in zip(cta_xyz, run.cluster, strict=True)), []).append(cta)
     cta_count = run.cluster[0] * run.cluster[1] * run.cluster[2]
     for cluster_ctas in lots.values():
         if len(cluster_ctas) != cta_count:
@@ -97,7 +97,7 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
 
 
 def _wait_again(run: Run, going: Sequence[object]) -> None:
-    """Sets the time limit for the next end of a CTA.  It grows with the number of batches, which take turns."""
+    """Restarts the time limit until the next batch ends.  Batches take turns, so the limit grows with their number."""
     run.deadline = time.thread_time() + most_seconds() * min(len(going), MAX_LIMIT_BATCHES)
 
 
@@ -115,7 +115,7 @@ class _Places:
         return resident_ctas(x * y * z, registers, self._run.shared_limit)
 
     def free(self, taken: int, more: int) -> int:
-        """Returns the number of CTAs that fit on the GPU beside `taken` CTAs.  `more` is the size of the next batch."""
+        """Returns how many CTAs fit beside `taken` CTAs.  Reads the kernel's registers only if `more` may not fit."""
         if taken + more > self._room and not self._exact:
             self._room, self._exact = self._with(self._registers()), True
         return self._room - taken

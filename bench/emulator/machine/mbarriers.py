@@ -82,9 +82,9 @@ class MBarriers:
         drop: bool,
         may_complete: bool,
     ) -> Any:
-        """Runs `mbarrier.arrive`.  First adds `expect` pending bytes.  With `drop`, later phases need fewer arrivals.
+        """Runs `mbarrier.arrive`.  Adds `expect` pending bytes first.  With `drop`, later phases need fewer arrivals.
 
-        Returns the lanes' phase numbers as tokens.  Raises `Fault` if an arrival with `.noComplete` ends a phase."""
+        Returns each lane's phase number as its token.  Raises `Fault` if an arrival with `.noComplete` ends a phase."""
         barrier_lanes = self.lots(context, addresses, mask, instruction)
         tokens = np.zeros(context.size, np.uint64)
         for offset, lanes in barrier_lanes:

@@ -68,7 +68,7 @@ class Allocation:
         return self.base + self.size
 
     def view(self, width: int) -> npt.NDArray[Any]:
-        """Returns the memory in units of `width` bytes, from `base` on, rounded down to a multiple of `width`."""
+        """Returns the memory in units of `width` bytes.  It begins at `base` rounded down to a multiple of `width`."""
         if width not in self.views:
             view_start = self.base // width * width
             unit_count = -(-(self.base + self.size - view_start) // width)
@@ -94,9 +94,9 @@ class GlobalMemory:
         if known_allocation is not None and base + size <= known_allocation.end:
             return known_allocation
         allocation = Allocation(name, base, size, owner, read_only=read_only)
-        index = bisect_right(self._bases, base)
-        self.allocations.insert(index, allocation)
-        self._bases.insert(index, base)
+        insert_index = bisect_right(self._bases, base)
+        self.allocations.insert(insert_index, allocation)
+        self._bases.insert(insert_index, base)
         return allocation
 
     def find(self, address: int) -> Allocation | None:
@@ -104,9 +104,9 @@ class GlobalMemory:
         last_allocation = self._last
         if last_allocation is not None and last_allocation.base <= address < last_allocation.end:
             return last_allocation
-        index = bisect_right(self._bases, address) - 1
-        if index >= 0 and address < self.allocations[index].end:
-            self._last = self.allocations[index]
+        base_index = bisect_right(self._bases, address) - 1
+        if base_index >= 0 and address < self.allocations[base_index].end:
+            self._last = self.allocations[base_index]
             return self._last
         return None
 
@@ -145,8 +145,8 @@ class GlobalMemory:
                 raise BadAccess(self._outside(address, width), address)
 
     def _outside(self, address: int, width: int) -> str:
-        index = bisect_right(self._bases, address) - 1
-        neighbours = self.allocations[max(0, index) : index + 2]
+        base_index = bisect_right(self._bases, address) - 1
+        neighbours = self.allocations[max(0, base_index) : base_index + 2]
         alloc = min(neighbours, key=lambda item: min(abs(address - item.base), abs(address - item.end)), default=None)
         if not address >> 12:
             return f"{width} bytes at 0x{address:x}: a null pointer, or little behind one"

@@ -166,8 +166,8 @@ class Observer:
             return None
         slots, warps = self._who(c, np.array([lane]))
         transfer = races.begin_async(start // c.group.race_bytes, warps, TMA_LOAD)
-        blocks, width = _blocks(start, size)
-        races.async_write(transfer, blocks, width, instruction)
+        block_starts, block_bytes = _blocks(start, size)
+        races.async_write(transfer, block_starts, block_bytes, instruction)
         # A CTA's own mbarrier needs no fence in a cluster either: Triton emits a fence only where other CTAs signal.
         is_remote = int(c.slots[lane]) != barrier // c.group.shared_size
         races.mbarrier_use_async(transfer, barrier, instruction, needs_fence=is_remote)
@@ -188,8 +188,8 @@ class Observer:
             return None
         slots, warps = self._who(c, np.array([lane]))
         transfer = races.begin_async(int(np.atleast_1d(slots)[0]), warps, BULK)
-        blocks, width = _blocks(start, size)
-        races.async_read(transfer, blocks, width, instruction)
+        block_starts, block_bytes = _blocks(start, size)
+        races.async_read(transfer, block_starts, block_bytes, instruction)
         return transfer
 
     @staticmethod
@@ -240,7 +240,7 @@ class Observer:
         value: Any,
         old: Callable[[], Any],
     ) -> None:
-        """Reports that lanes or a copy write `value` to global memory.  `old()` returns the values before that."""
+        """Reports that lanes or a copy write `value` to global memory.  `old()` returns the overwritten values."""
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "write", copy)
         races = self.global_races
@@ -255,7 +255,7 @@ class Observer:
                 races.write(actors, lane_addresses, size, instruction, value, old)
 
     def _actors(self, c: Watched, active: Any, addresses: Any) -> tuple[Lanes, Any]:
-        """Returns for each lane its actor in `GlobalRaces` (the number of its warp or CTA), and its address."""
+        """Returns each lane's actor in races (its warp if CTAs may wait for CTAs, else its CTA), and its address."""
         slots, warps = (c.slots, c.warps) if active is None else (c.slots[active], c.warps[active])
         actors_per_cta = self._actors_per_cta
         actors = np.asarray(c.group.ctas)[slots] * actors_per_cta + warps % actors_per_cta

@@ -124,8 +124,8 @@ class Run:
         self.changes = 0
         """The number of stores, and of atomics that changed a value, in this launch so far."""
         self.strong = program.strong
-        version = [int(version_part) for version_part in program.version.split(".")]
-        self.old_strides = version < [8, 6]
+        ptx_version = [int(version_part) for version_part in program.version.split(".")]
+        self.old_strides = ptx_version < [8, 6]
         """Whether the PTX is older than 8.6: ptxas took the strides of `tensormap.replace` in 16-byte units."""
         self.counter = Counter() if checks.counts else None
         cta_count = grid[0] * grid[1] * grid[2]
@@ -167,18 +167,18 @@ class CtaGroup:
         self.memory = run.memory
         self.ctas = ctas
         self.block, self.grid = run.block, run.grid
-        threads = self.block[0] * self.block[1] * self.block[2]
-        self.lanes_per_cta = -(-threads // 32) * 32
+        cta_threads = self.block[0] * self.block[1] * self.block[2]
+        self.lanes_per_cta = -(-cta_threads // 32) * 32
         self.pieces_per_cta = -(-self.lanes_per_cta // 128)
         self.shared_size = run.shared_size
         self.shared: npt.NDArray[np.uint8] = np.full(len(ctas) * self.shared_size, POISON, np.uint8)
-        self.views = {width: self.shared.view(dtype) for width, dtype in UNIT_DTYPES.items()}
+        self.views = {unit_bytes: self.shared.view(dtype) for unit_bytes, dtype in UNIT_DTYPES.items()}
         """By access width in bytes: a view of the group's shared memory."""
         self.written = np.zeros(len(self.shared), bool) if run.checks.uninitialised else None
         self.local: npt.NDArray[np.uint8] | None = None
         self.local_written: npt.NDArray[np.bool_] | None = None
         lane_numbers = np.arange(len(ctas) * self.lanes_per_cta)
-        self.alive = lane_numbers % self.lanes_per_cta < threads
+        self.alive = lane_numbers % self.lanes_per_cta < cta_threads
         self.race_warps = len(lane_numbers) // 32 if run.has_clusters else self.lanes_per_cta // 32
         """The warps of a race detector's slot.  A slot is a CTA, or a cluster, whose CTAs reach each other's memory."""
         self.race_bytes = len(self.shared) if run.has_clusters else self.shared_size
@@ -197,7 +197,7 @@ class CtaGroup:
         self._live: dict[int, list[int]] = {}
 
     def race_slot(self, slot: int) -> int:
-        """Returns the race detector's index for the CTA with the index `slot` here: 0 in a cluster, else `slot`."""
+        """Returns the race detector's index for CTA number `slot` of this group: 0 in a cluster, else `slot`."""
         return 0 if self.run.has_clusters else slot
 
     def all_lanes(self) -> Lanes:
@@ -236,9 +236,9 @@ class CtaGroup:
             self._specials.pop(cache_key, None)
 
     def time(self, name: str) -> Any:
-        """Returns the number of basic blocks that have run, as a clock.  Kernels may rely only on its growth."""
-        value = self.run.steps
-        return np.uint64(value) if name in ("clock64", "globaltimer") else np.uint32(value % (1 << 32))
+        """Returns the number of basic blocks that have run, as a clock.  It grows, but its rate means nothing."""
+        block_count = self.run.steps
+        return np.uint64(block_count) if name in ("clock64", "globaltimer") else np.uint32(block_count % (1 << 32))
 
     def special(self, name: str, lanes: Lanes, slots: Lanes) -> Any:
         """Returns the value of the special register `name` for `lanes`.  `slots` gives the CTA of each lane."""
@@ -251,10 +251,10 @@ class CtaGroup:
             return _scalar_if_same((lane_offsets >> 5).astype(np.uint32))
         if name.startswith("lanemask_"):
             return _lane_mask(name.removeprefix("lanemask_"), (lane_offsets & 31).astype(np.uint64))
-        register_name, _, axis = name.partition(".")
+        register_name, _, axis_name = name.partition(".")
         if register_name == "tid":
-            return _axis(lane_offsets, self.block, axis)
-        return self._of_cta(register_name, axis, slots)
+            return _axis(lane_offsets, self.block, axis_name)
+        return self._of_cta(register_name, axis_name, slots)
 
     def _of_cta(self, base: str, axis: str, slots: Lanes) -> Any:
         cta_numbers = np.asarray(self.ctas)[slots]
@@ -280,15 +280,15 @@ class CtaGroup:
         raise PtxError(f"PTX: expected a special register that is known, got %{base}")
 
     def _fixed(self, name: str) -> Any:
-        register_name, _, axis = name.partition(".")
-        sizes: dict[str, SizeTriple] = {
+        register_name, _, axis_name = name.partition(".")
+        size_by_name: dict[str, SizeTriple] = {
             "ntid": self.block,
             "nctaid": self.grid,
             "cluster_nctaid": self.run.cluster,
             "nclusterid": tuple(size // ctas for size, ctas in zip(self.grid, self.run.cluster, strict=True)),  # type: ignore[dict-item]
         }
-        if register_name in sizes:
-            return np.uint32(sizes[register_name]["xyz".index(axis)])
+        if register_name in size_by_name:
+            return np.uint32(size_by_name[register_name]["xyz".index(axis_name)])
         cluster = self.run.cluster
         register_values = {
             "nwarpid": self.lanes_per_cta // 32,
@@ -319,11 +319,11 @@ def _scalar_if_same(values: npt.NDArray[np.uint32]) -> Any:
 def _lane_mask(kind: str, lane: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
     one_bit, all_bits = np.uint64(1), np.uint64(0xFFFFFFFF)
     lower_bits = (one_bit << lane) - one_bit
-    masks = {
+    mask_by_name = {
         "eq": one_bit << lane,
         "lt": lower_bits,
         "le": lower_bits | one_bit << lane,
         "gt": all_bits & ~(lower_bits | one_bit << lane),
         "ge": all_bits & ~lower_bits,
     }
-    return masks[kind].astype(np.uint32)
+    return mask_by_name[kind].astype(np.uint32)

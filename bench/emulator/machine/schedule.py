@@ -57,10 +57,10 @@ def member_mask(context: LaneContext, instruction: Instruction) -> Any:
     if isinstance(operand, Immediate):
         return operand.value & 0xFFFFFFFF
     assert isinstance(operand, Register)
-    value = context.registers[operand.index]
-    if isinstance(value, np.generic):
-        return int(value.view(np.uint32)) if value.dtype.itemsize == 4 else int(value)
-    return value.view(np.uint32)
+    mask_value = context.registers[operand.index]
+    if isinstance(mask_value, np.generic):
+        return int(mask_value.view(np.uint32)) if mask_value.dtype.itemsize == 4 else int(mask_value)
+    return mask_value.view(np.uint32)
 
 
 class Schedule:
@@ -78,13 +78,13 @@ class Schedule:
 
     def _first(self) -> list[LaneContext]:
         lanes = self.group.all_lanes()
-        count = len(self.program.kernel.registers)
+        register_count = len(self.program.kernel.registers)
         if not self.program.sequential and self._random is None:
-            return [LaneContext(self.group, lanes, [None] * count, 0)]
+            return [LaneContext(self.group, lanes, [None] * register_count, 0)]
         lane_sets = [lanes[lanes // self.group.lanes_per_cta == slot] for slot in range(len(self.group.ctas))]
         if self._random is not None:
             lane_sets = [warp_subset for lane_set in lane_sets for warp_subset in self._cut(lane_set)]
-        return [LaneContext(self.group, lane_set, [None] * count, 0) for lane_set in lane_sets]
+        return [LaneContext(self.group, lane_set, [None] * register_count, 0) for lane_set in lane_sets]
 
     def _cut(self, lanes: np.ndarray) -> list[np.ndarray]:
         """Cuts a CTA's lanes into random groups of complete warps."""
@@ -111,10 +111,10 @@ class Schedule:
                 raise EmulationError(self._endless())
             context = self._next()
             for _ in range(BLOCKS_PER_SHORT_TURN if context.spins else BLOCKS_PER_TURN):
-                steps = context.steps
+                steps_before = context.steps
                 if not self._step(context):
                     break
-                if context.steps > steps:
+                if context.steps > steps_before:
                     self.ready.append(context)
                     context.repeats()
                     self._wake()
@@ -154,7 +154,7 @@ class Schedule:
         return self.ready.pop(best_index)
 
     def _drawn(self, draws: random.Random) -> LaneContext:
-        """Picks a random group of lanes.  In a split warp, prefers the part that is behind, so that parts meet."""
+        """Picks random lanes.  If branches split their warp, prefers the part that is behind, so that parts meet."""
         context = self.ready[draws.randrange(len(self.ready))]
         if context.grain == 1 and draws.random() < MEET_PROBABILITY:
             warp_peers = [other for other in self.ready if other.grain == 1 and _overlap(context, other)]
@@ -235,13 +235,13 @@ class Schedule:
 
     def _meet(self, place: int | None = None) -> bool:
         """Joins groups of lanes that wait for each other at instruction `place`, or at each instruction if `place` is
-        None.  Returns whether any can continue."""
+        None.  Returns whether any group can continue."""
         has_resumed = False
-        positions = {context.place for context in self.meeting} if place is None else {place}
-        for position in positions:
-            waiting_contexts = [context for context in self.meeting if context.place == position]
-            needed_lanes = self.program.together[position]
-            instruction = self.program.kernel.instructions[position]
+        meeting_places = {context.place for context in self.meeting} if place is None else {place}
+        for meeting_place in meeting_places:
+            waiting_contexts = [context for context in self.meeting if context.place == meeting_place]
+            needed_lanes = self.program.together[meeting_place]
+            instruction = self.program.kernel.instructions[meeting_place]
             for piece_contexts in self._pieces(waiting_contexts, needed_lanes):
                 joined_context = piece_contexts[0] if len(piece_contexts) == 1 else merged(piece_contexts)
                 joined_context.regrain()
@@ -252,8 +252,8 @@ class Schedule:
         return has_resumed
 
     def _pieces(self, contexts: list[LaneContext], need: int) -> list[list[LaneContext]]:
-        """Returns lists of contexts (groups of lanes).  Contexts with lanes of the same warp (`need` 32) or of the same
-        warpgroup (`need` 128) are in one list."""
+        """Returns lists of contexts (groups of lanes).  Contexts that share a warp are in one list.  If `need` is 128,
+        this holds for contexts that share a warpgroup."""
         context_groups: list[tuple[set[int], list[LaneContext]]] = []
         for context in contexts:
             piece_numbers = set(map(int, np.unique(self.group.pieces(context.lanes, need))))

@@ -163,12 +163,12 @@ class Transfers:
         self._copies = pending_copies
 
     def _limits(self, lanes: Lanes, limit: Lanes | None) -> Lanes:
-        """Returns a limit for each lane: the lane's copy groups with numbers below it must finish.  For `lanes` it is
-        `limit`, or infinity if `limit` is None.  For other lanes it is -1, so none must finish.
+        """Returns a limit for each lane: its copy groups with lower numbers must finish.  The lanes in `lanes` get
+        `limit`, or infinity if `limit` is None.  Other lanes get -1: none of their groups must finish.
         """
-        limits = np.full(len(self._group.alive), -1, np.int64)
-        limits[lanes] = np.iinfo(np.int64).max if limit is None else limit
-        return limits
+        lane_limits = np.full(len(self._group.alive), -1, np.int64)
+        lane_limits[lanes] = np.iinfo(np.int64).max if limit is None else limit
+        return lane_limits
 
     @staticmethod
     def _wait_some(copies: Copies, limits: Lanes) -> list[Copies]:

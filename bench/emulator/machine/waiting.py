@@ -62,7 +62,7 @@ class Waiting:
         self.clusters.recheck()
 
     def describe(self) -> list[tuple[LaneContext, str, int]]:
-        """Lists all waiting groups of lanes, each with a text for the reason, and with the waiting instruction."""
+        """Lists the waiting groups of lanes as triples `(context, reason_text, instruction_number)`."""
         mbarrier_waits = [
             (context, f"for {self.mbarriers.describe(phases)}", context.place) for context, phases in self._at_mbarriers
         ]

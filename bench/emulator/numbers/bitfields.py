@@ -58,9 +58,9 @@ def bfe(a: Value, position: Value, length: Value) -> Value:
     start_bit, bit_count = (position & _BYTE_MASK).astype(word_dtype), (length & _BYTE_MASK).astype(word_dtype)
     if not is_signed(a):
         return (a >> start_bit) & _ones(bit_count)
-    width = word_dtype.type(8 * a.itemsize)
-    bits_above = width - np.minimum(start_bit + bit_count, width)
-    dropped_bits = np.minimum(start_bit + bits_above, width - word_dtype.type(1))
+    word_bits = word_dtype.type(8 * a.itemsize)
+    bits_above = word_bits - np.minimum(start_bit + bit_count, word_bits)
+    dropped_bits = np.minimum(start_bit + bits_above, word_bits - word_dtype.type(1))
     extracted_bits = (unsigned(a) << bits_above).view(a.dtype) >> dropped_bits.view(a.dtype)
     return pick(bit_count == 0, a.dtype.type(0), extracted_bits)
 
@@ -87,10 +87,10 @@ def bfind(a: Value, shift_amount: bool = False) -> Value:
     With `shift_amount`, the result is the left shift that would move this bit to the highest position."""
     if is_signed(a):
         a = a ^ (a >> (8 * a.itemsize - 1))
-    length = _bit_length(unsigned(a))
+    bit_length = _bit_length(unsigned(a))
     if shift_amount:
-        return pick(length == 0, _NOT_FOUND, np.uint32(8 * a.itemsize) - length)
-    return length - _ONE
+        return pick(bit_length == 0, _NOT_FOUND, np.uint32(8 * a.itemsize) - bit_length)
+    return bit_length - _ONE
 
 
 def clz(a: Value) -> Value:
@@ -118,9 +118,9 @@ def popc(a: Value) -> Value:
 def brev(a: Value) -> Value:
     """Returns the bits of `a` in reverse order, as an unsigned word (`brev`)."""
     a = unsigned(a).byteswap()
-    for distance, mask in _BIT_SWAPS:
+    for swap_distance, mask in _BIT_SWAPS:
         swap_mask = a.dtype.type(mask & ((1 << (8 * a.itemsize)) - 1))
-        a = ((a >> distance) & swap_mask) | ((a & swap_mask) << distance)
+        a = ((a >> swap_distance) & swap_mask) | ((a & swap_mask) << swap_distance)
     return a
 
 
@@ -133,14 +133,14 @@ def fns(mask: Value, base: Value, offset: Value) -> Value:
     is_upward, is_at_base = offset > 0, offset == 0
     remaining_bits = np.abs(offset).astype(np.int64)
     remaining_bits = pick(is_at_base, 1, remaining_bits)
-    position = _NOT_FOUND
-    for step in range(32):
-        candidate_bit = pick(offset < 0, base - np.uint32(step), base + np.uint32(step)).astype(np.uint32)
-        is_in_word = (candidate_bit < _WORD_BITS) & ((is_upward | (offset < 0)) if step else True)
+    found_position = _NOT_FOUND
+    for bits_on in range(32):
+        candidate_bit = pick(offset < 0, base - np.uint32(bits_on), base + np.uint32(bits_on)).astype(np.uint32)
+        is_in_word = (candidate_bit < _WORD_BITS) & ((is_upward | (offset < 0)) if bits_on else True)
         is_hit = is_in_word & (((mask >> (candidate_bit & np.uint32(31))) & _ONE) == _ONE)
         remaining_bits = remaining_bits - is_hit
-        position = pick(is_hit & (remaining_bits == 0), candidate_bit, position)
-    return position.astype(np.uint32)
+        found_position = pick(is_hit & (remaining_bits == 0), candidate_bit, found_position)
+    return found_position.astype(np.uint32)
 
 
 def bmsk(position: Value, width: Value, clamp: bool) -> Value:
@@ -175,8 +175,8 @@ def lop3_function(table: int) -> Callable[[Value, Value, Value], Value]:
     more than 8 bits."""
     if not 0 <= table <= 255:
         raise ValueError(f"table: expected 0 to 255, got {table}")
-    base_table = sum((table >> (2 * bit) & 1) << bit for bit in range(4))
-    change_table = base_table ^ sum((table >> (2 * bit + 1) & 1) << bit for bit in range(4))
+    base_table = sum((table >> (2 * table_bit) & 1) << table_bit for table_bit in range(4))
+    change_table = base_table ^ sum((table >> (2 * table_bit + 1) & 1) << table_bit for table_bit in range(4))
     base_function, change_function = _LOGIC_FUNCTIONS[base_table], _LOGIC_FUNCTIONS[change_table]
     if change_table == 0:
         return lambda a, b, c: base_function(a, b)
@@ -191,8 +191,8 @@ def prmt(a: Value, b: Value, selector: Value, mode: str = "") -> Value:
     """Selects four of eight bytes: bytes 0 to 3 are in `a`, bytes 4 to 7 are in `b` (`prmt.b32`).
 
     Without `mode`, each nibble of `selector` selects one byte.  If the nibble's highest bit is set, the sign of the
-    selected byte fills the result's byte.  With `mode`, the two lowest bits of `selector` choose one of this mode's
-    selections.  Raises `ValueError` on a mode that PTX lacks."""
+    selected byte fills the result's byte.  A mode has four fixed selections; the two lowest bits of `selector` choose
+    one.  Raises `ValueError` on a mode that PTX lacks."""
     if mode:
         if mode not in _SELECTORS:
             raise ValueError(f"mode: expected one of {', '.join(_SELECTORS)}, got {mode!r}")
@@ -201,29 +201,29 @@ def prmt(a: Value, b: Value, selector: Value, mode: str = "") -> Value:
         return _permuted(a, b, int(selector) & 0xFFFF)
     source_bytes = (b.astype(np.uint64) << 32) | a.astype(np.uint64)
     result = np.uint32(0)
-    for position in range(4):
-        nibble = selector >> np.uint32(4 * position)
+    for byte_position in range(4):
+        nibble = selector >> np.uint32(4 * byte_position)
         byte = (source_bytes >> (8 * (nibble & _BYTE_NUMBER_MASK))).astype(np.uint32) & _BYTE_MASK
         sign_byte = (byte >> np.uint32(7)) * _BYTE_MASK
-        result = result | (np.where(nibble & _SIGN_FLAG, sign_byte, byte) << np.uint32(8 * position))
+        result = result | (np.where(nibble & _SIGN_FLAG, sign_byte, byte) << np.uint32(8 * byte_position))
     return result
 
 
 @cache
 def _moves(selector: int) -> tuple[list[tuple[bool, int, int]], list[tuple[bool, int, int]]]:
-    """Splits the selector of `prmt` into two lists.  A move `(from_b, distance, mask)` shifts the bytes of one operand
-    by `distance` bytes to `mask`.  A sign byte `(from_b, byte, place)` fills byte `place` of the result with the sign
-    of `byte`."""
+    """Splits the selector of `prmt` into a list of moves and a list of sign bytes.  A move `(from_b, distance, mask)`
+    shifts `b` (else `a`) left by `distance` bytes and keeps the bits in `mask`.  A sign byte `(from_b, byte, place)`
+    fills byte `place` of the result with the sign of `byte`."""
     mask_by_move: dict[tuple[bool, int], int] = {}
     sign_moves = []
-    for position in range(4):
-        nibble = selector >> (4 * position)
+    for byte_position in range(4):
+        nibble = selector >> (4 * byte_position)
         from_b, byte = bool(nibble & 4), nibble & 3
         if nibble & 8:
-            sign_moves.append((from_b, byte, position))
+            sign_moves.append((from_b, byte, byte_position))
         else:
-            move_key = (from_b, position - byte)
-            mask_by_move[move_key] = mask_by_move.get(move_key, 0) | (0xFF << (8 * position))
+            move_key = (from_b, byte_position - byte)
+            mask_by_move[move_key] = mask_by_move.get(move_key, 0) | (0xFF << (8 * byte_position))
     return [(from_b, distance, mask) for (from_b, distance), mask in mask_by_move.items()], sign_moves
 
 
@@ -232,10 +232,10 @@ def _permuted(a: Value, b: Value, selector: int) -> Value:
     byte_moves, sign_moves = _moves(selector)
     result = None
     for from_b, distance, mask in byte_moves:
-        word = b if from_b else a
+        operand = b if from_b else a
         if distance:
-            word = word << np.uint32(8 * distance) if distance > 0 else word >> np.uint32(-8 * distance)
-        shifted_bytes = word & np.uint32(mask)
+            operand = operand << np.uint32(8 * distance) if distance > 0 else operand >> np.uint32(-8 * distance)
+        shifted_bytes = operand & np.uint32(mask)
         result = shifted_bytes if result is None else result | shifted_bytes
     for from_b, byte, position in sign_moves:
         sign_bit = ((b if from_b else a) >> np.uint32(8 * byte + 7)) & np.uint32(1)

@@ -64,7 +64,7 @@ def pick(where: Value, first: Value, second: Value) -> Value:
 
 
 def some(mask: Value) -> bool:
-    """Returns whether `mask` (dtype `np.bool_`) is true in at least one lane."""
+    """Returns whether `mask` (dtype `np.bool_`) is true in some lane."""
     # This takes 0.4 us for 128 lanes, a third of the time of `any`.
     return bool(np.count_nonzero(mask))
 
@@ -148,7 +148,8 @@ def narrow(x: Value, dtype: np.dtype, rounding: str = "rn") -> Value:
 
 
 def narrow_odd(x: Value) -> Value:
-    """Rounds a float64 to float32 with round-to-odd.  A second rounding, to at most 22 bits, then has no extra error.
+    """Rounds a float64 to float32 with round-to-odd.  A caller may round the result again, to at most 22 bits.  The
+    final result is then the same as with a single rounding.
 
     An inexact value becomes the neighbour with an odd last bit (Boldo and Melquiond 2008, "Emulation of a FMA and
     correctly rounded sums: proved algorithms using rounding to odd")."""
@@ -163,9 +164,10 @@ def narrow_odd(x: Value) -> Value:
 
 
 def odd_sum(a: Value, b: Value, rounding: str = "rn") -> Value:
-    """Returns `a + b` in float64, rounded to odd.  A second rounding, to at most 51 bits, then has no extra error.
+    """Returns `a + b` in float64, rounded to odd.  A second rounding, to at most 51 bits, is then correct.
 
-    An exact sum 0 of operands with different signs is -0 if `rounding` is `rm`, and +0 in all other modes."""
+    `rounding` is the mode of that second rounding.  Here it decides only the sign of an exact sum 0.  If the operands
+    have different signs, the sum is -0 for `rm` and +0 for all other modes."""
     total = a + b
     b_virtual = total - a
     sum_error = (a - (total - b_virtual)) + (b - b_virtual)

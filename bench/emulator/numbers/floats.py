@@ -162,8 +162,8 @@ def _rounded(
     ftz: bool,
     sat: bool,
 ) -> Value:
-    """Computes an instruction in the mode `rounding`: by `nearest` for rn, else by `exact` for float64 operands.  For
-    float32 operands in modes other than rn, rounds the float64 result of `wide`."""
+    """Computes an instruction in the mode `rounding`.  rn calls `nearest`.  Any other mode calls `exact` for each lane
+    of float64 operands.  For float32 operands, it calls `wide` in float64 and rounds the result."""
     if ftz:
         operands = [flush(x) for x in operands]
     if rounding == "rn":
@@ -230,7 +230,7 @@ def _sum_and_error(a: Value, b: Value) -> tuple[Value, Value]:
 
 
 def _redone(function: Callable[..., float], where: Value, result: Value, *operands: Value) -> Value:
-    """Returns `result`, with the lanes of the mask `where` recomputed by `function` and rounded to nearest."""
+    """Returns a copy of `result`.  In the lanes of the mask `where`, `function` computes the values again with rn."""
     if not np.ndim(result):
         return exact_lanes(function, "rn", *operands)
     chosen_operands = [np.broadcast_to(x, result.shape)[where] for x in operands]

@@ -152,7 +152,7 @@ def _encode_f16(x: Value, rounding: str) -> Value:
 
 
 def _dropped(bits: Value, count: int, rounding: str) -> Value:
-    """Rounds the bits of a float32 at bit `count`.  The caller then drops the last `count` bits."""
+    """Rounds the bits of a float32, before the caller drops the last `count` bits."""
     half_unit = 1 << (count - 1)
     if rounding == "rn":
         return bits + np.uint32(half_unit - 1) + ((bits >> count) & _ONE)
@@ -178,9 +178,9 @@ def _encode_tf32(x: Value, rounding: str) -> Value:
 def _encode_byte(x: Value, name: str, saturate: bool) -> Value:
     """Encodes float32 values to 8-bit codes by a table.  The upper 16 bits of the float32 index this table.
 
-    If the lower 16 bits are not all 0, the last upper bit is set to 1 (round-to-odd).  The upper bits hold a
-    significand of 8 bits; that of an 8-bit format has at most 4.  Two bits more are enough for round-to-odd, so the
-    table's rounding is correct."""
+    If the lower 16 bits are not all 0, the last upper bit is set to 1 (round-to-odd).  The upper bits hold 8 bits of
+    significand.  An 8-bit format has at most 4.  Round-to-odd needs only 2 bits more than the format, so the table
+    rounds correctly."""
     bits = x.view(np.uint32)
     return _byte_table(name, saturate)[(bits >> _HALF_BITS) | ((bits & _LOWER_MASK) != 0)]
 
@@ -218,9 +218,11 @@ def cvt(
     """Converts `x` from the type `source` to the type `to`.
 
     `rounding` is rn, rz, rm, rp (rna for tf32) for a float result, and rni, rzi, rmi, rpi for an integer result.
-    Without `rounding`, float results are rounded to nearest, and integer results toward zero.  For an integer result, a
-    float is clamped to the integer's range.  If `source` is f64 or the integer has 64 bits, NaN becomes the integer
-    with only the highest bit set, else 0.  Raises `ValueError` on a type or mode that PTX does not have."""
+    Without `rounding`, float results are rounded to nearest, and integer results toward zero.
+
+    For an integer result, a float is clamped to the integer's range.  NaN becomes 0 if `source` has at most 32 bits and
+    `to` has at most 32 bits.  Otherwise, NaN becomes the integer with only the highest bit set.  Raises `ValueError` on
+    a type or mode that PTX does not have."""
     if source in INTEGER_DTYPES:
         value = _integer(x, INTEGER_DTYPES[source])
         if to in INTEGER_DTYPES:
@@ -245,14 +247,14 @@ def cvt_pair(
 
 def cvt_rn_bf16x2_f32(high: Value, low: Value) -> Value:
     """Runs `cvt.rn.bf16x2.f32` without modifiers."""
-    upper, lower = high.view(np.uint32), low.view(np.uint32)
+    upper_bits, lower_bits = high.view(np.uint32), low.view(np.uint32)
     is_nan = (high != high) | (low != low)
     if some(is_nan):
         return pack_pair(encode(high, "bf16"), encode(low, "bf16"))
     # This rounds both halves in place, in half the time of encoding and packing.
-    upper = upper + ((upper >> _HALF_BITS & _ONE) + _BELOW_TIE)
-    lower = lower + ((lower >> _HALF_BITS & _ONE) + _BELOW_TIE)
-    return (upper & _UPPER_MASK) | (lower >> _HALF_BITS)
+    upper_bits = upper_bits + ((upper_bits >> _HALF_BITS & _ONE) + _BELOW_TIE)
+    lower_bits = lower_bits + ((lower_bits >> _HALF_BITS & _ONE) + _BELOW_TIE)
+    return (upper_bits & _UPPER_MASK) | (lower_bits >> _HALF_BITS)
 
 
 def cvt_fp8x2_f16x2(x: Value, to: str, relu: bool = False) -> Value:

@@ -27,12 +27,12 @@ def mul_hi(a: Value, b: Value) -> Value:
     """Runs `mul.hi`: returns the upper half of the product of 16-, 32- or 64-bit integers."""
     if a.itemsize < 8:
         return (mul_wide(a, b) >> (8 * a.itemsize)).astype(a.dtype)
-    high = _upper_u64(unsigned(a), unsigned(b))
+    upper_word = _upper_u64(unsigned(a), unsigned(b))
     if not is_signed(a):
-        return high
+        return upper_word
     # As unsigned, a negative operand is 2**64 too large: subtract the other operand from the upper half.
-    high = high - (unsigned(a >> 63) & unsigned(b)) - (unsigned(b >> 63) & unsigned(a))
-    return high.view(np.int64)
+    upper_word = upper_word - (unsigned(a >> 63) & unsigned(b)) - (unsigned(b >> 63) & unsigned(a))
+    return upper_word.view(np.int64)
 
 
 def _upper_u64(a: Value, b: Value) -> Value:
@@ -49,7 +49,8 @@ def mad_hi(a: Value, b: Value, c: Value, sat: bool = False) -> Value:
 
 
 def mul24(a: Value, b: Value, high: bool = False) -> Value:
-    """Runs `mul24`: multiplies the low 24 bits of 32-bit integers.  Returns product bits 0-31, or 16-47 with `high`."""
+    """Runs `mul24`: multiplies the low 24 bits of 32-bit integers.  Returns bits 0 to 31 of the product.  With `high`,
+    returns bits 16 to 47."""
     kind = (SIGNED if is_signed(a) else UNSIGNED)[8]
     a, b = (((x << 8) >> 8).astype(kind) for x in (a, b))
     product = a * b
@@ -153,7 +154,8 @@ def dp4a(a: Value, b: Value, c: Value, a_signed: bool, b_signed: bool) -> Value:
 
 
 def dp2a(a: Value, b: Value, c: Value, a_signed: bool, b_signed: bool, high: bool) -> Value:
-    """Runs `dp2a`: adds `c` to the dot product of `a`'s halves and `b`'s lower two bytes (upper two with `high`)."""
+    """Runs `dp2a`: adds `c` to a dot product of two elements.  The elements are the 16-bit halves of `a`, and the lower
+    two bytes of `b`.  With `high`, they are the upper two bytes of `b`."""
     b_bytes = _wide_parts(b, 1, b_signed)[..., 2:] if high else _wide_parts(b, 1, b_signed)[..., :2]
     return unsigned(c) + _dot(_wide_parts(a, 2, a_signed), b_bytes)
 

@@ -1,18 +1,18 @@
 """Records the order of the work of a grid's CTAs, as sets of epochs.  Few CTAs ever synchronise, so sets are enough.
 
-An actor is a CTA, or a warp if the warps of a CTA are tracked separately.  An epoch is a period of an actor's work.  A
-CTA's epoch ends at a release.  A warp's epoch ends when the warp's clock advances.  Epochs are numbered over the grid
-in order of their start; 0 means no epoch.  A set of epochs is an integer with one bit per epoch.  An actor knows an
-epoch if the epoch is ordered before the actor's next access.
+An actor is a CTA.  If the warps of a CTA are tracked separately, an actor is a warp.  An epoch is a period of an
+actor's work.  A CTA's epoch ends when the CTA releases its work.  A warp's epoch ends when the warp's clock advances.
+Epochs are numbered over the grid in order of their start; 0 means no epoch.  A set of epochs is an integer with one bit
+per epoch.  An actor knows an epoch if the epoch is ordered before the actor's next access.
 
 CTAs synchronise through atomics, strong loads and strong stores on the same global address (PTX ISA 8.7, section
 "Memory Consistency Model").  A release is an access with .release, or an access after a fence.  An acquire is an access
 with .acquire, or an access before a fence.  Fences and atomics of .cta scope order nothing here.  Fences and atomics of
 .cluster scope (`near`) order only CTAs of one cluster, so their releases are stored separately.
 
-A warp's release covers its own work, and the work of its CTA's other warps before their last common barrier.  After an
-acquire by one warp, the other warps know the acquired epochs from the next barrier on.  `attach` takes the
-`VectorClocks` that record these barriers; CTAs of a cluster share them.  Without `VectorClocks`, a whole CTA is one
+A warp's release covers the warp's own work.  It also covers what the CTA's other warps did before the last barrier of
+all these warps.  After one warp acquires epochs, the other warps know them from the next barrier on.  `attach` takes
+the `VectorClocks` that record these barriers; CTAs of a cluster share them.  Without `VectorClocks`, a whole CTA is one
 actor.
 """
 
@@ -42,7 +42,7 @@ class _Log:
         self._sets: list[list[int]] = [[] for _ in range(warps)]
 
     def add(self, warp: int, clock: int, epochs: int) -> None:
-        """Records that `warp` learns the set `epochs` when its clock is at `clock`.  `clock` never decreases."""
+        """Records that `warp` learns the set `epochs` when the warp's clock shows `clock`.  `clock` never decreases."""
         epoch_sets = self._sets[warp]
         epoch_sets.append(epochs | (epoch_sets[-1] if epoch_sets else 0))
         self._clocks[warp].append(clock)
@@ -100,9 +100,10 @@ class CtaOrder:
         self._released: dict[Hashable, int] = {}
 
     def attach(self, cta: int, clocks: VectorClocks, slot: int, first: int = 0, leader: int | None = None) -> None:
-        """Connects `cta` with `clocks`.  There, the CTA's warps are the warps `first`, `first + 1`, ... of `slot`.
+        """Connects `cta` with the vector clocks `clocks`, which record the barriers of its warps.
 
-        CTAs of a cluster share a slot.  As `leader`, they all pass the number of the same CTA of their cluster."""
+        `slot` is the number in `clocks` of the CTA or its cluster.  The CTA's warps have the numbers `first`, `first +
+        1`, ... in it.  All CTAs of a cluster pass one CTA of the cluster as `leader`."""
         self._clocks[cta] = clocks, slot, first
         if leader is not None:
             self._leaders[cta] = leader
@@ -137,7 +138,7 @@ class CtaOrder:
         stores: bool = True,
         near: bool = False,
     ) -> None:
-        """Records an atomic or a strong store on `address`, or a strong load if `stores` is false.
+        """Records an atomic or a strong store on `address`.  If `stores` is false, records a strong load.
 
         `near` means .cluster scope.  Callers report the access itself by `GlobalRaces.atomic` or `GlobalRaces.poll`.
         """
@@ -161,7 +162,7 @@ class CtaOrder:
     def unknown(self, actor: int, epochs: int, beyond: bool = False) -> int:
         """Returns those of `epochs` that belong to other CTAs and are not ordered before the next access of `actor`.
 
-        With `beyond`, considers only CTAs of other clusters."""
+        With `beyond`, the CTAs of the actor's own cluster do not count as other CTAs."""
         cta = actor // self.warps
         other_epochs = epochs & ~(self._clusters.get(self._leaders[cta], 0) if beyond else self._epochs_of.get(cta, 0))
         return other_epochs and other_epochs & ~self._seen(self._known, actor)

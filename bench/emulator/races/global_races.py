@@ -3,10 +3,10 @@
 A granule is a small aligned group of bytes.  Two CTAs race if both access one granule and nothing orders the accesses
 (`CtaOrder`).  At least one access must be a write, and at least one must not be an atomic.  Accesses within one CTA are
 not compared.  Callers report a store that sets a flag (.relaxed, .release, .volatile) by `atomic`, and a load that
-polls a flag by `poll`.  Such stores and loads do not race with each other.
+polls a flag by `poll`.  A flag's stores do not race with its loads.
 
-An epoch is the work of a CTA between two of its releases.  The epochs that accessed a granule form a set.  Each
-distinct set is stored once and has a number.
+An epoch (see `cta_order.py`) is a period of the work of a CTA or a warp.  The epochs that accessed a granule form a
+set.  Each distinct set is stored once and has a number.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Touched:
         self.untouched = True
 
     def join(self, cells: Ints, epochs: Int32Array, instruction: int, sets: EpochSets) -> None:
-        """Adds each lane's epoch, `epochs` (n,), to the sets of the granules that the lane accesses: `cells` (n, k)."""
+        """Adds each lane's epoch, `epochs` (n,), to the sets of the lane's k granules: `cells` (n, k)."""
         own_sets = sets.of_epochs(epochs)[:, None]
         self._touch()
         old_sets = self.sets.take(cells)
@@ -99,7 +99,8 @@ class Touched:
             self.sets[cells] = 0
 
     def _touch(self) -> None:
-        """Allocates the tables at the first touch (access), because most grids need only two of the five kinds."""
+        """Allocates the tables at the first touch (access).  A grid has a `Touched` for each of five kinds of access,
+        and most grids use only two."""
         if self.untouched:
             self.untouched = False
             self.sets: Int32Array = np.zeros(self._count, np.int32)
@@ -109,9 +110,9 @@ class Touched:
 class GlobalRaces(CtaOrder):
     """Detects races on the global memory that a grid of `ctas` CTAs uses, by shadow memory for each granule.
 
-    `granule_bytes`, the size of a granule, is a power of two up to 16.  An actor is a CTA, or one of its `warps` warps,
-    as in `CtaOrder`.  At most `limit` different races are stored.  Raises `ValueError` on another `granule_bytes`, and
-    on `ctas` or `warps` below 1."""
+    `granule_bytes`, the size of a granule, is a power of two up to 16.  An actor is a CTA if `warps` is 1.  Otherwise,
+    it is one of the `warps` warps of a CTA.  At most `limit` different races are stored.  Raises `ValueError` on
+    another `granule_bytes`, and on `ctas` or `warps` below 1."""
 
     def __init__(self, ctas: int, granule_bytes: int = 4, limit: int = 100, warps: int = 1) -> None:
         if granule_bytes not in GRANULE_SIZES:
@@ -174,7 +175,7 @@ class GlobalRaces(CtaOrder):
         """Records writes of n lanes.  The arguments up to `instruction` are those of `read`.
 
         `values` are the stored registers.  `old` is a function that returns the earlier values; it is called only at a
-        race.  With `values` and `old`, the race's `same_value` tells whether the write left the value unchanged."""
+        race.  If the caller gives both, the race's `same_value` tells whether the write left the value unchanged."""
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         for race_kind, touched_cells in (
             ("write-write", self._writes),
@@ -193,7 +194,7 @@ class GlobalRaces(CtaOrder):
         self._collide(actors, epochs, cells, instruction, values)
 
     def atomic(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
-        """Records an atomic operation of lanes, with the arguments of `read`.  It orders nothing; `synchronise` does.
+        """Records an atomic operation of lanes, with the arguments of `read`.  Only `synchronise` records an order.
 
         An operation of .cluster scope (`near`) is not atomic for CTAs of other clusters."""
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
@@ -245,7 +246,7 @@ class GlobalRaces(CtaOrder):
         is_other_set = (set_numbers != 0) & (set_numbers != self._sets.of_epochs(epochs)[:, None])
         if not is_other_set.any():
             return
-        lanes, columns = np.nonzero(is_other_set)
+        lanes, granule_columns = np.nonzero(is_other_set)
         pairs, inverse_index = np.unique(actors[lanes] << 32 | set_numbers[is_other_set], return_inverse=True)
         unknown_epochs = [
             self.unknown(int(pair) >> 32, self._sets.members[int(pair) & 0xFFFFFFFF], beyond) for pair in pairs
@@ -261,7 +262,7 @@ class GlobalRaces(CtaOrder):
         for first_index, count in zip(*np.unique(race_keys, return_index=True, return_counts=True)[1:], strict=True):
             remaining_epochs = unknown_epochs[int(inverse_index[first_index])]
             if remaining_epochs:
-                lane, cell = int(lanes[first_index]), int(cells[lanes[first_index], columns[first_index]])
+                lane, cell = int(lanes[first_index]), int(cells[lanes[first_index], granule_columns[first_index]])
                 owner = self.owners[(remaining_epochs & -remaining_epochs).bit_length() - 1]
                 earlier_instruction = int(touched.instructions[cell])
                 cta = int(actors[lane]) // self.warps
@@ -274,24 +275,24 @@ class GlobalRaces(CtaOrder):
         is_overwritten = self._writes.sets.take(first_cells) != own_sets
         if not is_overwritten.any():
             return
-        losers = np.flatnonzero(is_overwritten)
+        losing_lanes = np.flatnonzero(is_overwritten)
         # A granule keeps the write of its last lane.
-        last_lanes = last_of(first_cells)[losers]
+        last_lanes = last_of(first_cells)[losing_lanes]
         ctas = actors // self.warps
-        in_two_ctas = ctas[losers] != ctas[last_lanes]
-        losers, last_lanes = losers[in_two_ctas], last_lanes[in_two_ctas]
-        same_value: Bools = np.zeros(losers.size, np.bool_)
+        in_two_ctas = ctas[losing_lanes] != ctas[last_lanes]
+        losing_lanes, last_lanes = losing_lanes[in_two_ctas], last_lanes[in_two_ctas]
+        same_value: Bools = np.zeros(losing_lanes.size, np.bool_)
         if values is not None:
-            kept_lanes = last_of(first_cells << 32 | ctas)[losers]
-            same_value = equal(chosen(values, kept_lanes), chosen(values, last_lanes), losers.size)
+            kept_lanes = last_of(first_cells << 32 | ctas)[losing_lanes]
+            same_value = equal(chosen(values, kept_lanes), chosen(values, last_lanes), losing_lanes.size)
         for keeps_value in (False, True):
             race_indices = np.flatnonzero(same_value == keeps_value)
             if race_indices.size:
                 first_race = int(race_indices[0])
                 first_cta, second_cta = (
-                    int(actors[lane]) // self.warps for lane in (losers[first_race], last_lanes[first_race])
+                    int(actors[lane]) // self.warps for lane in (losing_lanes[first_race], last_lanes[first_race])
                 )
-                cell = int(first_cells[losers[first_race]])
+                cell = int(first_cells[losing_lanes[first_race]])
                 self._add(
                     "write-write", instruction, instruction, first_cta, second_cta, cell, keeps_value, race_indices.size
                 )

@@ -50,7 +50,7 @@ class Cells(NamedTuple):
 
 
 class Late(NamedTuple):
-    """Holds m late stamps: stamps of earlier accesses that are not ordered before one of n new accesses."""
+    """Holds m stamps of earlier accesses that race with n new accesses: no order puts them before the new accesses."""
 
     access: Ints
     """For each stamp, the index of the access with which it has no order: (m,), below n."""
@@ -84,7 +84,8 @@ class LastOf:
     def late(self, cells: Cells, known: Stamps) -> Late | None:
         """Returns the stamps that are not ordered before the accesses of `cells`, or None if there are none.
 
-        A stamp is ordered if it is below its actor's limit in `known` (n or 1, actors)."""
+        `known` is (n, actors), or (1, actors) for all n accesses.  It has a limit for each actor: the actor's stamps
+        below this limit are ordered."""
         blocks = self._blocks.take(cells.blocks, axis=0) >= known
         if not blocks.any():
             return None
@@ -127,7 +128,7 @@ class Shadow:
 
 
 class Lanes:
-    """Describes accesses of lanes through the generic proxy.  With `copies`, these accesses are cp.async copies."""
+    """Describes accesses that lanes make through the generic proxy.  If `copies` is true, they are cp.async copies."""
 
     def __init__(
         self,
@@ -172,11 +173,11 @@ class Lanes:
         return self.actors[late.access]
 
     def but_for_proxy(self, late: Late) -> Bools:
-        """Returns, per stamp (m,), whether only a proxy fence is missing.  All are false: none is needed here."""
+        """Returns False for each stamp (m,): accesses of the generic proxy never lack a proxy fence."""
         return np.zeros(late.access.size, np.bool_)
 
     def collisions(self) -> tuple[Ints, Ints] | None:
-        """Returns the accesses that a later lane of the instruction overwrites, and for each of them the last lane.
+        """Returns the accesses that a later lane of the instruction overwrites, and for each access the last such lane.
 
         Returns None if there are none.  All accesses have one width and aligned addresses.  So they overlap completely
         or not at all, and comparing their first granules is enough."""
@@ -184,10 +185,10 @@ class Lanes:
         lanes = _LANES[: granules.size] if granules.size <= _LANES.size else np.arange(granules.size, dtype=np.int32)
         self._shadow.winners[granules] = lanes
         winning_lanes = self._shadow.winners.take(granules)
-        is_clash = winning_lanes != lanes
-        if not is_clash.any():
+        is_overwritten = winning_lanes != lanes
+        if not is_overwritten.any():
             return None
-        losing_lanes = np.flatnonzero(is_clash)
+        losing_lanes = np.flatnonzero(is_overwritten)
         return losing_lanes, winning_lanes[losing_lanes].astype(np.int64)
 
     def last_of_warp(self) -> Ints:
@@ -262,8 +263,8 @@ def nearly_equal(values: Values, others: Values, accesses: int) -> Bools:
 
 
 def _as_floats(value: npt.NDArray[Any], other: npt.NDArray[Any]) -> Iterator[tuple[Any, Any, float]]:
-    """Yields both values as floats, and the largest difference by rounding.  16-bit values are yielded as fp16 and as
-    bf16.  A format is skipped if all numbers in it are tiny, because the bits are then integers."""
+    """Yields `value` and `other` as floats, and the largest difference by rounding.  16-bit values are yielded as fp16
+    and as bf16.  A format is skipped if all numbers in it are tiny, because the bits are then integers."""
     if value.itemsize % 4 == 0:
         yield value.view(np.float32), other.view(np.float32), MAX_FP32_ROUNDING
     elif value.itemsize == 2:
@@ -293,7 +294,7 @@ def _registers(values: Values) -> Sequence[Value]:
 
 
 def _words(value: Value) -> npt.NDArray[np.unsignedinteger]:
-    """Returns the bits of a value as unsigned words: (n or 1, words)."""
+    """Returns the bits of a value as unsigned words: (lanes, words), or (1, words) for a scalar."""
     value_column = _columns(value)
     words: npt.NDArray[np.unsignedinteger] = value_column.view(f"u{min(value_column.itemsize, 8)}")
     return words

@@ -1,10 +1,11 @@
 """Finds races on shared memory by vector clocks, whatever order the emulator runs the warps in.
 
-The lanes of a warp run in lockstep here, so the actions of one warp are ordered.  A race between lanes of one warp is
-reported only if one instruction writes different values to one address.  Memory keeps the value of the last lane.  If
-two warps write one address, only the values of their last lanes are compared.  The reason: since Triton 3.8, all warps
-that hold a row store the row's sum to one address.  A fused multiply-add rounds this sum differently in each lane.
-Order is tracked per warp, not per thread: if half of a warp reaches a barrier, the whole warp counts as arrived.
+The lanes of a warp run in lockstep here, so the actions of one warp are ordered.  Lanes of one warp race only if one
+instruction writes different values to one address.  Memory keeps the value of the last lane.
+
+If two warps write one address, only the values of their last lanes are compared.  The reason: since Triton 3.8, all
+warps that hold a row store the row's sum to one address.  A fused multiply-add rounds this sum differently in each
+lane.  Order is tracked per warp, not per thread: if half of a warp reaches a barrier, the whole warp counts as arrived.
 
 A slot is the shared memory of a CTA or a cluster.  Slot `s` has the byte addresses `[s * size, (s + 1) * size)`.
 `width` is a power of two from the granule size to 1024 bytes.  Addresses are multiples of `width`, as PTX requires.
@@ -111,7 +112,7 @@ class SharedRaces(VectorClocks):
     def atomic(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
         """Records an atomic operation of lanes.  It races with reads and writes, but not with other atomics.
 
-        The operation itself orders nothing.  For a lock made of atomics, also call `signal`, `complete` and `wait`."""
+        This call records no order.  If the atomics form a lock, callers also call `signal`, `complete` and `wait`."""
         access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
         self._meet(access, access.late_writes(), "write-write", instruction)
         self._meet(access, access.late(self._shadow.reads, self.readers), "read-write", instruction)
@@ -149,7 +150,7 @@ class SharedRaces(VectorClocks):
         self.latest[transfer.slot, transfer.actor] = access.stamp
 
     def end(self, slot: int) -> None:
-        """Ends the CTA in `slot`.  Reports operations that no warp waited for, because another CTA gets the memory."""
+        """Ends the CTA in `slot`.  Reports operations that no warp waited for, as the next CTA gets their memory."""
         for stamp in self.never_awaited(slot):
             instruction, actor_name = (stamp & LOWER_MASK) >> ACTOR_BITS, self.name_of(stamp & ACTOR_MASK)
             self.findings.add(Race("shared", "end", instruction, instruction, actor_name, actor_name, 0, slot))
@@ -168,9 +169,9 @@ class SharedRaces(VectorClocks):
     ) -> None:
         """Records complete_tx: an asynchronous transfer arrives at an mbarrier.
 
-        The mbarrier's init must be ordered before the transfer's issue.  With `needs_fence`, an init counts as ordered
-        only after a `fence_mbarrier_init` or a `fence_proxy_async`.  Triton 3.7 emits no such fence for a cluster of
-        one CTA."""
+        The mbarrier's init must be ordered before the transfer's issue.  If `needs_fence` is true, this order needs a
+        `fence_mbarrier_init` or a `fence_proxy_async`.  Callers pass false for a CTA's own mbarrier, because Triton 3.7
+        emits no such fence for it."""
         access = Operation(self._shadow, transfer, np.array([address]), MBARRIER_BYTES, instruction)
         self._meet(access, access.late_writes(INIT if needs_fence else GENERIC), "write-read", instruction)
 

@@ -10,18 +10,18 @@ access.  The idea is that of FastTrack (Flanagan and Freund, 2009).  Three kinds
 - INIT is the order of mbarrier inits before uses of the mbarriers; fence.mbarrier_init is enough for INIT.
 
 A stamp is an int64: the clock in the upper 32 bits, the instruction's number in bits 12 to 31, the actor in the lower
-12 bits.  For each actor, a warp stores a limit `known`: the smallest stamp of this actor that the warp does not know.
-So an access is ordered if `stamp < known`.
+12 bits.  Each warp stores a limit `known` for each actor.  The warp knows all stamps of the actor below this limit.  So
+an access is ordered if `stamp < known`.
 
 A slot is a CTA, or a cluster with CTAs that access each other's memory.  A slot with W warps has these actors:
 
 - W warps;
 - W wgmma streams and W bulk streams for reads: they complete in the order of issue, so one clock serves a stream;
 - W cp.async streams for writes, also in order;
-- a pool for TMA loads: loads complete in any order, and each load takes the next number of the pool.
+- a pool for TMA loads: loads complete in any order, and each load takes the next actor of the pool.
 
-Numbers of the pool are used again.  An earlier load that no warp waited for is forgotten once a warp waits for the
-later load with the same number.
+After the last actor of the pool, loads take the first one again.  An earlier load that no warp waited for is forgotten
+once a warp waits for the later load of the same actor.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class VectorClocks:
     def barrier(self, slots: IndexOrArray, warps: IndexOrArray, key: Hashable = None) -> None:
         """Executes `bar.sync`: in each of `slots`, each of `warps` learns all that any of these warps knows.
 
-        `key` is a named barrier, and needs a single slot.  The warps then also learn what bar.arrive has released to
-        this barrier since its last use."""
+        `key` is a named barrier.  With `key`, `slots` must be a single slot.  The warps then also learn what bar.arrive
+        has released to this barrier since its last use."""
         s, w = _outer(slots, warps)
         if key is not None and (sync_object := self._objects[int(s[0, 0])].pop(key, None)) is not None:
             self.known[:, s, w] = np.maximum(self.known[:, s, w], sync_object.pending[:, None, None])
@@ -139,7 +139,7 @@ class VectorClocks:
         self._object(slot, key).join_one(INIT, slice(None), self.known[INIT, slot, _flat(warps)].max(axis=0))
 
     def complete(self, slot: int, key: Hashable) -> None:
-        """Ends the phase of the barrier `key`.  Warps that wait for this phase learn only what was signalled before."""
+        """Ends the current phase of the barrier `key`.  A wait for this phase learns nothing signalled later."""
         self._object(slot, key).complete()
 
     def wait(self, slot: int, warps: IndexOrArray, key: Hashable) -> None:
@@ -207,7 +207,7 @@ class VectorClocks:
         ]
 
     def never_awaited(self, slot: int) -> list[int]:
-        """Returns the last stamps of the asynchronous operations that no warp of `slot` knows to be complete."""
+        """Returns the latest stamp of each stream or TMA load in `slot`, if no warp knows that it is complete."""
         latest_stamps = self.latest[slot]
         return [int(stamp) for stamp in latest_stamps[latest_stamps >= self.known[GENERIC, slot].max(axis=0)]]
 
@@ -255,7 +255,7 @@ def _flat(index: IndexOrArray) -> npt.NDArray[np.integer]:
 
 
 def _outer(slots: IndexOrArray, warps: IndexOrArray) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
-    """Returns two index arrays that together select every pair of a slot and a warp."""
+    """Returns the indices as arrays (slots, 1) and (1, warps).  Together they select every pair of slot and warp."""
     return np.asarray(slots).reshape(-1, 1), np.asarray(warps).reshape(1, -1)
 
 

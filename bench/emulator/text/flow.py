@@ -89,20 +89,20 @@ class Flow:
         return self._starts[grain]
 
     def _find_starts(self, grain: int) -> frozenset[int]:
-        starts = {0}
+        block_starts = {0}
         for instruction in self.kernel.instructions:
             instruction_index = instruction.number
             if instruction_index in self._targets:
-                starts |= {instruction_index + 1, *self._targets[instruction_index]}
+                block_starts |= {instruction_index + 1, *self._targets[instruction_index]}
             elif waits(instruction):
-                starts |= {instruction_index, instruction_index + 1}
+                block_starts |= {instruction_index, instruction_index + 1}
             elif lanes_together(instruction) > grain:
-                starts.add(instruction_index)
-        return frozenset(start for start in starts if start < self.size)
+                block_starts.add(instruction_index)
+        return frozenset(start for start in block_starts if start < self.size)
 
     def block(self, start: int, grain: int) -> BasicBlock:
         """Returns the basic block that begins at instruction `start`, for groups of `grain` lanes."""
-        starts = self.starts(grain)
+        block_starts = self.starts(grain)
         position = start
         while position < self.size:
             if position in self._targets:
@@ -110,13 +110,13 @@ class Flow:
                 falls_through = self.kernel.instructions[position].predicate is not None
                 return BasicBlock(start, position + 1, (*targets, position + 1) if falls_through else targets)
             position += 1
-            if position in starts:
+            if position in block_starts:
                 break
         return BasicBlock(start, position, (position,))
 
     @cached_property
     def live(self) -> dict[int, frozenset[int]]:
-        """Returns the live registers at the start of each basic block.  The basic blocks are for groups of 1 lane."""
+        """Returns the live registers at the start of each basic block.  The blocks are those for single lanes."""
         start_order = sorted(self.starts(1))
         blocks = {start: self.block(start, 1) for start in start_order}
         used_by_block: dict[int, set[int]] = {}

@@ -1,4 +1,4 @@
-"""Chooses a NumPy type for each register: the type that most of its uses need.  Other uses need a view of the bits.
+"""Chooses a NumPy type for each register: the type that most of its uses need.  Other uses reinterpret the bits.
 
 The declared type of a PTX register gives only its width: Triton keeps floats in `.b32` registers.
 """

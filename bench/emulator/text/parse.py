@@ -112,7 +112,7 @@ class Body:
             self._place = syntax.Place(name, int(line), outer_call) if int(line) else self._place
 
     def _full_name(self, name: str) -> str:
-        return next((path for path in self._files.values() if path.rsplit("/", 1)[-1] == name), name)
+        return next((file_path for file_path in self._files.values() if file_path.rsplit("/", 1)[-1] == name), name)
 
     def _statement(self, text: str) -> None:
         if text.startswith((".pragma", ".noreturn")):
@@ -150,7 +150,7 @@ class Body:
         self.tables[table_label] = tuple(names)
 
     def _label_key(self, name: str) -> str:
-        """Returns the label's name and all open scopes, the innermost first, as one text for `find_label`."""
+        """Returns the label's name and all open scopes, the innermost first, as one text.  `find_label` parses it."""
         return "|".join([name, *(str(scope.number) for scope in reversed(self._scopes))])
 
     def _register(self, name: str, kind: str) -> syntax.Register:
@@ -323,13 +323,13 @@ def _triple(directives: str, name: str) -> tuple[int, int, int] | None:
     directive = re.search(rf"\.{name}\s+([\d\s,]+)", directives)
     if not directive:
         return None
-    sizes = [int(size) for size in split(directive[1])]
-    x, y, z = (sizes + [1, 1])[:3]
+    block_sizes = [int(size) for size in split(directive[1])]
+    x, y, z = (block_sizes + [1, 1])[:3]
     return x, y, z
 
 
 def _share(directives: str, block: tuple[int, int, int] | None) -> int | None:
-    """Returns a thread's share of registers: the most that lets `.minnctapersm` CTAs fit on one SM."""
+    """Returns how many registers each thread may have, so that `.minnctapersm` CTAs fit on one SM."""
     min_ctas = _single(directives, "minnctapersm")
     if not min_ctas or block is None:
         return None

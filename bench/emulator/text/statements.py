@@ -78,8 +78,8 @@ def statements(body: str) -> Iterator[Statement]:
     """Returns the statements of a body, in order."""
     index, body_length = 0, len(body)
     while index < body_length:
-        if match := _WHITESPACE_PATTERN.match(body, index):
-            index = match.end()
+        if token_match := _WHITESPACE_PATTERN.match(body, index):
+            index = token_match.end()
             continue
         character = body[index]
         if character in "{}":
@@ -87,15 +87,15 @@ def statements(body: str) -> Iterator[Statement]:
             index += 1
         elif character == ";":
             index += 1
-        elif match := _LINE_DIRECTIVE_PATTERN.match(body, index):
-            yield Statement("line", match[0])
-            index = match.end()
-        elif match := _LABEL_PATTERN.match(body, index):
-            yield Statement("label", match[1])
-            index = match.end()
-        elif match := _STATEMENT_PATTERN.match(body, index):
-            yield Statement("text", match[0][:-1].strip())
-            index = match.end()
+        elif token_match := _LINE_DIRECTIVE_PATTERN.match(body, index):
+            yield Statement("line", token_match[0])
+            index = token_match.end()
+        elif token_match := _LABEL_PATTERN.match(body, index):
+            yield Statement("label", token_match[1])
+            index = token_match.end()
+        elif token_match := _STATEMENT_PATTERN.match(body, index):
+            yield Statement("text", token_match[0][:-1].strip())
+            index = token_match.end()
         else:
             raise syntax.PtxError(f"PTX: expected a statement that ends with ';', got {body[index : index + 60]!r}")
 
@@ -172,11 +172,11 @@ def number(text: str) -> int:
     """Reads an integer constant.  Raises `PtxError` on any other text."""
     if not _NUMBER_PATTERN.match(text):
         raise syntax.PtxError(f"PTX: expected an integer constant, got {text!r}")
-    digits = text.rstrip("U")
+    number_text = text.rstrip("U")
     # A leading zero means octal in PTX, as in C.
-    if re.match(r"[-+]?0\d", digits):
-        return int(digits, 8)
-    return int(digits, 0)
+    if re.match(r"[-+]?0\d", number_text):
+        return int(number_text, 8)
+    return int(number_text, 0)
 
 
 def parse_operand(text: str, resolve: NameResolver) -> syntax.Operand:
@@ -259,15 +259,15 @@ def declared_variable(text: str) -> syntax.Variable | None:
     if kind is None or name is None or kind[1] not in syntax.TYPE_WIDTHS:
         raise syntax.PtxError(f"PTX: expected a variable of a known type, got {text!r}")
     element_bytes = syntax.TYPE_WIDTHS[kind[1]]
-    sizes = [int(length or 0) for length in re.findall(r"\[\s*(\d*)\s*\]", name[2])]
+    array_sizes = [int(length or 0) for length in re.findall(r"\[\s*(\d*)\s*\]", name[2])]
     vector_match = re.search(r"\.v([248])\b", declarator)
     if vector_match is not None:
-        sizes.append(int(vector_match[1]))
+        array_sizes.append(int(vector_match[1]))
     references: list[syntax.Reference] = []
     initial_bytes = (
-        _initial(initial_text.strip(), kind[1], element_bytes, references, sizes) if initial_text.strip() else b""
+        _initial(initial_text.strip(), kind[1], element_bytes, references, array_sizes) if initial_text.strip() else b""
     )
-    length = max(element_bytes * math.prod(sizes), len(initial_bytes))
+    length = max(element_bytes * math.prod(array_sizes), len(initial_bytes))
     natural_align = element_bytes * int(vector_match[1]) if vector_match else element_bytes
     return syntax.Variable(
         name[1], space, length, int(align_match[1]) if align_match else natural_align, initial_bytes, tuple(references)
@@ -279,23 +279,23 @@ def _initial(
 ) -> bytes:
     """Returns an initialiser's bytes, which begin at byte `start` of the variable.  Addresses are written as zeros, and
     are added to `references`."""
-    values = split(text[1:-1]) if text.startswith("{") else [text]
+    item_texts = split(text[1:-1]) if text.startswith("{") else [text]
     initial_bytes = b""
-    for value in values:
-        if value.startswith("{"):
-            value_bytes = _initial(value, kind, width, references, sizes[1:], start + len(initial_bytes))
+    for item_text in item_texts:
+        if item_text.startswith("{"):
+            value_bytes = _initial(item_text, kind, width, references, sizes[1:], start + len(initial_bytes))
             initial_bytes += value_bytes.ljust(width * math.prod(sizes[1:]), b"\0")
-        elif reference := _REFERENCE_PATTERN.match(value):
+        elif reference := _REFERENCE_PATTERN.match(item_text):
             mask_text, symbol, offset = reference[1], reference[2] or reference[3], reference[4] or "0"
             mask_bits = int(mask_text, 16) if mask_text else (1 << 64) - 1
             references.append(
                 syntax.Reference(start + len(initial_bytes), width, symbol, int(offset.replace(" ", "")), mask_bits)
             )
             initial_bytes += bytes(width)
-        elif width >= 4 and (kind.startswith("f") or _FLOAT_BITS_PATTERN.match(value)):
-            initial_bytes += struct.pack("<f" if width == 4 else "<d", _float(value))
+        elif width >= 4 and (kind.startswith("f") or _FLOAT_BITS_PATTERN.match(item_text)):
+            initial_bytes += struct.pack("<f" if width == 4 else "<d", _float(item_text))
         else:
-            initial_bytes += (number(value) % (1 << 8 * width)).to_bytes(width, "little")
+            initial_bytes += (number(item_text) % (1 << 8 * width)).to_bytes(width, "little")
     return initial_bytes
 
 

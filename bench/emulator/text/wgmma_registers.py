@@ -47,8 +47,9 @@ def accumulators(kernel: PtxKernel) -> frozenset[int]:
 def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
     """Returns each wgmma that lacks a `wgmma.fence` on some path, with the earlier access that needs the fence.
 
-    The access is a write of a register of the wgmma, or a read after another wgmma used the register.  A chain of
-    wgmmas of one shape needs no fence.  None stands for the kernel's start: the first wgmma always needs a fence."""
+    The access is a write to a register of the wgmma.  A read of such a register counts too, if another wgmma used the
+    register before the read.  wgmmas of one shape that follow each other need no fence between them.  None stands for
+    the kernel's start: the first wgmma always needs a fence."""
     kernel = flow.kernel
     used_registers = {index for instruction in kernel.instructions for index in _registers(instruction)}
     if not used_registers:
@@ -67,9 +68,9 @@ def _follow(
 ) -> list[tuple[Instruction, int]]:
     """Follows every path from a kernel's start, and collects facts on registers until no basic block learns a new one.
 
-    `entry` has the facts at the start.  `step` updates the facts in place for one instruction, and returns numbers of
-    earlier instructions.  `new` returns the facts that a basic block does not know yet.  Returns pairs: an instruction,
-    and a number that `step` returned for it."""
+    `entry` has the facts at the kernel's start.  `step` updates the facts in place for one instruction.  It returns the
+    numbers of earlier instructions that conflict with this one.  `new` returns the facts that a basic block does not
+    know yet.  Returns pairs: an instruction, and the number of an earlier instruction that conflicts with it."""
     blocks = {start: flow.block(start, 128) for start in sorted(flow.starts(128))}
     entry_facts: dict[int, _Facts] = {start: type(entry)() for start in blocks}
     entry_facts[0].update(entry)
@@ -107,9 +108,9 @@ def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
         state.update(new_state)
     elif instruction.opcode.startswith("wgmma.mma_async"):
         registers = _registers(instruction)
-        keys = [(BEGINNING, 0), *((kind, index) for kind in (WRITTEN, READ) for index in registers)]
-        early_accesses = {state[key] for key in keys if key in state}
-        for kind, index in [key for key in state if key[0] == FENCED]:
+        event_keys = [(BEGINNING, 0), *((kind, index) for kind in (WRITTEN, READ) for index in registers)]
+        early_accesses = {state[event_key] for event_key in event_keys if event_key in state}
+        for kind, index in [event_key for event_key in state if event_key[0] == FENCED]:
             state[MULTIPLIED, index] = state.pop((kind, index))
         for index in registers:
             state[MULTIPLIED, index] = instruction.number
@@ -148,8 +149,9 @@ def _a_registers(instruction: Instruction) -> list[int]:
 
 
 def _step_reads(instruction: Instruction, ages: _Ages) -> set[int]:
-    """Updates `ages`, the registers that a wgmma may still read, for an instruction.  An age counts the groups
-    committed since the wgmma.  Returns the numbers of the wgmmas whose registers the instruction overwrites."""
+    """Updates `ages` for an instruction.  `ages` has the registers that a wgmma may still read.  The age of a register
+    is the number of groups committed since the wgmma.  Returns the numbers of the wgmmas whose registers the
+    instruction overwrites."""
     if instruction.opcode.startswith("wgmma.mma_async"):
         ages.update(dict.fromkeys(_a_registers(instruction), (0, instruction.number)))
         return set()

@@ -21,12 +21,12 @@ product sums them in float32 in its own order; the ISA defines no order.  C is a
 
 `truncated_wgmma` models the imprecise sums of fp8 on Hopper.  DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) found that
 fp8 GEMM on H800 keeps about 14 bits: products are shifted right to the largest exponent and truncated.  MMA-Sim (arXiv
-2511.10909) found this model, which agrees bit for bit with an H100.  Let `e` be the largest exponent of the accumulator
-and of the K products of one instruction.  Let `F` be 13 for fp8 into f32.  First, the accumulator and the products are
-truncated towards zero, to multiples of `2**(e - F)`.  Then they are added exactly.  Last, the sum is truncated to `F`
-bits of mantissa.  The exponent of a product is the sum of its factors' exponents, before the product is normalised.
-For the 16-bit types and tf32, MMA-Sim's paper gives `F = 25` and a result of 23 bits.  This code has not been compared
-with a GPU.
+2511.10909) found the model that is used here.  It agrees bit for bit with an H100.  Let `e` be the largest exponent of
+the accumulator and of the K products of one instruction.  `F` is the number of bits below `2**e` that are kept: 13 for
+fp8 into f32.  First, the accumulator and the products are truncated towards zero, to multiples of `2**(e - F)`.  Then
+they are added exactly.  Last, the sum is truncated to `F` bits of mantissa.  The exponent of a product is the sum of
+its factors' exponents, before the product is normalised.  For the 16-bit types and tf32, MMA-Sim's paper gives `F =
+25`; the sum then keeps 23 bits of mantissa.  This code has not been compared with a GPU.
 """
 
 from __future__ import annotations
@@ -96,12 +96,12 @@ def stacked(registers: Sequence[Value], lanes: int, dtype: type[np.generic]) -> 
     if all(register.shape == (lanes,) and register.dtype == registers[0].dtype for register in registers):
         # This takes half the time of the loop below.
         return np.concatenate(registers).view(dtype).reshape(len(registers), lanes)
-    rows = np.empty((len(registers), lanes), dtype)
-    for row, register in zip(rows, registers, strict=True):
+    register_rows = np.empty((len(registers), lanes), dtype)
+    for row, register in zip(register_rows, registers, strict=True):
         if register.shape not in ((lanes,), ()):
             raise ValueError(f"register: expected {lanes} lanes, got shape {register.shape}")
         row[:] = register.view(dtype)
-    return rows
+    return register_rows
 
 
 def lanes_of(*groups: Sequence[Value]) -> int:
@@ -112,7 +112,8 @@ def lanes_of(*groups: Sequence[Value]) -> int:
 def a_matrix(registers: Sequence[Value], lanes: int, element: str, m: int = 16) -> np.ndarray:
     """Returns the matrix A of each warp from registers (lanes,): (warps, m, K) float32, or float64 for f64.
 
-    K is `len(registers) * 32 * max(1, 4 // b) // m` for elements of `b` bytes.  `m` is 16, or 8 in the m8 shapes."""
+    `m` is 16, or 8 in the m8 shapes.  The 32 lanes of a warp hold all of A.  So K is `len(registers) * 32 * per // m`,
+    with `per` elements in a register."""
     words = stacked(registers, lanes, np.float64 if element == "f64" else np.uint32)
     row_halves, warps = m // 8, lanes // WARP
     split_axes = words.reshape(-1, row_halves, warps, 8, 4).transpose(2, 1, 3, 0, 4)
@@ -331,7 +332,7 @@ def _exponents(values: np.ndarray, element: str) -> np.ndarray:
 
 
 def _cut(values: np.ndarray, bits: int) -> np.ndarray:
-    """Truncates `values` (float64) towards zero to `bits` mantissa bits.  Denormals of float32 keep fewer bits."""
+    """Truncates `values` (float64) towards zero to `bits` mantissa bits.  Float32's denormals get fewer bits."""
     exponents = np.maximum(np.frexp(values)[1] - 1, _MIN_EXPONENTS["f32"])
     scale = np.ldexp(1.0, bits - exponents)
     truncated_values: np.ndarray = np.trunc(values * scale) / scale

@@ -8,9 +8,10 @@ ldmatrix and stmatrix (PTX ISA 8.7, "Warp-level matrix load instruction: ldmatri
 elements `2 * t` and `2 * t + 1` of row `g` (.trans: column `g`) of matrix `i`, the lower half first.
 
 wgmma ("Asynchronous Warpgroup Level Matrix Shared Memory Layout"): one wgmma reads 32 bytes of K per row (16 elements
-of 2 bytes, 8 of 4, 32 of 1).  In K-major order, these are two 16-byte chunks, with `half` 0 and 1.  In MN-major order,
-for 2-byte types only, a chunk is 8 rows of one `k`.  `leading` and `stride` are the byte offsets in the descriptor.
-`W` is the width of the swizzle in chunks (8, 4 or 2), or 1 without a swizzle.  Before the swizzle, a chunk is at:
+of 2 bytes, 8 of 4, 32 of 1).  In K-major order, these bytes are two 16-byte chunks: `half` is 0 for the first and 1 for
+the second.  In MN-major order, which only 2-byte types have, a chunk holds 8 rows of one `k`.  `leading` and `stride`
+are the byte offsets in the descriptor.  `W` is the width of the swizzle in chunks (8, 4 or 2), or 1 without a swizzle.
+Before the swizzle, a chunk is at:
 
 - K-major: `(row % 8) * 16 * W + (row // 8) * stride + half * step`; `step` is 16, or `leading` without a swizzle;
 - MN-major, swizzled: `(c % W) * 16 + (c // W) * leading + (k % 8) * 16 * W + (k // 8) * stride`, with `c = row // 8`;
@@ -71,7 +72,7 @@ def chunks(memory: np.ndarray) -> np.ndarray:
 
 
 def rows_of(addresses: np.ndarray, num: int) -> np.ndarray:
-    """Returns the start addresses (bytes) of the accessed 16-byte rows, matrix by matrix: (num * warps * 8,).
+    """Returns the start addresses (bytes) of the 16-byte rows of `num` matrices, matrix by matrix: (num * warps * 8,).
 
     `addresses` (lanes,) has one address per lane; only the first `8 * num` lanes of a warp count.  Raises `ValueError`
     if `num` is not 1, 2 or 4, the lanes are not whole warps, or a row does not start at a multiple of 16."""
@@ -106,11 +107,11 @@ def row_values(registers: Sequence[Value], lanes: int, trans: bool) -> np.ndarra
     register_count = len(registers)
     if register_count not in (1, 2, 4):
         raise ValueError(f"registers: expected 1, 2 or 4 matrices, got {register_count}")
-    words = stacked(registers, lanes, np.uint32)
+    row_words = stacked(registers, lanes, np.uint32)
     if trans:
-        transposed_rows = words.view(np.uint16).reshape(register_count, -1, 8, 8).transpose(0, 1, 3, 2)
-        words = np.ascontiguousarray(transposed_rows)
-    rows: np.ndarray = words.reshape(-1).view(CHUNK).reshape(register_count, -1, 8).transpose(1, 0, 2).reshape(-1)
+        transposed_rows = row_words.view(np.uint16).reshape(register_count, -1, 8, 8).transpose(0, 1, 3, 2)
+        row_words = np.ascontiguousarray(transposed_rows)
+    rows: np.ndarray = row_words.reshape(-1).view(CHUNK).reshape(register_count, -1, 8).transpose(1, 0, 2).reshape(-1)
     return rows
 
 
@@ -144,9 +145,9 @@ def decode_descriptor(bits: int) -> Descriptor:
 def operand_chunks(bits: int, rows: int, mn_major: bool) -> tuple[np.ndarray, int]:
     """Returns the numbers of the 16-byte chunks that a wgmma reads through a descriptor, and the highest number.
 
-    `bits` is the descriptor.  A chunk's number is `address // 16`, int64.  In K-major order the shape is (rows, 2): two
-    per row.  In MN-major order it is (16, rows // 8): all chunks of each `k`.  Raises `ValueError` if `rows % 8` is not
-    zero."""
+    `bits` is the descriptor.  A chunk's number is `address // 16`, int64.  In K-major order, the shape is (rows, 2),
+    because a row has two chunks.  In MN-major order it is (16, rows // 8), because each of 16 `k` has a chunk for 8
+    rows.  Raises `ValueError` if `rows % 8` is not zero."""
     if rows <= 0 or rows % 8:
         raise ValueError(f"rows: expected a multiple of 8, got {rows}")
     fields = decode_descriptor(bits)
@@ -180,5 +181,5 @@ def read_operand(memory: np.ndarray, bits: int, rows: int, element: str, mn_majo
     if highest_chunk >= memory_chunks.size:
         raise ValueError(f"descriptor {bits:#x}: reads up to byte {highest_chunk * 16 + 15} of {memory.size}")
     raw_operand = memory_chunks[chunk_numbers].view(RAW_DTYPES[element_bytes])
-    values = numbers(raw_operand, element)
-    return values.T if mn_major else values
+    element_values = numbers(raw_operand, element)
+    return element_values.T if mn_major else element_values

@@ -6,7 +6,8 @@ real layout of these bytes.  So this module uses its own layout, for maps of the
 
 PTX ISA 8.7, "Tensors" and `cp.async.bulk.tensor`: a box is dense in shared memory, its first dimension fastest.  Its
 swizzle depends on the bits of the shared address.  A load fills elements outside of the tensor; a store leaves them
-unchanged.  Results that do not depend on the coordinates are cached.  So each tile of a loop costs two additions.
+unchanged.  The offsets within a box do not depend on its coordinates, so they are cached.  Then a further tile needs
+only two additions, of the box's global and shared start.
 """
 
 from __future__ import annotations
@@ -210,10 +211,11 @@ def replace(raw: bytes, field: str, ordinal: int, value: int, *, stride_unit: in
     PTX ISA 8.7, `tensormap.replace`: `field` is global_address, rank, box_dim, global_dim, global_stride,
     element_stride, elemtype, interleave_layout, swizzle_mode or fill_mode.  `ordinal` is the dimension, or 0 if the
     field has none.  `value` is the new value.  For rank, it is the rank minus one; for a mode, its number in PTX's
-    table.  For global_stride, it is in units of `stride_unit` bytes.  Code for PTX up to 8.5, such as Triton's, counts
-    it in units of 16 bytes, because ptxas shifted the value.  Other fields of the map may still be unset.  Raises
-    `ValueError` on an unknown field or a value that no map can hold.
-    """
+    table.
+
+    For global_stride, `value` counts units of `stride_unit` bytes.  In code for PTX up to 8.5, such as Triton's, a unit
+    is 16 bytes, because ptxas shifted the value.  Other fields of the map may still be unset.  Raises `ValueError` on
+    an unknown field or a value that no map can hold."""
     map_record = _record(raw)
     if field not in (_MAP_DTYPE.names or ())[1:-1]:
         raise ValueError(f"field: expected one of {(_MAP_DTYPE.names or ())[1:-1]}, got {field!r}")
@@ -265,7 +267,7 @@ def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) ->
         raise ValueError(f"coords: expected {tensor.rank}, got {len(coords)}")
     if shared_address % BOX_ALIGNMENT:
         raise ValueError(f"shared_address: expected a multiple of {BOX_ALIGNMENT}, got {shared_address:#x}")
-    box_starts = [int(coord) for coord in coords]
+    box_starts = [int(coordinate) for coordinate in coords]
     element_bytes = tensor.element_bytes
     dims_inside = [
         start >= 0 and start + (count - 1) * step < tensor_length
@@ -288,7 +290,8 @@ def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) ->
 
 @lru_cache(maxsize=1024)
 def _offsets(tensor: TensorMap, unit: int, phase: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the global and shared byte offsets of a box's units.  The box starts at byte `phase` of the swizzle."""
+    """Returns the global and shared byte offsets of a box's units.  `phase` is the box's first byte in the swizzle
+    pattern."""
     if 0 < tensor.row_bytes < tensor.swizzle:
         raise ValueError(f"box: expected rows of the {tensor.swizzle} bytes of the swizzle, got {tensor.row_bytes}")
     offsets = np.arange(0, tensor.row_bytes, unit, dtype=np.int64)

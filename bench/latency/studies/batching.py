@@ -54,7 +54,7 @@ def run(lab: Lab) -> Study:
 
 
 def _allowed(lengths: list[int]) -> float:
-    """Returns the speed-up that the lengths allow: the steps of static batching / the steps of continuous batching."""
+    """Returns the speed-up that the answers' lengths allow: steps of static batching / steps of continuous batching."""
     end_step_by_slot = [0] * BATCH
     for length in lengths:
         heapreplace(end_step_by_slot, end_step_by_slot[0] + length)

@@ -50,7 +50,7 @@ def run(lab: Lab) -> Study:
 
 
 def _times(with_cache: LLM, without: LLM, prompt: list[int]) -> tuple[float, float, float]:
-    """Returns three durations in ms: next token with the cache, prefill, and next token without the cache."""
+    """Returns three times in ms: next token with the cache, prefill of `prompt`, and next token without the cache."""
     with stepping(with_cache, "decode", 1, len(prompt), 5) as step:
         cached_s, *_ = spread([seconds_of(step) for _ in range(5)])
     with stepping(with_cache, "prefill", 1, len(prompt), 1) as step:

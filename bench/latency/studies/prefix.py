@@ -27,7 +27,7 @@ def run(lab: Lab) -> Study:
             for cache_state, token_ids in (("cold", prompt), ("warm", shared_prefix + prompt[length:])):
                 samples_ms[cache_state].append(_ttft_ms(llm, token_ids))
         # The first prompt puts the prefix into the cache.
-        cold_ms, warm_ms = (spread(times[1:]) for times in samples_ms.values())
+        cold_ms, warm_ms = (spread(prompt_times[1:]) for prompt_times in samples_ms.values())
         row = {
             "prefix": length,
             "cold_ms": cold_ms[0],

@@ -17,7 +17,7 @@ def run(lab: Lab) -> Study:
     """Measures the ITL of one sequence for each weight dtype.  Compares the logits and the greedy text with those of
     fp32.  On a GPU the study omits int8, because the engine supports int8 weights only on CPUs.
 
-    A decode step reads all weights.  So the predicted change of the ITL is the ratio of the weights' bytes.  The
+    A decode step reads all weights.  So the predicted speedup over fp32 is the ratio of the bits per weight.  The
     verdict also depends on the error of the logits: "holds" up to 1%, and "holds in part" up to 10%."""
     rows: list[dict[str, Any]] = []
     steps, fp32_logits, texts = lab.size(12, 3), None, list[list[int]]()
@@ -73,9 +73,9 @@ def _logits(llm: LLM) -> torch.Tensor:
     )
 
     def logits(step: Any) -> torch.Tensor:
-        result = compute_logits(step)
-        captured_logits.append(result.float().clone())
-        return result
+        step_result = compute_logits(step)
+        captured_logits.append(step_result.float().clone())
+        return step_result
 
     llm.runner.logits = logits  # type: ignore[method-assign]
     llm.generate([prompt], SamplingParams(max_tokens=1, ignore_eos=True))

@@ -87,7 +87,7 @@ UNSEEN_TEXT = "not seen, inside torch's kernels"
 
 
 class Panel(NamedTuple):
-    """Holds the bars of one memory level, such as HBM.  Each record has a bar with parts and a text."""
+    """Holds the bars of one memory level, such as HBM.  Each record has one bar with parts and a text beside it."""
 
     title: str
     parts: Mapping[str, list[float]]
@@ -101,15 +101,15 @@ def panels_of(records: Sequence[Record]) -> list[Panel]:
     turn_pairs = [
         [record.metrics.get(f"{METRIC_PREFIX}shared_wavefronts{end}") for end in ("_least", "")] for record in records
     ]
-    if any(turned for _, turned in turn_pairs):
+    if any(turns for _, turns in turn_pairs):
         parts: dict[str, list[float]] = {"_least": [], "lost to bank conflicts": []}
         texts = []
-        for min_turns, turned in turn_pairs:
-            least_k, lost_k = (min_turns or 0.0) / KILO, ((turned or 0.0) - (min_turns or 0.0)) / KILO
+        for min_turns, turns in turn_pairs:
+            least_k, lost_k = (min_turns or 0.0) / KILO, ((turns or 0.0) - (min_turns or 0.0)) / KILO
             parts["_least"].append(least_k)
             parts["lost to bank conflicts"].append(lost_k)
             conflicts = f"{three_digits(lost_k)} of them lost to bank conflicts" if lost_k > 0 else "no bank conflict"
-            texts.append(UNSEEN_TEXT if turned is None else f"{three_digits(least_k + lost_k)} thousand, {conflicts}")
+            texts.append(UNSEEN_TEXT if turns is None else f"{three_digits(least_k + lost_k)} thousand, {conflicts}")
         panels.append(Panel("shared memory, turns of loads and stores (thousand)", parts, texts))
     return panels
 

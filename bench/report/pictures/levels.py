@@ -2,10 +2,10 @@
 draws.
 
 The emulator counts the bytes of compiled kernels.  For a naive kernel, the bytes are computed from the operands of its
-torch calls (`kernels/traffic.py`).  Both methods assume that L2 is empty at the start of each call or launch.  An
+torch calls (`kernels/traffic.py`).  Both methods assume that L2 is empty at the start of each torch call or launch.  An
 elementwise call reads each operand from L2 once per result element, even if a broadcast repeats the operand.  A matrix
-product reads the rows and columns of a tile once per tile.  The tiles of 128 x 128 results are an assumption, because
-torch's library chooses the real tiles.
+product reads the rows and columns of a tile once per tile.  A tile of 128 x 128 results is an assumption, because
+torch's library chooses the real tile.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ IMPORTED_PREFIX = "imported: "
 
 @dataclass(frozen=True)
 class RecordFilter:
-    """Selects the records for a trend table.  An empty field of the filter selects all records."""
+    """Selects records for a trend table by op, kernel, case and machine.  An empty field excludes no record."""
 
     ops: Sequence[str] = ()
     kernels: Sequence[str] = ()
@@ -160,11 +160,11 @@ def repository(folder: Path | None = None) -> Path | None:
 
 def commit_order(commits: Iterable[object], root: Path | None) -> dict[str, int]:
     """Returns the position of each known commit in the git history of `root`.  A parent comes before its children."""
-    hashes = {commit for commit in commits if isinstance(commit, str) and re.fullmatch("[0-9a-f]+", commit)}
-    if root is None or not hashes:
+    commit_hashes = {commit for commit in commits if isinstance(commit, str) and re.fullmatch("[0-9a-f]+", commit)}
+    if root is None or not commit_hashes:
         return {}
-    arguments, rev_list = ("rev-list", "--topo-order", "--reverse", "--ignore-missing", "--stdin"), ""
+    git_arguments, rev_list = ("rev-list", "--topo-order", "--reverse", "--ignore-missing", "--stdin"), ""
     with suppress(ValueError):
-        rev_list = git(root, *arguments, stdin="\n".join(hashes))
+        rev_list = git(root, *git_arguments, stdin="\n".join(commit_hashes))
     index_by_commit = {commit: index for index, commit in enumerate(rev_list.split())}
-    return {commit: index_by_commit[commit] for commit in hashes if commit in index_by_commit}
+    return {commit: index_by_commit[commit] for commit in commit_hashes if commit in index_by_commit}

@@ -36,9 +36,9 @@ def find_steps(logs: Sequence[float]) -> list[int]:
     The function tries all partitions into pieces of 2 points or more, and takes the partition with the lowest cost.
     The cost of a piece is the sum of |x - median| over its logarithms x, in standard deviations of the noise.  So one
     slow run hardly raises the cost.  Each step between pieces costs 4 + 1.5 ln n for n points.  In simulations without
-    a step, it finds one in at most 1% of normal series of 5 to 100 points, and in 2% if every tenth run is 8 deviations
-    slow.  A step of 5 deviations is found in over 75% of series with 3 points after it, and in 98% with 5 points
-    (checked by `tests/report/test_history.py`).
+    a step, the function finds a false step in at most 1% of normal series of 5 to 100 points.  It finds one in 2% of
+    the series if every tenth run is 8 deviations slow.  A step of 5 deviations is found in over 75% of series with 3
+    points after it, and in 98% with 5 points (checked by `tests/report/test_history.py`).
 
     The run time is quadratic in the number of points.  Raises `ValueError` on values that are not finite."""
     if not np.isfinite(np.asarray(logs, float)).all():
@@ -55,8 +55,8 @@ def find_steps(logs: Sequence[float]) -> list[int]:
             (best_partitions[start][0] + step_cost + float(np.abs(x[start:end] - np.median(x[start:end])).sum()), start)
             for start in range(end - 1)
         )
-        cost, start = min(partition_costs)
-        best_partitions.append((cost, [*best_partitions[start][1], start]))
+        lowest_cost, start = min(partition_costs)
+        best_partitions.append((lowest_cost, [*best_partitions[start][1], start]))
     return best_partitions[-1][1][1:]
 
 
@@ -189,8 +189,9 @@ def _judge(logs: np.ndarray, begin: int, last: int, limit: float) -> tuple[float
     earlier points of its level, which begins at the index `begin`.
 
     A point is unusual if its z-score is beyond 3.5 (Iglewicz and Hoaglin, "How to detect and handle outliers", 1993).
-    It must also differ from the median of the earlier points by more than the share `limit`.  A short history has an
-    uncertain spread.  So its limit of the z-score is larger: about 0.5% of normal points lie beyond it."""
+    It must also differ from the median of the earlier points by more than the share `limit`.  With only n earlier
+    points, the spread is uncertain.  So the limit of the z-score is `3.5 * (1 + 6 / n)`: about 0.5% of normal points
+    lie beyond it."""
     earlier_logs, value = logs[max(begin, len(logs) - 1 - last) : -1], float(logs[-1])
     if len(earlier_logs) < MIN_HISTORY:
         return None, False

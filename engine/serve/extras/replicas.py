@@ -132,8 +132,8 @@ def _reason(error: RuntimeError) -> str:
     app_status = serve.status().applications.get(APPLICATION_NAME)
     messages = [deployment.message for deployment in app_status.deployments.values()] if app_status else []
     lines = "\n".join(messages).splitlines()
-    reasons = [line for line in lines if re.match(r"\w*Error: ", line)]
-    return reasons[-1].partition(": ")[2] if reasons else str(error)
+    error_lines = [line for line in lines if re.match(r"\w*Error: ", line)]
+    return error_lines[-1].partition(": ")[2] if error_lines else str(error)
 
 
 @contextmanager
