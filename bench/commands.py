@@ -59,7 +59,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
 
 
 def _settled() -> dict[str, str]:
-    """Maps kernel ids to texts: at which sizes the kernel is settled (fastest in the engine's newest timings)."""
+    """Maps kernel ids to the sizes (as text) at which the kernel was fastest, in the engine's newest timings."""
     from rooflab.engine.choose.choose_kernels import PROVISIONAL, known
 
     timings: dict[str, Json] = next(known(), {"times_us": {}})
@@ -106,9 +106,9 @@ def run_benches(
 ) -> list[Record]:
     """Checks and times all selected kernels.  Writes each record at once with `writer`, and appends it to `into`.
 
-    Skips a case if `into` holds the records of all its kernels when this function is called.  Each pair (kernel id,
-    dtype scheme) in `planted_before` was already checked with adversarial inputs.  A time limit can shorten the timing
-    of each kernel.  With a time limit, a broken CUDA context raises `ContextBroken`."""
+    Skips a case if `into` already holds the records of all its kernels.  `planted_before` has pairs (kernel id, dtype
+    scheme) that were already checked with adversarial inputs.  A time limit can shorten the timing of each kernel.
+    With a time limit, a broken CUDA context raises `ContextBroken`."""
     check_caches()
     records = [] if into is None else into
     deadline = time.monotonic() + settings.limit_s
@@ -137,7 +137,7 @@ def run_benches(
 
 
 def newest_records(path: Path | None) -> tuple[list[Record], Path]:
-    """Returns the records at `path`, by default those of the newest local run.  Also returns the folder for figures."""
+    """Returns the records at `path`, and the folder for figures.  Without `path`, takes the newest local run."""
     if path is None:
         files = sorted(result_folder("local").glob("*/*.jsonl"), key=lambda file: file.stat().st_mtime)
         run_folders = [file.parent for file in files if any(record.kind == "bench" for record in read(file))]
@@ -166,9 +166,9 @@ def gpu_bounds(gpu: str, suite: str, scheme: str, ops: Sequence[str]) -> tuple[D
 
 
 def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing, list[str]]:
-    """Returns a roofline plot of `records` on the GPU `gpu`, and messages.  An emulated call is drawn with its counted
-    bytes.  A benchmark's time is drawn only if it was measured on this GPU.  Raises `ValueError` if no record can be
-    drawn.  The messages call the records `name`."""
+    """Returns a roofline plot for the GPU `gpu`, and messages.  A record of the emulator is drawn with its counted
+    bytes.  A benchmark's time is drawn only if it was measured on this GPU.  Messages use `name` as the name of the
+    records.  Raises `ValueError` if no record can be drawn."""
     device, note = resolve(gpu)
     points, unplaced_reasons = placed_on(records, device)
     if not points:

@@ -35,7 +35,7 @@ class DecodeBatch:
         return len(self.rows)
 
     def add(self, sequence: Sequence, source: int) -> None:
-        """Appends `sequence`.  The next step computes its last token, which the last step drew at index `source`."""
+        """Appends `sequence`.  The input of the next step is its last token, at index `source` of the last draw."""
         row, self.changed = len(self.rows), True
         self.rows.append(sequence)
         sequence.row = row
@@ -77,7 +77,7 @@ class DecodeBatch:
         self.slot_mapping[:n] = pages * self.block_size + positions % self.block_size
 
     def advance(self) -> None:
-        """Adds 1 to every position, for the token that the step draws.  The draw has a token per row, in order."""
+        """Adds 1 to every position, for the token that the step draws.  Row i's token is at index i of the draw."""
         n = len(self.rows)
         self.source[:n] = self._row_index[:n]
         self.positions[:n] += 1

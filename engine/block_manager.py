@@ -103,7 +103,7 @@ class BlockManager:
 
     def trim(self, sequence: Sequence, num_tokens: int) -> None:
         """Takes the pages after the first `num_tokens` tokens from `sequence`.  They were for a draft, so they are
-        neither shared nor published.  `released` does not count them: if a sequence did not fit, it still does not."""
+        neither shared nor published.  Keeps `released` as it is: a sequence that did not fit still does not."""
         first_index = self.blocks_for(num_tokens)
         for block in reversed(sequence.block_ids[first_index:]):
             self._holders[block] = 0

@@ -44,13 +44,13 @@ class LLM:
     """Generates text with a language model that runs on Rooflab's kernels.
 
     `model` is a GGUF file, a Hugging Face folder with safetensors, or `smollm2-135m` (downloaded once).  With
-    `dummy=True`, `model` may be any preset.  The weights are then random, and the text of a token is its id
-    (`Numbers`).  `dtype` is float32, bfloat16, float16 or, on a CPU, int8 or int4.  The last two are types for the
-    weights of the linear layers only, and the rest is bfloat16.  `dtype=None` means float32 on a CPU and bfloat16 on
-    CUDA.  `swap` maps an op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  Decode
-    steps are recorded once and replayed (`graphs.py`), unless `enforce_eager` is True.  With `overlap`, a step is
-    launched before the tokens of the previous step are read (`Core`).  `overlap=None` means True on CUDA and False on a
-    CPU. With `pdl`, a kernel of a graph may start before the previous kernel has ended (`kernels/_pdl.py`).
+    `dummy=True`, `model` may be any preset, the weights are random, and each token's text is its id.  `dtype` is
+    float32, bfloat16, float16 or, on a CPU, int8 or int4.  With int8 and int4, only the weights of the linear layers
+    have this type, and the rest is bfloat16.  `dtype=None` means float32 on a CPU and bfloat16 on CUDA.  `swap` maps an
+    op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  Decode steps are recorded
+    once and replayed (`graphs.py`), unless `enforce_eager` is True.  With `overlap`, a step is launched before the CPU
+    reads the tokens of the previous step.  `overlap=None` means True on CUDA and False on a CPU.  With `pdl`, a kernel
+    of a graph may start before the previous kernel has ended (`kernels/_pdl.py`).
 
     With `speculate`, a step verifies up to `num_speculative_tokens` drafted tokens of a sequence.  `speculate="ngram"`
     copies the tokens that followed the same text earlier.  `"draft"` uses the smaller model `draft`.  `"eagle"` uses

@@ -45,10 +45,9 @@ WhyNot = Callable[[Kernel], str | None]
 class OpSet:
     """Holds the kernel of each op in each bucket (range of row counts).  `step` returns the kernels of one step.
 
-    For `decode_attention`, the number of decoding rows of a step selects the bucket.  For all other ops, the number of
-    all rows selects the bucket.  `decode_attention` is `paged_attention` with one query per sequence.  The op
-    `paged_attention` itself serves several queries per sequence: those of a prompt chunk or a draft.
-    """
+    The number of all rows of a step selects the bucket of most ops.  For `decode_attention`, the number of decoding
+    rows selects it.  `decode_attention` is `paged_attention` with one query per sequence.  The op `paged_attention`
+    itself serves sequences with several queries: the tokens of a prompt chunk or of a draft."""
 
     def __init__(self, choices: Iterable[Choice]):
         self.choices = list(choices)
@@ -153,7 +152,7 @@ def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not:
 
 
 def _preferred(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> Choice | None:
-    """Returns the kernel of an optional fused op: `swap`, else an optimized kernel in this GPU's record, else None."""
+    """Returns the kernel of an optional fused op: the one named `swap`, or an optimized one of the record, or None."""
     if swap:
         return _able(op, bucket, device, swap, why_not)[0]
     choice_record = recorded_choice(op, torch.cuda.get_device_name(device), bucket) if device.type == "cuda" else {}

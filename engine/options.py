@@ -38,7 +38,7 @@ def device_of(name: str | None) -> torch.device:
 
 
 def check_pdl(device: torch.device, enforce_eager: bool) -> None:
-    """Raises `ValueError` if kernels cannot start early (PDL): without CUDA graphs, or below compute capability 9.0."""
+    """Raises `ValueError` if kernels cannot start early (PDL), which needs CUDA graphs and compute capability 9.0."""
     actual_value = "enforce_eager" if enforce_eager else device.type
     if device.type == "cuda" and not enforce_eager:
         capability = torch.cuda.get_device_capability(device)

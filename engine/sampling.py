@@ -14,8 +14,8 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """Returns `array` as a tensor on `device`.  A CPU needs no copy.  On CUDA the copy runs in stream order.
 
-    The copy comes from pinned memory, because a copy from pageable memory might wait for earlier work.  Torch reuses
-    pinned memory only after the copy.  A strided array would need pageable memory, so `array` is made contiguous."""
+    The copy uses pinned memory, because a copy from pageable memory might wait for earlier work.  Torch reuses pinned
+    memory only after the copy.  A strided `array` is made contiguous first; else its copy would use pageable memory."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
@@ -28,8 +28,8 @@ class SamplingTensors:
     """Holds the arguments of the op `sample`, one value per row.  Each new set of sequences needs a new object.
 
     A sequence with a draft of `n` tokens has `n + 1` rows, one for each token to draw.  `ahead(row)` returns the
-    drafted tokens before this row's token, because the sequence does not hold them yet.  With `edits=False` the logits
-    are not changed before the draw, and no log-probabilities are returned."""
+    drafted tokens before the token of a row: the sequence itself lacks them.  With `edits=False` the logits are not
+    changed, and no log-probabilities are returned."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class SamplingTensors:
 
         If rows want log-probabilities, also returns two tensors `[rows, 1 + n]` for these rows.  The first holds the
         ids of the drawn token and of the `n` likeliest tokens.  The second holds their log-probabilities, from the
-        unchanged logits.  The kernel's `top_n` is not used: it would search all rows."""
+        unchanged logits.  The kernel's option `top_n` is not used, because it would search all `B` rows."""
         token_ids = kernel(logits, *self._arguments, positions, **(self.edits() if self.special else {}))
         if not len(self._shown):
             return (token_ids,)

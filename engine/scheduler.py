@@ -57,9 +57,9 @@ class Scheduler:
     (recomputation, as in vLLM).  `check` refuses a sequence that does not fit into the whole cache, so the oldest
     sequence can always finish.
 
-    `prefill_chunk` limits the prompt tokens of a step.  With `chunked=False` each prompt runs in one step.  A prompt
-    above the remaining budget then runs as the only prompt of a step.  With `continuous=False` (static batches),
-    prompts start only after all running sequences have ended."""
+    `prefill_chunk` limits the prompt tokens of a step.  With `chunked=False` each prompt is one chunk.  A prompt that
+    exceeds the step's remaining budget then waits for a step without other prompts.  With `continuous=False` (static
+    batches), prompts start only after all running sequences have ended."""
 
     blocks: BlockManager
     max_num_seqs: int

@@ -25,7 +25,7 @@ class StudyOptions:
 def switched(study: StudyOptions | None, beside: Mapping[str, Any]) -> StudyOptions:
     """Returns `study`, or the default switches if `study` is None.  `beside` holds options that `LLM` does not know.
 
-    Among these, a field of `StudyOptions` raises `ValueError` with the right spelling.  Others raise `TypeError`."""
+    If one is a field of `StudyOptions`, raises `ValueError` with the right spelling.  Else raises `TypeError`."""
     for name, value in beside.items():
         if name not in StudyOptions.__dataclass_fields__:
             raise TypeError(f"LLM: got an option that it does not have, {name}")

@@ -19,8 +19,8 @@ LN2 = math.log(2)
 
 def traffic(inputs: Arguments) -> Traffic:
     """Returns the bytes that attention reads and writes.  Counts each operand once, because L2 or a CPU's cache keeps a
-    sequence's keys for all its queries.  If all sequences have equal length, leaves out keys that no query's window
-    contains.  For fp8 operands, counts a bf16 result."""
+    sequence's keys for all its queries.  For dense keys `[B, S, H_kv, D]`, leaves out the keys that are outside every
+    query's window.  For fp8 operands, counts a bf16 result."""
     q, k, key_fraction = inputs.q, inputs.k, 1
     if inputs.window is not None and q.ndim == 4:
         key_fraction = min(k.shape[1], q.shape[1] - 1 + inputs.window) / max(1, k.shape[1])
@@ -37,7 +37,7 @@ def unseen(q: torch.Tensor, return_lse: bool) -> AttentionResult:
 
 
 def nothing_seen(of: Arguments) -> None:
-    """Writes the result of a call without keys: 0 to `of.out`, and `of.sinks` (-inf without sinks) to `of.lse`."""
+    """Writes the result of a call without keys: zeros to its `out`, and its `sinks` (or else -inf) to its `lse`."""
     of.out.zero_()
     if of.lse is not None:
         of.lse.fill_(float("-inf")) if of.sinks is None else of.lse.copy_(of.sinks)
@@ -66,8 +66,8 @@ def options(of: Arguments, keys: int) -> tuple[tuple[float, ...], tuple[int, ...
     """Returns the arguments of a Triton attention kernel: numbers, strides (of `out`, `lse` and `sinks`) and constants.
 
     The numbers are `(window, scale, factor, cap)` for `lib.attention.weigh`.  `factor` multiplies a score before an
-    exponential with base 2.  It is not negative: the constant `NEGATED` says whether the scale is negative.  `cap` is
-    the soft cap, or 0 without one.  The argument `keys` is the number of keys of the longest sequence."""
+    exponential with base 2.  It is never negative.  The constant `NEGATED` says whether the scale is.  `cap` is the
+    soft cap, or 0 without one.  The argument `keys` is the number of keys of the longest sequence."""
     D, scale, has_softcap = of.q.shape[-1], get_scale(of.q, of.softmax_scale), of.softcap is not None
     has_window = of.window is not None and of.window < keys  # a wider window hides nothing
     score_factor = LOG2E * (1.0 if has_softcap else max(abs(scale), SMALLEST_SCALE))

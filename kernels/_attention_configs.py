@@ -50,8 +50,8 @@ def staged_tiles(config: Config, scheme: Scheme) -> int:
 
 
 def registers(config: Config, head_dim: int, weights: bool = False, others: int = ADDRESS_REGISTERS) -> int:
-    """Returns the registers per thread for the fp32 accumulator, scores and `others` (such as addresses).  Counts also
-    softmax weights in 16 bits if `weights` is True."""
+    """Returns the registers per thread: fp32 accumulator, scores, and `others` (such as addresses).  If `weights` is
+    True, also counts the softmax weights in 16 bits."""
     columns = head_dim + config.block_n + (config.block_n // 2 if weights else 0)
     return int(cdiv(config.block_m * columns, 32 * config.num_warps)) + others
 
@@ -72,8 +72,8 @@ def pointers_footprint(
 
 def by_pointers(weights: bool = True, others: int = ADDRESS_REGISTERS, widest: Config = Config(32, 16, 8, 1)) -> Tuning:
     """Returns the tuning (configs to try, default configs, a CTA's resources) of a kernel that loads by pointers.
-    `widest` is the default config for fp32 with a head_dim above 128.  `registers` explains `weights` and `others`.
-    """
+    `widest` is the default config for fp32 with a head_dim above 128.  `weights` and `others` are arguments of the
+    function `registers`."""
     defaults = Defaults(
         (
             ({"itemsize": 2, "D": 64}, Config(128, 64, 4, 2)),

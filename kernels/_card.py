@@ -1,4 +1,4 @@
-"""Holds a function that makes a fake GPU, which some imports need.  It is set where kernels compile without a GPU."""
+"""Holds a function that makes a fake GPU, which some imports need.  Code that compiles without a GPU sets it."""
 
 from __future__ import annotations
 

@@ -14,12 +14,12 @@ a check waits for the device.  A check does not work while a CUDA graph is captu
 
 
 def checks_values(tensor: torch.Tensor) -> bool:
-    """Returns whether a launcher checks the values of `tensor`: never for meta tensors or while traffic is counted."""
+    """Returns the setting `CHECK_VALUES`, but False for a meta `tensor` and while memory traffic is counted."""
     return CHECK_VALUES and not tensor.is_meta and _device.counted_device_type is None
 
 
 def checks_bounds(bounds: torch.Tensor) -> bool:
-    """Returns whether a launcher checks the values of `bounds` (lengths, offsets or a page table).  Except while memory
-    traffic is counted, it checks them on a CPU.  On a CPU a wrong value may crash the process, and the check costs
-    little.  On other devices the rule is that of `checks_values`."""
+    """Returns whether a launcher checks the values of `bounds` (lengths, offsets or a page table).  On a CPU it does,
+    because a wrong value may crash the process, and the check costs little.  On other devices `checks_values` decides.
+    While memory traffic is counted, returns False."""
     return (bounds.device.type == "cpu" and _device.counted_device_type is None) or checks_values(bounds)

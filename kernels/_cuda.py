@@ -51,7 +51,7 @@ class CudaCompileError(RuntimeError):
 def compile_cubin(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = ()) -> bytes:
     """Compiles CUDA C++ `source` for `arch` to a cubin, without a GPU.
 
-    `options` go to NVRTC (`-DTILE=64`, `--maxrregcount=128`).  Raises `CudaCompileError` with the compiler's log.
+    NVRTC gets `options`, such as `-DTILE=64`.  Raises `CudaCompileError` if NVRTC rejects the source, with its log.
     Raises `ValueError` if `arch` is invalid, or if CuPy or NVRTC is not installed."""
     return cubin_file(source, arch=arch, options=options).read_bytes()
 
@@ -109,8 +109,8 @@ def _log(nvrtc: Any, program: int) -> str:
 
 
 def _whole(cubin: bytes) -> bytes:
-    """Restores the zero byte at the end of a cubin, which CuPy 14 drops.  cuobjdump needs the whole file.  The file
-    ends where its program headers end."""
+    """Restores the zero byte at the end of a cubin, which CuPy 14 drops.  cuobjdump needs this byte.  The program
+    headers come last in a cubin, so their end gives its length."""
     (headers_start,) = struct.unpack_from("<Q", cubin, 32)
     header_size, header_count = struct.unpack_from("<HH", cubin, 54)
     return cubin.ljust(headers_start + header_size * header_count, b"\0")
@@ -177,7 +177,7 @@ def macros(**values: str | int | bool) -> tuple[str, ...]:
 def load(source: str, name: str, *, options: tuple[str, ...] = (), dependent: bool = False) -> CudaKernel:
     """Returns the kernel `name` of `source` (declared `extern "C"`).  The first launch on a GPU compiles and loads it.
 
-    If `dependent` is set, the kernel may start before the previous kernel ends.  Its source must then include `pdl.h`.
+    If `dependent` is set, the kernel may start before the previous kernel ends (PDL).  Its source must include `pdl.h`.
     """
     return CudaKernel(source, name, options, dependent)
 

@@ -32,9 +32,9 @@ WORKSPACE_BYTES = 512 * 2**20
 
 
 def with_base_e(model: Callable[[Arguments], Traffic]) -> Callable[[Arguments], Traffic]:
-    """Wraps `model`, a function that counts the memory traffic of FlashInfer's attention with queries `[..., D]`.  With
-    `return_lse`, another launch changes the log-sum-exp from base 2 to base e.  The wrapper adds the traffic of that
-    launch."""
+    """Wraps `model`, which counts the memory traffic of FlashInfer's attention with queries `[..., D]`.  FlashInfer's
+    log-sum-exp has base 2.  With `return_lse`, another launch changes it to base e.  The wrapper adds this launch's
+    traffic."""
 
     def traffic(inputs: Arguments) -> Traffic:
         base_traffic, lse_bytes = model(inputs), 4 * math.prod(inputs.q.shape[:-1])
@@ -73,7 +73,7 @@ class FlashInferPlan:
 
 
 def plan_options(inputs: Arguments) -> dict[str, Any]:
-    """Returns the options of every `plan` call.  `window_left` leaves out the query itself, so it is `window - 1`."""
+    """Returns the options of every `plan` call.  `window_left` does not count the query's own key: `window - 1`."""
     q, window = inputs.q, inputs.window
     return {
         "sm_scale": get_scale(q, inputs.softmax_scale),
@@ -122,11 +122,11 @@ def unseeing_rows(
 
 
 def seeing_apart(bounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Splits each sequence into its queries that see no key and its other queries.  Returns the new offsets.
+    """Splits each sequence in two: queries that see no key, then the others.  Returns the new offsets.
 
     `bounds` has the offsets of each sequence's queries, and `lengths` its numbers of keys.  Under a causal mask, the
     first queries see no key if a sequence has more queries than keys.  FlashInfer's kernels for Ampere reject a batch
-    of one such sequence.  With several sequences they forget the mask of a tile whose first query sees no key."""
+    of one such sequence.  With several sequences, they do not mask a tile whose first query sees no key."""
     query_counts = bounds.diff()
     keyless_counts = (query_counts - lengths).clamp(min=0)
     part_sizes = torch.stack((keyless_counts, query_counts - keyless_counts), dim=1).flatten()
@@ -134,7 +134,7 @@ def seeing_apart(bounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 
 def without_keys(offsets: torch.Tensor) -> torch.Tensor:
-    """Returns the offsets of keys or pages for sequences split by `seeing_apart`: their first parts have no keys."""
+    """Returns the offsets of keys or pages after `seeing_apart`: the first part of each sequence has no keys."""
     return offsets.repeat_interleave(2)[:-1]
 
 

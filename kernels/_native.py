@@ -93,12 +93,12 @@ class NativeFunction:
         return self.run(*arguments)  # type: ignore[no-any-return]
 
     def addresses(self, arguments: tuple[Any, ...]) -> list[int]:
-        """Returns the arguments that are addresses of tensors."""
+        """Returns the addresses of tensors, which are some of the arguments."""
         typed_arguments = zip(self._types, arguments, strict=True)
         return [value for type_letter, value in typed_arguments if type_letter == "p" and isinstance(value, int)]
 
     def slots(self, arguments: tuple[Any, ...], moved: Callable[[int], int]) -> ctypes.Array[ctypes.c_uint64]:
-        """Packs each argument in 8 bytes (a slot) for later calls.  A tensor's address becomes `moved(address)`."""
+        """Packs each argument in 8 bytes (a slot) for a replay.  `moved` gives a tensor's address in the replay."""
         slot_values = []
         for type_letter, value in zip(self._types, arguments, strict=True):
             if type_letter == "f":

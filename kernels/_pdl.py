@@ -3,7 +3,8 @@ Programming Guide, section "Programmatic Dependent Launch and Synchronization").
 
 With PDL a kernel may start before the previous kernel of its stream ends.  The kernel first prefetches data that no
 kernel of a step writes (weights, tables).  Then it waits until the previous kernel is complete.  Only after this wait
-does it read or write other data.  Every kernel waits, so a kernel completes only after all earlier kernels.
+does it read or write other data.  Every kernel waits in this way.  So when a kernel is complete, all earlier kernels
+are complete too.
 
 Each kernel signals that the next kernel may start.  Without the signal the next kernel starts when the previous kernel
 ends.  Kernels here send the signal at once, because small kernels leave free resources on the SMs.  CUDA C++ kernels
@@ -25,8 +26,8 @@ _on = ContextVar("pdl", default=False)
 
 @contextmanager
 def pdl(on: bool = True) -> Iterator[None]:
-    """Makes a context.  Inside the context, kernels that support PDL are launched with PDL.  This needs compute
-    capability 9.0.  When the context begins, no earlier kernel may still write the weights."""
+    """Makes a context in which kernels that support PDL are launched with PDL.  This needs compute capability 9.0.
+    Kernels prefetch weights before they wait, so no earlier kernel may still write weights when the context begins."""
     reset_token = _on.set(on)
     try:
         yield

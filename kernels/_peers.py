@@ -30,7 +30,7 @@ def peer(**takes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Returns a decorator that registers a function as a comparison kernel ("peer").  The file's folder names the op.
 
     The function's name is `compiled`, `liger` or `quack`.  Its parameters are the arguments of the op that this kernel
-    supports.  `takes` goes to the decorator `kernel`, which registers all kernels.  If the name is `compiled`,
+    supports.  `takes` goes to `kernel`, the decorator that registers any kernel.  If the name is `compiled`,
     torch.compile compiles the function."""
 
     def decorate(call: Callable[..., Any]) -> Callable[..., Any]:

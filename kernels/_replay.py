@@ -116,8 +116,8 @@ class Recording:
     """Holds the launches of a recorded function, and repeats them on the same tensors."""
 
     def __init__(self, launches: Sequence[RecordedLaunch], moved: Callable[[int], int], memory: Tensor, out: Tensor):
-        """Takes the recorded launches.  `moved` maps a recorded address to the new one: for a tensor that the function
-        allocated it lies in `memory`, and for the result in `out`."""
+        """Takes the recorded launches.  `moved` maps a recorded address to the address in a replay.  A tensor that the
+        function allocated moves to `memory`, and the result moves to `out`."""
         self.kernels = [launch.kernel for launch in launches]
         """The kernel of each launch, such as `gemm/native`."""
         self.memory = memory

@@ -43,8 +43,8 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-    """Returns the default config: 1 to 16 warps with eight elements per thread (16 bytes in bf16).  If there are more
-    rows than SMs, a thread has 16 elements, and a program has several short rows."""
+    """Returns the default config, with 1 to 16 warps.  A thread has eight elements (16 bytes in bf16).  With more rows
+    than an H100 has SMs, a thread has 16 elements, and a program has several short rows."""
     row_length, many_rows = int(next_power_of_2(int(case["H"]))), int(case["T"]) > HOPPER_SMS
     block_t = max(1, SHORT_ROW // row_length) if many_rows else 1
     thread_elements = 16 if many_rows else 8

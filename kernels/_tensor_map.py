@@ -25,7 +25,7 @@ out of bounds are filled."""
 
 @dataclass(frozen=True)
 class CudaMap:
-    """A matrix in memory with contiguous rows.  TMA copies swizzled boxes of 64 rows by 128 bytes from it."""
+    """A matrix in memory whose rows are contiguous.  TMA copies boxes of 64 rows by 128 bytes of it, swizzled."""
 
     base: torch.Tensor
     """The tensor that gives the map's address, dtype and device."""

@@ -23,9 +23,8 @@ def why_not_padded_rows(a: torch.Tensor) -> str | None:
     """Returns why torch's CPU matrix products give a wrong result for `a` `[M, K]`, or None if the result is right.
 
     torch reads past the end of each row, up to the next multiple of 32 values, and multiplies the extra values by 0.
-    An extra value of NaN makes the result NaN.  Rows without padding are safe, because the extra values then belong to
-    `a`.
-    """
+    An extra value of NaN makes the result NaN.  Rows without padding are safe, because the extra values are then
+    elements of `a`."""
     if a.device.type != "cpu" or a.dtype not in (torch.bfloat16, torch.float16) or a.ndim != 2:
         return None
     M, K = a.shape

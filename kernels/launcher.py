@@ -84,7 +84,7 @@ class Launcher:
         self._known: dict[Any, BoundCall] = {}
 
     def _signature(self, fn_parameters: Mapping[str, inspect.Parameter]) -> inspect.Signature:
-        """Makes the kernel's signature: the op's arguments that the launcher has, then `out`, `plan` and `config`."""
+        """Makes the kernel's signature: the op's arguments, then `out`, `plan`, `config`, as the launcher has them."""
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in fn_parameters.values())
         parameters = [parameter for parameter in self.spec.parameters if takes_all or parameter.name in fn_parameters]
         if self.results:
@@ -201,7 +201,7 @@ class Launcher:
         return BoundCall(dims, outputs, absent_results, disjoint_pairs, device, gpu_index, config, instead)
 
     def _apart(self, inputs: CallArguments, outs: CallArguments) -> list[tuple[str, int, str, int, bool, str]]:
-        """Returns the pairs of tensors that must not overlap: an output that the caller passed, and another tensor."""
+        """Returns the pairs of tensors that must lie apart in memory: an output from the caller, and another tensor."""
         byte_counts = {
             name: extent(x.shape, x.stride()) * x.element_size()
             for name, x in {**inputs, **outs}.items()
@@ -260,7 +260,7 @@ def kernel(
     chosen.  The launcher gets the arguments and results that its parameters name; with `**others`, all of the op's
     arguments.  It need not return results.  A launcher without results as parameters returns its own tensors.
 
-    - `unsupported` is a function for reasons that no other field states.  It returns why a call is refused, or None.
+    - `unsupported` is a further check.  It returns why a call is refused, or None.
     - `aligned` names tensors whose address matters to `unsupported` or `bind`.  The address of `out` then matters too.
     - `bind` is called once for each layout, with arguments and results.  The launcher gets its value as `bound`.
     - `empty` computes the results of a call with an empty argument, if the results are not empty.
@@ -269,8 +269,8 @@ def kernel(
     - `traffic` finds the config of the launch in `inputs.config`.  By default, the bytes of torch calls are counted.
     - `options` are fields of `Takes` (the calls that the kernel takes), and other fields of `Kernel`.
 
-    A C++ kernel itself makes the checks of the contract's `bounds`.  A kernel named `naive` or `library` has that role;
-    other kernels are `optimized`.  Raises `TypeError` and `ValueError` as `registry.register` does."""
+    A C++ kernel itself makes the checks of the contract's `bounds`.  The role of a kernel named `naive` or `library` is
+    its name; other kernels are `optimized`.  Raises `TypeError` and `ValueError` as `registry.register` does."""
     traffic = "counted" if traffic is None and backend == "torch" and op is None else traffic
 
     def decorate(fn: Function) -> Function:

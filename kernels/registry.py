@@ -144,8 +144,8 @@ class Kernel:
         return f"Triton {version('triton')} compiles it with a race; {self.fenced_since} does not"
 
     def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> Refusal | None:
-        """Returns the reason why the kernel cannot take these arguments, or None.  `spec` describes an op that is not
-        registered.  Without `spec`, the reason also names a kernel that can take the arguments."""
+        """Returns the reason why the kernel cannot take these arguments, or None.  If the op is not registered, `spec`
+        describes it.  Without `spec`, the reason also names a kernel that can take the arguments."""
         defaults = {parameter.name: parameter.default for parameter in (spec or get_op(self.op)).parameters}
         others = [name for name in inputs if name not in self.accepted and inputs[name] is not defaults.get(name, self)]
         reason = f"it has no {others[0]!r}" if others else self.unsupported(self._arguments(inputs, spec))
@@ -200,8 +200,8 @@ def interpreting() -> bool:
 
 
 def excluded() -> Mapping[str, str]:
-    """Returns the kernels that must not run in this process, by id, with the reasons.  Such a kernel broke another
-    process of the run.  The environment variable `ROOFLAB_EXCLUDE` names the JSON file with these reasons."""
+    """Returns the kernels that must not run in this process, by id, with the reasons.  Such a kernel broke an earlier
+    process of this bench run.  The environment variable `ROOFLAB_EXCLUDE` names the JSON file with these reasons."""
     path = os.environ.get("ROOFLAB_EXCLUDE")
     return cast(Mapping[str, str], json.loads(Path(path).read_text())) if path else {}
 
@@ -229,11 +229,12 @@ def _unknown(text: str) -> ValueError:
 
 
 def register(*, op: str, name: str, role: Role, backend: Backend, **options: Any) -> Callable[[Function], Function]:
-    """Registers the decorated function as a kernel of `op` and returns it.  A Triton kernel runs on its tensors' GPU.
+    """Registers the decorated function as a kernel of `op` and returns it.  It launches Triton on its tensors' GPU.
 
     `options` are the other fields of `Kernel`.  Raises `TypeError` if the function's arguments are not the reference's
-    arguments (plus `EXTRA_ARGUMENTS`).  Also raises it if a tunable kernel lacks `tuning` or the argument `config`.
-    Raises `ValueError` on a taken name, or on an unknown role, backend or op."""
+    arguments (plus `EXTRA_ARGUMENTS`), or if a tunable kernel lacks `tuning` or the argument `config`.  Raises
+    `ValueError` on a taken name, or on an unknown role, backend or op.
+    """
     spec = get_op(op)
 
     def decorate(fn: Function) -> Function:
@@ -341,7 +342,7 @@ def _load(op: str) -> None:
 
 @cache
 def load_plugins() -> None:
-    """Loads all ops, then the entry points of other packages, which may extend these ops.  Notes the broken ones."""
+    """Loads all ops, then the entry points of other packages, which may extend these ops.  Notes which ones fail."""
     plugin_entries = entry_points(group="rooflab.kernels")
     for op in _folders() if plugin_entries else ():
         _load(op)

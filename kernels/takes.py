@@ -72,7 +72,7 @@ class Takes:
                 raise TypeError(f"{name}: expected an argument or a dimension of the op")
 
     def why_not(self, inputs: Arguments, contract: Contract, rest: Unsupported | None = None) -> str | None:
-        """Returns why a call is refused, or None.  Checks the fields, then calls `rest` (the kernel's own check)."""
+        """Returns why a call is refused, or None.  First checks the fields, then the kernel's own check, `rest`."""
         reason = next(self._refused(vars(inputs), contract), None)
         return rest(inputs) if reason is None and rest is not None else reason
 

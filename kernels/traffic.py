@@ -61,7 +61,7 @@ class TorchCall:
 
 
 def steps(*moves: tuple[float, float]) -> Traffic:
-    """Returns the traffic of successive launches.  `moves` has a pair for each launch: bytes read and bytes written."""
+    """Returns the traffic of successive launches.  Each launch is a pair in `moves`: bytes read and bytes written."""
     return Traffic(
         read_bytes=sum(read for read, _ in moves), write_bytes=sum(written for _, written in moves), launches=len(moves)
     )
@@ -127,7 +127,7 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Returns False, because torch otherwise imports its compiler here, which takes 1 s."""
+        """Returns False.  With True, torch would import its compiler, which takes 1 s."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -2,8 +2,11 @@
 
 A config is data: a flat frozen dataclass of JSON scalars.  A launch without a config never tunes.  It takes the best
 config that was measured for this device and bucket (range of rows), or else the default.  `bench` writes these best
-configs to `kernels/<op>/choices.json`, which is committed.  For each device and bucket, this file names the best kernel
-and the record (a bench run) that proves it: `{"NVIDIA H200": {"rows:1": {"kernel": "gemv", "record": "<run id>"}}}`.
+configs to `kernels/<op>/choices.json`, which is committed.  An entry of this file is for one device and bucket.  It
+names the best kernel, and the record (a bench run) with the proof:
+
+    {"NVIDIA H200": {"rows:1": {"kernel": "gemv", "record": "<run id>"}}}
+
 If configs were tuned, the entry also has the best config of each kernel (`configs`), and their dtypes (`scheme`).
 """
 
@@ -37,7 +40,7 @@ class LaunchConfig:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Holds the least resources of a CTA, and the number of CTAs.  Both follow from a config, without compilation."""
+    """Holds what a CTA needs at least, and the number of CTAs.  Both follow from a config, without compilation."""
 
     threads: int
     registers: int

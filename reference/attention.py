@@ -74,7 +74,7 @@ OPTION_AXES: Mapping[str, Axis] = {
 
 
 def with_heads(H_kv: int, group: int, equal: bool = False, **values: Any) -> Case | None:
-    """Makes a test case with `group` query heads per KV head; None for a window without `causal`. `equal`: S = T."""
+    """Makes a test case, with S = T if `equal`. Returns None if a `window` is not causal. H is group * H_kv."""
     if values.get("window") and not values.get("causal", True):
         return None
     return Case(H=group * H_kv, H_kv=H_kv, **values | ({"S": values["T"]} if equal else {}))
@@ -204,7 +204,7 @@ def attend(
 def together(
     results: Iterable[tuple[torch.Tensor, torch.Tensor]], q: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stacks the results of the B sequences: outputs (B, ..., `width`) and log-sum-exps (B, ...). q is (B, ..., D)."""
+    """Joins the results of B sequences: outputs (B, ..., `width`) and log-sum-exps (B, ...). q is (B, ..., D)."""
     out = torch.zeros(*q.shape[:-1], width, dtype=torch.float64, device=q.device)
     lse = torch.zeros(q.shape[:-1], dtype=torch.float64, device=q.device)
     for b, result in enumerate(results):
@@ -223,7 +223,7 @@ def error_bounds(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the tolerance of one sequence: (T, H, Dv) for the output, and (T, H) for the log-sum-exp.
 
-    The term u_out * |ref| is not included. q, k and v have the shapes of `attend`. The caller has already multiplied
+    The caller adds the term u_out * |ref|. q, k and v have the shapes of `attend`. The caller has already multiplied
     quantised tensors by their scales."""
     (T, H, D), (S, H_kv, _) = q.shape, k.shape
     p_dtype = scheme.activation
@@ -322,11 +322,12 @@ def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]
 
 
 def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str, Inputs]]:
-    """Yields inputs that reveal 16-bit intermediates: values of one sign, and a large score that all keys share. Then
-    yields scores in the thousands: their exponentials overflow unless the kernel subtracts the largest score.
+    """Yields inputs that reveal a kernel with 16-bit intermediates. First, all values in v have one sign. Then, all
+    keys share a large score. Random data would not reveal this kernel, because its errors are smaller than the rounding
+    of the weights.
 
-    `q`, `k` and `v` are names of arguments. Random data would not reveal such errors: they are smaller than the
-    rounding of the weights."""
+    Then yields scores in the thousands: their exponentials overflow unless the kernel subtracts the largest score. The
+    strings `q`, `k` and `v` are the op's names of these arguments."""
     yield "values of one sign", inputs | {v: (1 + inputs[v].float().abs() / 8).to(inputs[v])}
     shared_score_inputs = {name: inputs[name].clone() for name in (q, k)}
     shared_score_inputs[q][..., 0] = 8.0
@@ -336,7 +337,7 @@ def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str,
 
 
 def listen(q: torch.Tensor, k: torch.Tensor) -> None:
-    """Lets all queries listen for the key that `shout` makes dominant: column 0 becomes 8 in q and 0 in k."""
+    """Prepares q and k for `shout`: sets column 0 to 8 in q, and to 0 in k. `shout` then makes one key dominant."""
     q[..., 0] = 8.0
     k[..., 0] = 0.0
 

@@ -288,7 +288,7 @@ def check_shape(name: str, tensor: torch.Tensor, expected: tuple[Dim, ...], dims
 
 
 def check_layout(name: str, tensor: torch.Tensor, layout: str) -> None:
-    """Raises `ValueError` if `layout` forbids the strides of `tensor`. A silent copy instead would cost time unseen."""
+    """Raises `ValueError` if `layout` forbids the strides of `tensor`. A silent copy instead would cost time."""
     if layout == "contiguous" and not tensor.is_contiguous():
         raise ValueError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
     if layout == "rows" and tensor.ndim and tensor.shape[-1] > 1 and tensor.stride(-1) != 1 and tensor.numel():

@@ -42,11 +42,12 @@ class Sizes:
         return [size for size in model_sizes(self.model) if self.least <= size <= self.most and size % self.step == 0]
 
     def draw(self, state: random.Random, sizes: Sequence[int] = ()) -> tuple[str, int]:
-        """Draws a size, and returns its kind and the size. `sizes` are the integers in a kernel's source file.
+        """Draws a size, and returns the rule that chose it (such as `prime`) and the size.
 
-        If one of `sizes` is in range, half of the draws are near such an integer n or near 2n. The other draws are: the
-        least size, a power of two, a neighbour of one, a prime, any size, a size in the upper half of the range, or a
-        real model's size. The logarithm of a size is uniform, except in the upper half."""
+        `sizes` are the integers in a kernel's source file, which may be tile sizes. If one of them is in range, half of
+        the draws are near such an integer n or near 2n. The other draws are: the least size, a power of two, a
+        neighbour of one, a prime, any size, a size in the upper half of the range, or a real model's size. The
+        logarithm of a size is uniform, except in the upper half."""
         usable_sizes = [source_size for source_size in sizes if self.least <= source_size <= self.most]
         if usable_sizes and state.randrange(2):
             source_size = state.choice(usable_sizes)

@@ -43,7 +43,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: the first or last table row, one row for all tokens, infinite or NaN unused rows."""
+    """Yields adversarial inputs. First, tokens ask for the first row, then for the last row, then all for the same row.
+    Finally, the rows that no token asks for are infinite or NaN."""
     V = int(case["V"])
     for row_label, token_id in (("first row", 0), ("last row", V - 1)):
         inputs = make_inputs(case, scheme, device, seed)

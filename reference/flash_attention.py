@@ -78,7 +78,7 @@ def keys_contiguous(v: torch.Tensor) -> bool:
 
 
 def _rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on options that do not fit. Only e4m3 may have scales, or a v with stride 1 along S."""
+    """Raises `ValueError` on options that do not fit. Only an e4m3 q allows scales, and a v with stride 1 along S."""
     option_rules(arguments, dims, "k")
     if arguments["q"].dtype != E4M3:
         check_layout("v", arguments["v"], "rows")
@@ -227,7 +227,8 @@ def _magnitudes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
     """Yields inputs in which every second head of q, or of k, is 1000 times smaller than its neighbours. The small
     heads of one sequence are the large heads of the next sequence.
 
-    In a large head one key gets all the weight; in a small head many keys share it. So the wrong head's scale shows."""
+    In a large head one key gets all the weight; in a small head many keys share it. So the scale of a wrong head
+    changes the output visibly."""
     q_scale, k_scale, v_scale = (inputs[f"{name}_scale"] for name in OPERANDS)
     new_scales = {"v_scale": v_scale * _alternating(v_scale)}
     yield "heads of q apart by 1000", inputs | new_scales | {"q_scale": q_scale * _alternating(q_scale)}

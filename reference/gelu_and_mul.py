@@ -48,10 +48,13 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance of `silu_and_mul`, because gelu(gate) = gate * sigmoid(2 u). u is the argument of tanh.
+    """Returns the tolerance, as in `silu_and_mul` but with other factors, because gelu(gate) = gate * sigmoid(2 u):
 
-    2 u has a relative error of 4 u_32. u_32 is the unit roundoff of fp32. Library calls compute 1 + tanh(u). For a
-    negative gate, this sum has an error of one u_32. 4 u_32 |gate up| is added for it, which is more than enough."""
+        (8 + 4 * |2 u|) * u_32 * |ref|  +  2 * u_out * |ref|  +  (4 * u_32 + 2**-126) * |gate * up|  +  subnormals
+
+    u is the argument of tanh. u_32 and u_out are the unit roundoffs of fp32 and of the output. 2 u has a relative error
+    of 4 u_32. Library calls compute 1 + tanh(u). For a negative gate, this sum has an error of one u_32. The factor 4
+    in the third term is more than enough for this error."""
     gate, up = halves(inputs["x"])
     sigmoid_argument = (2.0 * _argument(gate)).abs()
     relative_error = (8.0 + 4.0 * sigmoid_argument) * FP32_ROUNDOFF

@@ -97,20 +97,25 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance c u_acc sqrt(K) (size + |bias| + |residual|) + u_out |ref| + half a subnormal.
+    """Returns the tolerance:
 
-    c = 4, and `size` bounds the partial sums. u_acc = 2**-24 is the unit roundoff of fp32, in which every dtype here is
-    summed. u_out is the unit roundoff of the output dtype. A sum has K rounding errors of random sign, each relative to
-    a partial sum. These errors grow as sqrt(K) (a random walk), and c = 4 allows an unlucky walk.
+        c * u_acc * sqrt(K) * (size + |bias| + |residual|)  +  u_out * |ref|  +  half a subnormal
+
+    c = 4. u_acc = 2**-24 is the unit roundoff of fp32, in which every dtype here is summed. u_out is the unit roundoff
+    of the output dtype. `size` bounds the partial sums. A sum has K rounding errors of random sign, each relative to a
+    partial sum. These errors grow as sqrt(K) (a random walk), and c = 4 allows an unlucky walk.
 
     In 16 bits, `size` is the largest possible value, |A| |B|: tensor cores truncate, so all errors have the same sign.
     In fp32, `size` is that of a random walk: |ref| + sqrt((A*A) (B*B)). This smaller size rejects a kernel that uses
     TF32.
 
-    In tf32, the rounding of the operands dominates. One product a * b has a relative error in [0, 2 u], u = 2**-10.
-    This error has a mean below u and a standard deviation of 0.3 u. So the limit adds u |A B| for the mean, and 2.5 u
-    sqrt((A*A) (B*B)) for eight standard deviations. Operands rounded to bf16 have a standard deviation of 2.4 u and
-    fail."""
+    In tf32, the rounding of the operands dominates, and the tolerance has one more term:
+
+        u * |A B|  +  2.5 * u * sqrt((A*A) (B*B)),  u = 2**-10
+
+    One product a * b has a relative error from 0 to 2 u. The mean of this error is below u, which gives the term u * |A
+    B|. Its standard deviation is 0.3 u, so 2.5 u covers eight standard deviations. Operands rounded to bf16 have a
+    standard deviation of 2.4 u and fail."""
     a, b = inputs["a"].double(), inputs["b"].double()
     walk_size = (a.square() @ b.square()).sqrt() if scheme.activation == torch.float32 else None
     sum_size = a.abs() @ b.abs() if walk_size is None else oracle[0].abs() + walk_size
@@ -145,7 +150,7 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ..
 
 
 def _drawn(equal: str, **values: Any) -> Case:
-    """Makes a case in which the dimensions in `equal` have one size, so that a kernel cannot tell operands by shape."""
+    """Makes a case in which all dimensions in `equal` have one size. Then no shape shows which operand is which."""
     equal_dims = equal if values["M"] else ""  # an empty weight cannot be packed
     return Case(**values | dict.fromkeys(equal_dims, values[equal[:1] or "M"]))
 

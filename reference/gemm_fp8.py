@@ -152,21 +152,23 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance: the error of fp32 sums, the error of Hopper's fp8 accumulator, and the rounding of the
-    output.
+    """Returns the tolerance:
 
-    Quantisation adds no error, because the kernel gets e4m3 operands. The error of fp32 sums is the error of `gemm` for
-    16 bits: c u sqrt(K) (|A| |B| + |bias|), u = 2**-24, c = 4.
+        c * u * sqrt(K) * (|A| |B| + |bias|)  +  n * 3 * 2**-13 * (|A B| + sqrt((A*A) (B*B)))
+            +  u_out * |ref|  +  half a subnormal
 
-    For e4m3, Hopper's accumulator keeps only 13 bits after the leading bit. One instruction sums over 32 values of K.
-    It truncates the accumulator before the sum, and the result after the sum. Each of these two truncations goes
-    towards zero and costs up to 2**-13. The 32 products are truncated too. Their errors have random signs, and together
-    cost about one more truncation. So one instruction costs 3 x 2**-13 of a partial sum. A partial sum has the size |A
-    B| + sqrt((A*A) (B*B)), as in a random walk.
+    The first term is the error of fp32 sums, as in `gemm` for 16 bits: u = 2**-24, c = 4. A and B are dequantised.
+    Quantisation adds no error, because the kernel gets e4m3 operands. u_out is the unit roundoff of the output.
 
-    After every four instructions the sum is added in fp32, so it costs 4 x 3 x 2**-13. With `fast_accum`, the sum stays
-    in the accumulator, and the K / 32 instructions cost 3 K / 32 x 2**-13. (In a model of the accumulator with K = 128,
-    the sum loses up to 7 x 2**-13 if one k dominates. Otherwise it loses up to 2.6 x 2**-13.)"""
+    The second term is the error of Hopper's accumulator, which keeps only 13 bits after the leading bit for e4m3. One
+    instruction sums over 32 values of K. It truncates the accumulator before the sum, and the result after the sum.
+    Each of these two truncations goes towards zero and costs up to 2**-13. The 32 products are truncated too. Their
+    errors have random signs, and together cost about one more truncation. So one instruction costs 3 * 2**-13 of a
+    partial sum. A partial sum has the size |A B| + sqrt((A*A) (B*B)), as in a random walk.
+
+    n is the number of instructions whose sum stays in the accumulator. It is at most 4, because the sum is added in
+    fp32 after every four instructions. With `fast_accum`, n is K / 32. (In a model of the accumulator with K = 128, the
+    sum loses up to 7 * 2**-13 if one k dominates. Otherwise it loses up to 2.6 * 2**-13.)"""
     a = dequantize_fp8(inputs["a"], inputs["a_scale"], (1, GROUP_SIZE))
     b = dequantize_fp8(inputs["b"], inputs["b_scale"], (GROUP_SIZE, GROUP_SIZE))
     K = a.shape[1]

@@ -107,7 +107,9 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance of `gemm` for each expert: c u_acc sqrt(K) size + u_out |ref| + half a subnormal.
+    """Returns the tolerance of `gemm` for each expert:
+
+        c * u_acc * sqrt(K) * size  +  u_out * |ref|  +  half a subnormal
 
     `size` bounds the partial sums: |A| |B| in 16 bits, and |ref| + sqrt((A*A) (B*B)) in fp32. `gemm` explains c and u.
     """

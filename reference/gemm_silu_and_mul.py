@@ -79,14 +79,16 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance: the error of `a @ b` times the slope of the activation, plus the activation's error.
+    """Returns the tolerance, the error of `a @ b` times the slope of the activation, plus the activation's error:
 
-    The values x of `gate` and `up` have the errors e_gate and e_up. Both are errors of `gemm`: c u_acc sqrt(K) size +
-    u_out |x| + half a subnormal. They include one rounding to the dtype, because library calls round `a @ b`. |silu'|
-    is at most 1.1. So silu(gate) * up has the error 1.1 e_gate (|up| + e_up) + |silu(gate)| e_up.
+        1.1 * e_gate * (|up| + e_up)  +  |silu(gate)| * e_up  +  e_silu
+        e_x = c * u_acc * sqrt(K) * size + u_out * |x| + half a subnormal
+        e_silu = (8 + 2 * |gate|) * u_32 * |ref| + 2 * u_out * |ref| + 2**-126 * |gate * up| + subnormals
 
-    The activation adds the tolerance of `silu_and_mul`: (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| +
-    subnormals of the output."""
+    1.1 is the largest |silu'|. e_x is the tolerance of `gemm` for x, which is `gate` or `up`; `gemm` explains its
+    symbols. It includes one rounding to the dtype, because library calls round `a @ b`. e_silu is the tolerance of
+    `silu_and_mul`, which explains it.
+    """
     gate, up = _gate_and_up(inputs["a"], inputs["b"])
     product_error = _product_error(inputs["a"].double(), inputs["b"].double(), torch.cat((gate, up), 1), scheme)
     gate_error, up_error = product_error[:, : gate.shape[1]], product_error[:, gate.shape[1] :]

@@ -112,15 +112,17 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Returns the tolerance of `gemm_w8a16`: the error of fp32 sums, and the rounding to bf16 of the output and of each
     dequantised weight.
 
-    bf16 represents `code - zero` exactly: an integer of five bits and a sign. So a kernel need not round a weight. The
-    kernel can multiply by this integer and then scale the fp32 sum of each group."""
+    A kernel may also leave out the rounding of the weights, because bf16 represents `code - zero` exactly. This is an
+    integer of five bits and a sign. The kernel multiplies by this integer, and then scales the fp32 sum of each group.
+    """
     group = group_size(inputs["a"].shape[1], inputs["scale"].shape[1])
     weight = dequantize_int4(inputs["b"], inputs["scale"], inputs["zero"], group=group).mT
     return (within(inputs["a"].double(), weight, inputs["bias"], oracle[0], scheme),)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: one k at a tile edge in K dominates the sum. All its codes are extreme."""
+    """Yields adversarial inputs: one k at a tile edge in K dominates the sum. Its codes are the largest and the
+    smallest code in turn. Also yields activations of about 100,000."""
     K, group = int(case["K"]), scheme.group or DEFAULT_GROUP
     last_group_start = (K - 1) // group * group
     for k in sorted({k for k in (*PLANTED_K, last_group_start - 1, last_group_start, K - 1) if 0 <= k < K}):

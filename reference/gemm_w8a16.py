@@ -65,18 +65,18 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance: the error of fp32 sums, the rounding of each weight to bf16, and the rounding of the
-    output.
+    """Returns the tolerance:
 
-    Quantisation adds no error, because the kernel gets the codes. W is scale * b. The error of fp32 sums is that of
-    `gemm` for 16 bits: c u sqrt(K) (|A| |W| + |bias|), u = 2**-24, c = 4. This is enough for a kernel that multiplies
-    the codes, which bf16 represents exactly, and then scales the sum.
+        c * u * sqrt(K) * (|A| |W| + |bias|)  +  3.5 * v * sqrt((A*A) (W*W))  +  u_out * |ref|  +  half a subnormal
 
-    Another kernel may first round W to bf16. Each weight then has an error of up to v = 2**-8, relative to the weight.
-    The root mean square of this error is 0.41 to 0.43 v. (The errors are taken as uniform within an ulp. The
-    significands or their logarithms are taken as uniform.) With random signs, these errors add up as a random walk. The
-    tolerance adds 3.5 v sqrt((A*A) (W*W)), which is eight standard deviations of their sum. If one product dominates
-    the sum, 3.5 v also covers this product's error of up to v."""
+    W is scale * b. The first term is the error of fp32 sums, as in `gemm` for 16 bits: u = 2**-24, c = 4. Quantisation
+    adds no error, because the kernel gets the codes. One kind of kernel multiplies the codes, which bf16 represents
+    exactly, and then scales the sum. The first term is enough for such a kernel.
+
+    Another kind first rounds W to bf16, which gives the second term. Each weight then has an error of up to v = 2**-8,
+    relative to the weight. The root mean square of this error is 0.41 v if the significands of W are uniform, and at
+    most 0.43 v if their logarithms are uniform. With random signs, these errors add up as a random walk. 3.5 v is eight
+    standard deviations of their sum. If one product dominates the sum, 3.5 v also covers its error of up to v."""
     a, bias = inputs["a"].double(), inputs["bias"]
     weight = dequantize_int8(inputs["b"].mT, inputs["scale"]).mT
     return (within(a, weight, bias, oracle[0], scheme),)

@@ -46,11 +46,15 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns ((c/2 sqrt(H) + 8) u_32 + 2 u_out) |ref - bias| + u_out |ref| + |weight| shift / std + a subnormal.
+    """Returns the tolerance:
+
+        ((c / 2 * sqrt(H) + 8) * u_32 + 2 * u_out + (shift / std)**2) * |ref - bias|  +  u_out * |ref|
+            +  |weight| * shift / std  +  subnormals
+        shift = (c * sqrt(H) * mean(|x|) + 2 * |x|) * u_32
 
     c = 4. u_32 and u_out are the unit roundoffs of fp32 and of the output. shift is the error of the mean and of x -
-    mean: (c sqrt(H) mean(|x|) + 2 |x|) u_32. It changes the variance by shift^2. Some kernels compute the variance as
-    mean(x^2) - mean^2. Their error is mean^2 u_32, and they fail if the mean is large."""
+    mean. It changes the variance by shift^2. A kernel that computes the variance as mean(x^2) - mean^2 has a larger
+    error: mean^2 u_32. Such a kernel fails if the mean is large."""
     x, weight = inputs["x"].double(), inputs["weight"].double()
     sqrt_H, u = x.shape[-1] ** 0.5, scheme.unit_roundoff
     bias = 0.0 if inputs["bias"] is None else inputs["bias"].double()

@@ -50,11 +50,14 @@ def _weights(lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns sum_p c u (P + peak - lse_p + |peak|) w_p |out_p| + u_out |ref|; for the log-sum-exp c u (P + |lse|).
+    """Returns the tolerance of the output, and of the log-sum-exp:
 
-    P is the number of parts, and w_p is the weight of part p. peak is the largest log-sum-exp, u = 2**-24, and c = 4. A
-    weight has an error of a few u. Its exponent is a difference of two log-sum-exps, and the rounding of this
-    difference adds to the error. Half a subnormal is added to the output's tolerance."""
+        sum_p c * u * (P + peak - lse_p + |peak|) * w_p * |out_p|  +  u_out * |ref|  +  half a subnormal
+        c * u * (P + |lse|)
+
+    P is the number of parts, and w_p is the weight of part p. peak is the largest log-sum-exp of all parts. u = 2**-24,
+    c = 4, and u_out is the unit roundoff of the output. A weight has an error of a few u. Its exponent is a difference
+    of two log-sum-exps, and the rounding of this difference adds to the error."""
     weights, _ = _weights(inputs["lses"])
     lses = _seen(inputs["lses"])
     part_count = lses.shape[0]

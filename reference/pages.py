@@ -150,6 +150,6 @@ def used_slots(
 
 
 def drawn_pages(T: int, block_size: int, spare: int, skipped: str, **values: Any) -> Case:
-    """Makes a case in which T tokens are written to a paged cache. It has `spare` pages more than T tokens need."""
+    """Makes a case that writes T tokens to a paged cache. The cache has `spare` pages more than T tokens need."""
     skipped_tokens = {"none": 0, "some": (T + 2) // 3, "all": T}[skipped]
     return Case(T=T, num_blocks=-(-T // block_size) + spare, block_size=block_size, skipped=skipped_tokens, **values)

@@ -25,9 +25,9 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def race(seed: int, position: int, vocab_size: int, stream: int = 0) -> torch.Tensor:
-    """Returns log E of every token, (V,) fp64, the noise of an exponential race. E = -log1p(-u) is exponential.
+    """Returns log E of every token, (V,) fp64. E is the exponential noise with which `sample` draws a token.
 
-    u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24), computed in fp32. x is the token's random word."""
+    E = -log1p(-u), with u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24) in fp32. x is the token's random word."""
     word_groups = -(-vocab_size // 4)
     counter = np.zeros((word_groups, 4), dtype=np.uint64)
     counter[:, 0] = position & 0xFFFFFFFF

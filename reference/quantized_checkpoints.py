@@ -62,7 +62,7 @@ def read_gptq(
     by group, and the result's `order` lists the original columns.
 
     Raises `ValueError` on shapes, dtypes or group sizes that do not fit, and on an unknown format. Also raises if all
-    zero points would be 8 in the other format, because the checkpoint then has this other format."""
+    zero points, read in the other format, are the usual 8. Then `checkpoint_format` is wrong."""
     _check_words("qweight", qweight)
     word_rows, N = qweight.shape
     K = word_rows * CODES_PER_WORD

@@ -81,15 +81,19 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns (c/2 sqrt(H) + 4) u_32 |ref| + 2 u_out |ref| + a subnormal of the output. For codes: `quantized_limits`.
+    """Returns the tolerance. For codes, see `quantized_limits`. For values:
 
-    u, u_32 and u_out are the unit roundoffs of x's dtype, of fp32 and of the output. c = 4 allows an unlucky random
-    walk. The sum of H squares has a relative error of about sqrt(H) u_32, and the root halves this error. The squares,
-    the division by H, the rsqrt and the two multiplications add one to two u_32 each.
+        (c / 2 * sqrt(H) + 4) * u_32 * |ref|  +  n * u * |ref|  +  subnormals
 
-    Two roundings to the dtype are allowed, because the Llama code of transformers rounds twice: x / rms, and then its
-    product with the weight. The weight scales the subnormal error of the first rounding. With `round_first`, the
-    reference rounds x / rms too. A kernel may then round to the neighbouring value, which is 2 u away."""
+    u_32 and u are the unit roundoffs of fp32 and of x's dtype. c = 4 allows an unlucky random walk. The sum of H
+    squares has a relative error of about sqrt(H) u_32, and the root halves this error. The squares, the division by H,
+    the rsqrt and the two multiplications add one to two u_32 each.
+
+    n is 2, because the Llama code of transformers rounds twice: x / rms, and then its product with the weight. The
+    weight scales the subnormal error of the first rounding. With `round_first`, n is 3: the reference rounds x / rms
+    too. A kernel may then round to the neighbouring value, which is 2 u away. For codes, n is 0, or 2 with
+    `round_first`.
+    """
     quantize, dtype = inputs.get("quantize"), scheme.activation
     first_roundings, last_roundings = (2.0 if inputs.get("round_first") else 0.0), (0.0 if quantize else 1.0)
     rounding_count = max(first_roundings + last_roundings, 2.0 * last_roundings)
@@ -151,7 +155,8 @@ EDGE_CASES = (
 
 
 def _padded(of: Arguments) -> Inputs:
-    """Imitates a faulty kernel that divides the sum by a padded H. Returns the `eps` that has the same effect."""
+    """Imitates a faulty kernel that divides the sum of squares by a power of two above H. Returns the `eps` with which
+    the reference computes the result of this kernel."""
     H = of.x.shape[1]
     return {"eps": of.eps + of.x.double().square().mean(1, keepdim=True) * (H / (1 << H.bit_length()) - 1)}
 

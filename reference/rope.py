@@ -111,7 +111,9 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Allows errors of 4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal in a pair (first, second).
+    """Returns the tolerance of the two rotated values of a pair (first, second):
+
+        4 * u_32 * (|first| + |second|)  +  u_out * |ref|  +  half a subnormal
 
     u_32 and u_out are the unit roundoffs of fp32 and of the output. Two products and a sum in fp32 have an error of at
     most 3 u_32 (|first cos| + |second sin|). Then the value is rounded once to the dtype."""
@@ -129,8 +131,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def other_tables(cos: torch.Tensor, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields two adversarial tables of cos and sin. The first has random angles. The second has a large theta, and is
-    multiplied by 1.2 as in YaRN (arXiv 2309.00071)."""
+    """Yields two adversarial tables of cos and sin. The first has random angles. The second has frequencies with the
+    large base (theta) 2e6, and its values are multiplied by 1.2 as in YaRN (arXiv 2309.00071)."""
     angles = randn(*cos.shape, dtype=torch.float32, device=cos.device, seed=seed, scale=3.0)
     yield "tables of random angles", {"cos": angles.cos(), "sin": angles.sin()}
     rows, pair_count = cos.shape

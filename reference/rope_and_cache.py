@@ -135,12 +135,16 @@ def _pairs(x: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tens
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance. q and the written keys have the error of an fp32 rotation, plus one rounding. A value that
-    is not rotated must be equal, unless a norm or an e4m3 cache rounds it.
+    """Returns the tolerance of q and the caches, for a rotated pair (first, second) and for any other value x:
 
-    A rotation has the error 4 u_32 (|first| + |second|) + u_out |ref| + half a subnormal, as in `rope`. A key is
-    divided by its scale and rounded to the cache's dtype. The error of the division, 2 u_32, is added: it may make the
-    value round the other way. A norm adds (c/2 sqrt(D) + 4) u_32, as in `rmsnorm`."""
+        (4 + n) * u_32 * (|first| + |second|)  +  rounding
+        (2 + n) * u_32 * |x|  +  rounding
+        rounding = u_out * (|ref| + error) + half a subnormal
+
+    4 u_32 is the error of the rotation, as in `rope`. 2 u_32 is the error of the division by a scale. n is 0 without
+    norms, and c/2 sqrt(D) + 4 with norms, as in `rmsnorm`. u_out is the unit roundoff of the result's dtype. `error` is
+    the term before `rounding`: it may make the value round the other way. A value that is only copied must be equal:
+    one without rotation, norm and e4m3 cache."""
     R = 2 * inputs["cos"].shape[1]
     slot_ids = inputs["slot_mapping"]
     has_slot = slot_ids >= 0
@@ -167,8 +171,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def _limit(
     x: torch.Tensor, out: torch.Tensor, R: int, interleaved: bool, dtype: torch.dtype, more: float
 ) -> torch.Tensor:
-    """Returns the allowed errors of rows (n, heads, D), after the first R values per head are rotated and all are
-    rounded to `dtype`. Before the rotation, x has a relative error of `more` * u_32 (u_32: fp32's unit roundoff)."""
+    """Returns the allowed errors of rows (n, heads, D). The first R values of each head are rotated, and all values are
+    rounded to `dtype`. x holds the values before the rotation, with a relative error of `more` fp32 unit roundoffs."""
     dtype_info = torch.finfo(dtype)
     first_values, second_values = _pairs(x[..., :R].abs(), interleaved)
     pair_magnitude = first_values + second_values

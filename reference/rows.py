@@ -30,7 +30,7 @@ CODE_DTYPES = {name: dtype for dtype, name in QUANTIZE_NAMES.items()}
 
 
 def row_results(shape: str, **more: Result) -> dict[str, Result]:
-    """Describes the results of an op on rows: `out` (values or codes), then `more`, then the scales of the codes."""
+    """Describes the results of an op on rows: `out` (values or codes), the results `more`, and the scales of codes."""
 
     def dtype(arguments: CallArguments) -> torch.dtype:
         quantize = arguments.get("quantize")
@@ -96,7 +96,8 @@ def quantized_rows(values: torch.Tensor, dtype: str | None) -> Outputs:
 
 
 def quantized_limits(oracle: Outputs, error: torch.Tensor, dtype: str) -> Outputs:
-    """Returns the allowed errors of codes (T, N) and scales (T,) in `oracle`. `error` (T, N): errors of the values.
+    """Returns the allowed errors of the codes (T, N) and the scales (T,). `oracle` holds the right codes and scales,
+    and `error` (T, N) holds the allowed errors of the values.
 
     A code may differ by half a step, plus the errors of value, scale and division. A step of e4m3 depends on the code.
     A row may get codes of 0 and the scale 1, as a row of zeros does. This holds if the row's largest magnitude is at

@@ -152,7 +152,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     kernel fails if it draws a token that top_k, top_p or min_p excludes.
 
     Then yields one large logit, batches of rows with different settings, and edits that decide the token. Some kernels
-    support neither min_p nor a mix of greedy and random rows. If the case has no min_p, no input has such rows."""
+    support neither min_p nor a batch with both greedy and random rows. So only a case with min_p gets such batches."""
     V = int(case["V"])
     tie_cases = (
         ("top_k cuts ties by index", 4, (1.0, 3, 1.0, 0.0)),

@@ -129,8 +129,8 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
     have the best score.
 
     The support is the set of tokens that may be drawn, in fp64 arithmetic. A token within `MASS_TOLERANCE` of the
-    support's edge is doubtful. A kernel may draw a doubtful token. (A row with exact arithmetic has no doubtful
-    tokens.)
+    support's edge is doubtful. A kernel may draw a doubtful token. (If 2**n tokens have equal weights, all sums are
+    exact in fp32. Then no token is doubtful.)
 
     A score is logit / T - log E, with T the temperature and E exponential noise. The token's score is compared with the
     best score of the tokens that are not doubtful. It may be lower by at most the fp32 errors of both scores. The error
@@ -141,7 +141,7 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
 
 def compare_own_stream(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
     """Checks a kernel that has its own random numbers. A random token must be in the support (the tokens that may be
-    drawn), or tie with the support's last token, as after a cut by threshold. All else is as in `compare`."""
+    drawn), or tie with the support's last token: a cut by a threshold keeps all ties. All else is as in `compare`."""
     return _compare(actual, oracle, inputs, wins=False)
 
 
@@ -182,7 +182,8 @@ def _compare_logprobs(actual: Outputs, oracle: Outputs, inputs: Inputs) -> list[
 
 
 def _judge_row(token: int, best: int, row: torch.Tensor, inputs: Inputs, b: int, wins: bool) -> tuple[float, float]:
-    """Returns how far the score of `token` is below the best, and this over the allowed distance; inf if forbidden."""
+    """Returns how far the score of `token` is below the best score, and the ratio of this distance to the allowed
+    distance. Both are inf if the token is forbidden."""
     settings = [inputs[name][b].item() for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position")]
     if not 0 <= token < len(row) or settings[0] == 0:
         return math.inf, math.inf

@@ -59,7 +59,9 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns (8 + 2 |gate|) u_32 |ref| + 2 u_out |ref| + 2**-126 |gate up| + a subnormal of the output.
+    """Returns the tolerance:
+
+        (8 + 2 * |gate|) * u_32 * |ref|  +  2 * u_out * |ref|  +  2**-126 * |gate * up|  +  subnormals of the output
 
     u_32 and u_out are the unit roundoffs of fp32 and of the output. In fp32, exp2(gate log2(e)) rounds its argument,
     which costs a relative error of |gate| u_32. Twice this error is allowed, because log2(e) is rounded too. The exp,

@@ -276,7 +276,8 @@ class OpSpec:
         return as_tuple(self.reference(**inputs))
 
     def mistaken(self, name: str, inputs: Inputs) -> Outputs:
-        """Returns the outputs of a faulty kernel. Its mistake is `wrong[name]`."""
+        """Returns the outputs of the faulty kernel that the function `wrong[name]` imitates. This function returns the
+        outputs, or changed inputs for the reference."""
         result = self.wrong[name](self.arguments(inputs))
         return self.oracle({**inputs, **result}) if isinstance(result, dict) else as_tuple(result)
 
@@ -288,8 +289,9 @@ class OpSpec:
         return cases
 
     def cases_in(self, suite: str) -> tuple[Case, ...]:
-        """Returns the cases of a built-in suite, or of a file of `rooflab capture`. An op without the suite has no
-        cases. But for a suite in `DEFAULT_SUITES`, its `smoke` cases are returned instead."""
+        """Returns the cases of a built-in suite, or of a file of `rooflab capture`. If the op lacks a suite in
+        `DEFAULT_SUITES`, returns the op's `smoke` cases. If it lacks another suite, returns no cases.
+        """
         if captured.is_file(suite):
             return tuple(self.check_case(Case.parse(case_text)) for case_text in captured.cases_of(self.name, suite))
         return self.cases.get(suite, self.cases["smoke"] if suite in DEFAULT_SUITES else ())

@@ -35,8 +35,8 @@ def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) ->
 
 def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
     """Returns the index of the row dimension in the shape of each argument that has rows. The first float tensor with
-    at least two dimensions decides. Its first dimension that is longer than 1 and also in a result is the row
-    dimension. If the op has no results, it is the first dimension longer than 1."""
+    at least two dimensions decides. The row dimension is its first dimension that is longer than 1 and also in a
+    result. If the op has no results, the row dimension is the first one longer than 1."""
     float_arguments = {
         name: argument
         for name, argument in contract.arguments.items()

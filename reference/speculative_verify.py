@@ -52,7 +52,7 @@ def _laws(row: int, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _weights(i: int, p: torch.Tensor, q: torch.Tensor, drafts: int) -> torch.Tensor:
-    """Returns the weights (V,) of the draw after i of `drafts` draft tokens are accepted."""
+    """Returns the weights (V,) of the draw that follows the first i of `drafts` draft tokens, which are accepted."""
     weights = (p[i] - q[i]).clamp(min=0) if i < drafts else p[i]
     return weights if bool(weights.any()) else p[i]  # p = q up to rounding: nothing is left to draw from
 
@@ -130,8 +130,8 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
     have changed a decision.
 
     Rounding may change an acceptance if |u * q - p| < 4 * 2**-24 * (u * q + p). It may change a draw if the drawn
-    token's score is below the best by at most both scores' errors. The error of a score is `SCORE_ULPS` * 2**-24 *
-    (|log weight| + |log E| + 1), with E exponential noise."""
+    token's score is close to the best score. Their difference must be at most the sum of the errors of the two scores.
+    The error of a score is `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1), with E exponential noise."""
     names, errors = ("tokens", "num_accepted"), []
     for name, result, expected in zip(names, actual, oracle, strict=True):
         if result.shape != expected.shape or result.dtype != expected.dtype:

@@ -96,7 +96,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The peak rates of one device, all of one kind: data sheet, measured, or at a given clock. Bounds mix no kinds."""
+    """The peak rates of one device, all from the data sheet, or all measured, or all at a given clock."""
 
     device: str
     kind: CeilingKind

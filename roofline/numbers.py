@@ -115,7 +115,8 @@ def metric_label(name: str) -> str:
 
 
 def metric_text(name: str, value: float) -> str:
-    """Formats a metric's value. The text has a unit only after an SI prefix (`3.91 TB/s`); else see `metric_label`."""
+    """Formats a metric's value. A rate has a prefix and a unit (`3.91 TB/s`), and a fraction is in per cent. Any other
+    text has no unit, because the unit is in the metric's label (`metric_label`)."""
     unit = metric_unit(name)[1]
     if unit in _SI_UNITS and isfinite(value) and value > 0:
         return f"{si(value)}{unit}"

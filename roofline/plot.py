@@ -78,8 +78,8 @@ def roofline_figure(
     If the ceilings belong to several devices, each point must name its device. Points without a time lie on the
     measured roof if there is one, else on the first roof. With `fixed_axes`, the roofs of all dtypes determine the axis
     limits. So all figures of a device have the same axes. A point outside the limits extends the axes by whole decades.
-    Raises `ValueError` if there are no points or no ceilings, if a point's dtype has no rate, or if there are several
-    devices and a point names none."""
+    Raises `ValueError` if there are no points or no ceilings, or if a point's dtype has no rate. With several devices,
+    also raises if a point does not name one of them."""
     if not points:
         raise ValueError("points: expected at least one, got none")
     names = {ceiling.device for ceiling in ceilings}
@@ -215,10 +215,11 @@ def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> Fan
 def _draw_roofs(
     axes: Axes, roofs: Roofs, dtypes: Mapping[str, Sequence[str | None]], places: Sequence[tuple[float, float]]
 ) -> tuple[list[Any], list[Box]]:
-    """Draws each device's sloped bandwidth roofs and flat roofs. The names are above the slope, where no kernel lies.
+    """Draws each device's sloped bandwidth roofs and flat roofs. Writes their names above the slope, where no kernel
+    lies.
 
-    Returns the texts of the flat roofs, and small boxes along the sloped texts. Point numbers avoid these boxes. One
-    large box around a sloped text would also cover kernels."""
+    Returns the texts of the flat roofs, and many small boxes that cover the sloped texts. Point numbers avoid these
+    boxes. One large box around a sloped text would also cover kernels."""
     (left, right), texts, boxes = axes.get_xlim(), [], []
     text_style: dict[str, Any] = {"fontsize": 7.5, "textcoords": "offset points", "path_effects": _TEXT_HALO}
     for device, colour in roofs.colours.items():
@@ -255,8 +256,8 @@ def _write_along(
     names: Sequence[Box],
     text: Mapping[str, Any],
 ) -> list[Box]:
-    """Writes `name` along the sloped roof of `rate`. Chooses the position that covers the fewest markers (at `places`)
-    and other texts (`names`). Returns small boxes along the text."""
+    """Writes `name` along the sloped roof of the bandwidth `rate`. Chooses the position that covers the fewest markers
+    (at `places`) and other texts (the boxes `names`). Returns small boxes that cover the text."""
     x_min = max(axes.get_xlim()[0], axes.get_ylim()[0] / rate)
     (x0, y0), (x1, y1) = axes.transData.transform([(x_min, x_min * rate), (10 * x_min, 10 * x_min * rate)]) * 72 / _DPI
     angle = atan2(y1 - y0, x1 - x0)
@@ -354,7 +355,7 @@ def _legend_handles(points: Numbered, roofs: Roofs) -> list[Line2D | FancyArrowP
 
 
 def _draw_movement(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str, str]) -> None:
-    """Draws a bar for each kernel without FLOPs: the fraction of its roof's bandwidth that it reaches."""
+    """Draws the panel of data movement: a kernel without FLOPs has a bar, its fraction of the bandwidth."""
     bar_ends, roof_by_device = [], {}
     for row, (_, point) in enumerate(points):
         roof = roofs.of(point)

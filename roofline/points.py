@@ -96,8 +96,8 @@ def that_matter(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
     """Chooses at most `most` points. If some points have FLOPs, takes only a few without FLOPs.
 
     The first points are the fastest kernel of each op, case and device. Then come the libraries' kernels, then the
-    naive kernels, then all others. Within each group, cases are ordered by the seconds that their fastest kernel loses
-    to its bound, the most first."""
+    naive kernels, then all others. Within each group, cases are ordered by the time of their fastest kernel minus its
+    bound, the largest difference first."""
     moving_points = [point for point in points if not point.flops]
     computing_points = [point for point in points if point.flops]
     chosen_point_ids = _foremost(moving_points, MAX_MOVING_POINTS if computing_points else most)
@@ -122,7 +122,7 @@ def _foremost(points: Sequence[Point], most: int) -> set[int]:
 
 
 def _speed(point: Point) -> tuple[bool, float]:
-    """Returns a sort key: the fastest point comes first. Points without a time come last, by their traffic."""
+    """Returns a sort key: the fastest point comes first. Points without a time come last, the least traffic first."""
     return point.seconds is None, point.seconds or point.traffic_bytes
 
 

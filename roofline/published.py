@@ -81,7 +81,7 @@ class Table:
 
     @cached_property
     def times(self) -> dict[Shape, float]:
-        """Returns seconds by shape: the values of `exact` and `axes`. Raises `ValueError` on a bad file."""
+        """Returns seconds by shape (the values in columns `exact` and `axes`). Raises `ValueError` on a bad file."""
         path = self.folder / self.file
         try:
             text = lzma.decompress(path.read_bytes()).decode()
@@ -97,7 +97,7 @@ class Table:
 
     @cached_property
     def _values(self) -> dict[Shape, list[list[int]]]:
-        """Returns one sorted list of published values per axis, by the combination of `exact` values."""
+        """Returns the sorted published values of each axis. The key of the dict is a combination of `exact` values."""
         values_by_key: dict[Shape, list[set[int]]] = {}
         for shape in self.times:
             axis_value_sets = values_by_key.setdefault(shape[: len(self.exact)], [set() for _ in self.axes])
@@ -106,11 +106,12 @@ class Table:
         return {key: [sorted(values) for values in axis_value_sets] for key, axis_value_sets in values_by_key.items()}
 
     def least_s(self, shape: Mapping[str, int], cached: bool = False) -> float:
-        """Returns the data sheet's bound of a shape, in seconds. With `cached`, L2 keeps data from one call to the
+        """Returns the data sheet's bound of a shape, in seconds. `cached` means that L2 keeps data from one call to the
         next.
 
-        The source's benchmark uses `copies` sets of weights in turn. With `cached`, the bytes of `copies` calls minus
-        the size of L2 move through HBM. The L2 rate sets no bound, because no rate is published."""
+        The source's benchmark uses `copies` sets of weights, one per call, in turn. With `cached`, L2 still holds data
+        of the last `copies` calls. So `copies` calls move their bytes minus the size of L2 through HBM. The L2 rate
+        sets no bound, because no rate is published."""
         device = get_device(self.gpu)
         if self.op == "all_reduce":
             return all_reduce_s(shape["bytes"], shape["gpus"], link(device, shape["gpus"]))
@@ -142,8 +143,9 @@ class Table:
         return self.least_s(dict(zip((*self.exact, *self.axes), key + point, strict=True))) + _START_TIME_S
 
     def _log_ratio(self, key: Shape, point: Shape) -> float | None:
-        """Returns log(time / bound) of a point. Interpolates along the axis of a coordinate between published values.
-        If all coordinates are published but the time is not, returns the median of interpolations along all axes."""
+        """Returns log(time / bound) at `point`, one value per axis. Interpolates along the first axis with an
+        unpublished value. If all values are published but not their combination, returns the median of interpolations
+        along all axes."""
         if (key + point) in self.times:
             return log(self.times[key + point] / self._scale(key, point))
         for axis, value in enumerate(point):

@@ -50,7 +50,7 @@ class StepTime:
         return sum(op.ms for op in self.ops if op.basis != "bound") / self.ms
 
     def parts_ms(self) -> dict[str, float]:
-        """Returns milliseconds of `products` (of matrices), `attention`, `all-reduces` and `rest` (all other ops)."""
+        """Returns milliseconds per kind of op: `products` (of matrices), `attention`, `all-reduces` and `rest`."""
         category_ms: dict[str, float] = {}
         for op in self.ops:
             category = _OP_CATEGORIES.get(op.op, "rest")
@@ -76,7 +76,7 @@ def step_time(
     kv_dtype: str = "bf16",
     gpus: int = 1,
 ) -> StepTime | None:
-    """Returns the time of a step on `gpus` GPUs of the type `device`, or None if no published table has this type.
+    """Returns the time of a step on `gpus` GPUs, or None if no published table has times of the GPU type `device`.
     Raises `ValueError` if `step_ops` rejects the arguments."""
     ops = step_ops(arch, kind, batch, context, weight_dtype, kv_dtype, gpus)
     token_count = batch * context if kind == "prefill" else batch
@@ -95,10 +95,10 @@ def loaded_itl_ms(
 ) -> float | None:
     """Returns the mean milliseconds between tokens (ITL) of a server with `concurrency` running requests.
 
-    A request has `prompt` tokens and generates `output` tokens.  A new request replaces a finished request at once, and
-    the others wait for its prefill.  A request ends after `output` steps, so a step waits for `concurrency / output`
-    prefills on average.  The decode step has a context of `prompt + output // 2` tokens.  Returns None if no published
-    table has times of this device."""
+    A request has `prompt` tokens and generates `output` tokens.  When a request ends, a new one starts, and the running
+    requests wait for its prefill.  A request ends after `output` decode steps, so on average `concurrency / output` new
+    requests start per step.  The ITL is the time of a decode step plus their prefills.  The decode step has a context
+    of `prompt + output // 2` tokens.  Returns None if no published table has times of this device."""
     step_options = weight_dtype, kv_dtype, gpus
     decode_step = step_time(arch, device, "decode", concurrency, prompt + output // 2, *step_options)
     prefill_step = step_time(arch, device, "prefill", 1, prompt, *step_options)
@@ -143,7 +143,7 @@ def _op_time(op: OpCost, device: Device, tables: Sequence[Table], kv_dtype: str)
 
 
 def _in_pieces(op: OpCost, least_s: float, tables: Sequence[Table]) -> OpTime:
-    """Returns the time of a matrix product.  If N is too large for the tables, adds the times of equal pieces of N."""
+    """Returns a matrix product's time.  For an N larger than the tables have, adds the times of equal parts of N."""
     published_max_n = max((key[table.axes.index("N")] for table in tables for key in table.times), default=0)
     piece_count = ceil(op.shape["N"] / published_max_n) if published_max_n else 1
     shape = dict(op.shape) | {"N": ceil(op.shape["N"] / piece_count)}

@@ -6,10 +6,10 @@ the step is the sum of these times.  A kernel that fuses two ops can be faster t
 op are the same as in its specification in `reference/`.
 
 Tensor parallelism splits the heads, the MLP's width and the vocabulary.  Each layer then has two all-reduces of a
-`[tokens, hidden]` tensor in the activations' dtype.  Since Hopper, some NVLink switches compute the sum (SHARP).  Then
-each GPU sends the tensor's bytes once.  With any other link, each of `n` GPUs sends `2 * (n - 1) / n` times the
+`[tokens, hidden]` tensor in the activations' dtype.  Since Hopper, some NVLink switches compute the sum (SHARP).  With
+such a switch, each GPU sends the tensor's bytes once.  Without it, each of `n` GPUs sends `2 * (n - 1) / n` times the
 tensor's bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).  The latency of all-reduces is not
-counted.  No kernel overlaps with an all-reduce, because the next op needs the sum.  The exchange of embeddings and
+counted.  No kernel overlaps with an all-reduce, because the next kernel reads the sum.  The exchange of embeddings and
 logits is left out, because it has only about `1 / (2 * layers)` of the bytes of the all-reduces.
 """
 
@@ -33,7 +33,7 @@ _INDEX_BYTES, _LENGTH_BYTES = 8, 4
 
 
 class OpCost(NamedTuple):
-    """The cost of one op in a step, such as the QKV projection, with `calls` calls of `cost` each."""
+    """The cost of one op in a step, such as the QKV projection: `calls` calls, each at `cost`."""
 
     op: str
     calls: int
@@ -161,7 +161,7 @@ def _attention_shape(arch: Architecture, batch: int, context: int, gpus: int) ->
 
 
 def gpu_counts(arch: Architecture) -> list[int]:
-    """Returns the possible numbers of GPUs for tensor parallelism in a node.  No KV head is split between GPUs."""
+    """Returns how many GPUs of a node can share the model: numbers that divide the heads and split no KV head."""
     kv = arch.num_kv_heads
     return [n for n in range(1, MAX_GPUS + 1) if arch.num_heads % n == 0 and (kv % n == 0 or n % kv == 0)]
 

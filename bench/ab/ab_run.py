@@ -63,9 +63,11 @@ def run(
 ) -> AbResult:
     """Runs and judges `comparison`.  A fault of a kernel becomes a verdict and raises no exception.
 
-    `floors` holds a noise floor for each comparison; None means the stored noise floors of this machine. `checked=True`
-    means that an earlier run has checked the same code.  This run then only measures.  If both sides ran the same
-    device code, a difference is UNRESOLVED.  `by_activity=False` turns this rule off."""
+    `floors` maps each comparison to its noise floor; None means the stored noise floors of this machine.
+    `checked=True` means that an earlier run has checked the same code.  Then this run skips the checks and only
+    measures.
+
+    A difference between sides that ran the same device code is UNRESOLVED.  `by_activity=False` lets it count."""
     runner = JobRunner(comparison, settings, set(SIDES) if checked else set())
     start_s = time.monotonic()
     faults: dict[str, tuple[Verdict, str]] = {

@@ -51,7 +51,8 @@ def listing(job: Job, device: torch.device, file_of: Mapping[str, str] | None = 
     """Lists, for each op, the cases of a suite and the kernels of this source tree.  A kernel that cannot run on this
     device comes with the reason.
 
-    For kernels of another repository, `file_of` maps each kernel to its file.  Then only these kernels are listed."""
+    `file_of` is given for kernels of another repository.  It maps each kernel to its file, and only the kernels in it
+    are listed."""
     from rooflab.bench.ab.sides import largest
 
     op_entries, specs = {}, registry.ops()

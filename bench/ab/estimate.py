@@ -1,10 +1,12 @@
 """Computes statistics of paired measurements: an estimate, its bounds, and the smallest effect that could be detected.
 
-An effect is `log(time_B / time_A)`.  Its two times come from one pair of fresh processes, one for each side.  Launches
-inside one process are not independent, so this file does not use single launches.  With 1% of noise between processes,
-a test on single launches finds a slowdown in 40% of pairs of identical code.  A Walsh average is the mean of two
-effects.  The estimate is the median of all Walsh averages (Hodges and Lehmann, 1963).  Bounds and p-values are exact,
-by Wilcoxon's signed-rank test on the averages.
+An effect is `log(time_B / time_A)`.  Its two times come from one pair of fresh processes, one for each side.  This file
+never uses the times of single launches.  The launches of one process are not independent.  So with 1% of noise between
+processes, a test on single launches finds a slowdown in 40% of pairs of identical code.
+
+A Walsh average is the mean of two effects.  The estimate is the median of all Walsh averages (Hodges and Lehmann,
+1963).  Bounds are Walsh averages too.  Their ranks, and the p-values, come from the exact distribution of Wilcoxon's
+signed-rank test.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ def estimate(effects: Sequence[float]) -> Effect:
 
 
 def p_above(effects: Sequence[float], margin: float = 0.0) -> float:
-    """Returns the p-value of the hypothesis `effect <= margin`.  A Walsh average of exactly `margin` supports it."""
+    """Returns the p-value of the hypothesis `effect <= margin`.  A Walsh average equal to `margin` supports the
+    hypothesis."""
     num_above = int((walsh_averages(effects) > margin).sum())
     return float(_distribution(len(effects))[num_above:].sum())
 
@@ -95,6 +98,6 @@ def _distribution(pairs: int) -> np.ndarray:
 
 @cache
 def _skipped(pairs: int) -> int:
-    """Returns the rank `k` of the Walsh average that is the lower bound at level `ALPHA`; 0 if there is no bound.  The
-    name says that the bound skips the averages below it."""
+    """Returns the rank, from 1, of the Walsh average that is the lower bound at level `ALPHA`; 0 if there is no bound.
+    The name says that the bound skips the lower averages."""
     return int(np.searchsorted(np.cumsum(_distribution(pairs)), ALPHA, side="right"))

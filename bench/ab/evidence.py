@@ -44,7 +44,8 @@ NOT_IN_TURN = "the sides were not measured in turn, so that a drift of the machi
 
 
 def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -> list[Outcome]:
-    """Returns one outcome for each combination of kernel, case and scheme (dtypes) of which side A has a record.
+    """Returns one outcome for each comparison (kernel, case and scheme) for which side A has a record.  A scheme is the
+    set of dtypes.  Leaves out a comparison that ran on neither side.
 
     With two `kernels`, side A is the first kernel and side B the second.  Raises `ValueError` on a file that cannot be
     read (truncated, of a newer schema, or missing).  Also raises `ValueError` if both sides have records of the same
@@ -264,11 +265,15 @@ def drift(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) -> flo
     """Returns the possible drift of a machine between two sides, as a log ratio.  A side lists `(time of run,
     seconds)`.
 
-    The drift is the largest change within a side, times `sqrt(max(1, gap / span))` as in a random walk.  `gap` is the
-    time between the means of the sides, and `span` the length of the shorter side.  A day between sides of ten minutes
-    gives a factor of 12.  In 10,000 simulated walks, none went further than `BEYOND_DRIFT` times the drift
-    (tests/ab/test_ab_estimate.py).  Their gaps were up to 1,000 spans long.  The drift is infinite if a side does not
-    have two different times."""
+        drift = change * sqrt(max(1, gap / span))
+
+    `change` is the largest log ratio of two `seconds` of one side.  `gap` is the time between the mean run times of the
+    two sides.  `span` is the length of the shorter side.  The drift is infinite if a side does not have two different
+    times.
+
+    The formula follows a random walk.  A day between sides of ten minutes gives a factor of 12.  In 10,000 simulated
+    walks with gaps of up to 1,000 spans, none went further than `BEYOND_DRIFT` times the drift
+    (tests/ab/test_ab_estimate.py)."""
     run_times = [[datetime.fromisoformat(timestamp).timestamp() for timestamp, _ in side] for side in (a, b)]
     span_s = min((max(side) - min(side) for side in run_times if side), default=0.0)
     if not span_s > 0:

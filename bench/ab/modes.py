@@ -84,8 +84,8 @@ def of_revisions(
     """Compares the kernels of the git revision `base` with the kernels of `head`, or of the working tree.  With
     `changed`, compares only the ops that the changed files affect.
 
-    The kernels may be in another repository, in named files or in its installed package.  Raises `ValueError` if git
-    does not know a revision, or if a revision cannot be imported."""
+    The kernels may be from another repository: from files that `subset` names, or from the repository's installed
+    package.  Raises `ValueError` if git does not know a revision, or if a revision cannot be imported."""
     kernel_files = [name for name in subset.kernels if name.endswith(".py")]
     subset = replace(subset, kernels=[name for name in subset.kernels if name not in kernel_files])
     repository = repository_of(kernel_files, ROOT)

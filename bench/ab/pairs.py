@@ -79,11 +79,13 @@ def run_pairs(
     clock: Callable[[], float] = time.monotonic,
     done: Callable[[str], None] = lambda text: None,
 ) -> Batch:
-    """Measures the comparisons `keys` in up to `pairs` pairs of processes.
+    """Measures the comparisons `keys` in up to `pairs` pairs of processes.  `deadline` is a time of `clock`.
 
-    A verdict needs `least` pairs from this call and `later` pairs from a later call.  A pair starts only if it and the
-    `later` pairs can end before `deadline` (a time of `clock`).  This assumes that each pair takes as long as the
-    longest pair so far.  If there is no time for `least + later` pairs, the run ends after the first pair.
+    A verdict needs `least` pairs from this call and `later` pairs from a later call.  All time limits below assume that
+    each pair takes as long as the longest pair so far.
+
+    - The first pair always starts.  After it, the run ends if `least + later` pairs do not fit before `deadline`.
+    - Each next pair starts only if it and the `later` pairs fit before `deadline`.
 
     If a record cannot be compared, its comparison is not measured again.  A NOISY record removes only its own pair."""
     batch, side_orders = Batch(), orders(seed)
@@ -163,7 +165,7 @@ class JobRunner:
         return listing
 
     def _job(self, side: Side, mode: Mode, keys: Collection[str]) -> dict[str, Any]:
-        """Returns the job of a process as JSON values: the side with the targets of `keys`, and the settings."""
+        """Returns a process's job as JSON values: mode, settings, and `side` with only the targets of `keys`."""
         job: dict[str, Any] = plain(replace(side, targets={key: side.targets[key] for key in keys}))
         options = {name: getattr(self.settings, name) for name in ("device", "seed", "kernel_s")}
         return job | options | {"mode": mode}

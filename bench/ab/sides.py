@@ -86,7 +86,7 @@ class Comparison:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Returns the keys of the comparisons, in the order of side A's targets."""
+        """Returns the keys (names) of the comparisons, in the order of side A's targets."""
         return tuple(self.a.targets)
 
     def side(self, name: SideName) -> Side:
@@ -156,7 +156,8 @@ class Subset:
 def two_kernels(subset: Subset) -> Comparison:
     """Returns the comparison of the first named kernel (side A) with the second.  A named file means the kernels in it.
 
-    Raises `ValueError` unless there are one op and two kernels, and on an unknown name, case or scheme."""
+    Raises `ValueError` if the names do not give two kernels of one op.  Also raises `ValueError` on an unknown name,
+    case or scheme (dtypes)."""
     has_files = any(name.endswith(".py") for name in subset.kernels)
     is_usable = len(subset.ops) < 2 if has_files else (len(subset.ops), len(subset.kernels)) == (1, 2)
     chosen_kernels = choose_kernels(next(iter(subset.ops), None), subset.kernels) if is_usable else []

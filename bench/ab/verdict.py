@@ -3,18 +3,23 @@
 A change counts only above a limit: the larger of the threshold and 0.5 us (`Rules`).  The noise floor of a machine is
 the effect that A/A comparisons (of identical code) showed there.  It is kept in the cache folder.
 
-SLOWER needs all of the following.  The one-sided 95% bound of the first batch is above the limit.  A second,
-independent batch of at least five pairs has an estimate above the limit.  The bound of both batches together is above
-the limit.  The false-discovery rate over all judged kernels is at most 5%.  The two sides did not run the same device
-code.  The effect is larger than the noise floor.  (These rules find a change of 3% in 60% of runs.  With a bound on the
-second batch alone, they would find it in 36%.)
+SLOWER (side B takes longer) needs all of these conditions:
 
-FASTER has the same conditions for a shorter time.  SAME needs both bounds inside the limit, and sides that alternate in
-time.  If the sides do not alternate, SLOWER and FASTER need a bound above `BEYOND_DRIFT` times the possible drift of
-the machine (`evidence.drift`).  Everything else is UNRESOLVED.
+- The one-sided 95% bound of the first batch is above the limit.
+- A second, independent batch of at least five pairs has an estimate above the limit.
+- The bound of both batches together is above the limit.
+- The false-discovery rate over all judged kernels is at most 5%.
+- The two sides did not run the same device code.
+- The effect is larger than the noise floor.
 
-An impossible comparison never passes.  An UNRESOLVED comparison passes only if the pairs could have shown a change of
-three times the limit.
+These rules find a change of 3% in 60% of runs.  With a bound on the second batch alone, they would find it in 36%.
+
+FASTER needs the same conditions for a shorter time.  SAME needs both bounds inside the limit, and sides that alternate
+in time.  If the sides do not alternate, SLOWER and FASTER need a larger bound: above `BEYOND_DRIFT` times the possible
+drift of the machine (`evidence.drift`).  Everything else is UNRESOLVED.
+
+A comparison that cannot be made never passes.  An UNRESOLVED comparison passes only if the pairs could have shown a
+change of three times the limit.
 """
 
 from __future__ import annotations
@@ -177,7 +182,8 @@ def _p_value(item: Evidence, rules: Rules, verdict: Verdict) -> float:
     """Returns the p-value of the hypothesis that the change is at most the margin.  Returns 1 if the first batch does
     not show `verdict`.
 
-    The p-value uses both batches.  It is conservative, because the second batch runs only after a difference."""
+    The p-value uses both batches.  The second batch exists only if the first batch shows a difference.  So a wrong
+    verdict is at most as likely as the p-value says."""
     if _called(item.first, rules) != verdict:
         return 1.0
     all_pairs = item.first + item.second
@@ -252,14 +258,15 @@ def _verdict(
 
 
 def _unless_noise(verdict: Verdict, item: Evidence, size: float) -> tuple[Verdict, str]:
-    """Returns `verdict`, or UNRESOLVED if identical code differed by more than `size` on this machine."""
+    """Returns `verdict`, or UNRESOLVED if the noise floor (effect of identical code) exceeds the effect's `size`."""
     if item.noise_floor is not None and item.noise_floor > size:
         return "UNRESOLVED", f"identical code differs by {item.noise_floor:.1%} on this machine"
     return verdict, ""
 
 
 def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
-    """Returns the noise floor, or None if `effects` is empty.  `effects` holds A/A results of `effects_of`."""
+    """Returns the noise floor: the 95th percentile of the A/A results `effects` (from `effects_of`), or with few
+    results the largest bound.  Returns None if `effects` is empty."""
     if not effects:
         return None
     if len(effects) < MIN_FLOOR_EFFECTS:

@@ -1,8 +1,8 @@
 """Chooses the checks of a command, and reduces a failing case to a smaller case.
 
 The user lists cases, or a seed draws cases from an op's domain (its valid cases).  Drawn cases cover as many pairs of
-parameter values as time allows.  A principle is a kind of inputs that reveals errors of many kernels, such as an empty
-tensor.  `CheckTask.principle` names the principle that a check tests, if there is one.
+parameter values as time allows.  Some kinds of inputs, such as an empty tensor, reveal errors of many kernels.  Such a
+kind is called a principle.  `CheckTask.principle` names the principle that a check tests, if there is one.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
     """Returns the checks of the kernels in `chosen`, with cases from the domain of each op.
 
     The smoke cases (small cases) come first, in every scheme (dtypes).  After them, edge cases alternate with drawn
-    cases.  The most different edge cases come first.  An edge case and the drawn case after it run in one scheme, and
-    the schemes take turns.  With `every`, an edge case runs in every scheme.
+    cases.  The most different edge cases come first.  The schemes take turns: one edge case and one drawn case run in
+    the first scheme, the next two cases in the second, and so on.  With `every`, an edge case runs in every scheme.
 
-    A drawn case gets one set of adversarial inputs (`CheckTask.ways`).  On hardware, or with `every`, smoke and edge
-    cases get all adversarial sets.  For a kernel in software, only some smoke cases get all sets.  The first check of
-    each principle is moved to the front."""
+    Each check of a drawn case uses one set of adversarial inputs (`CheckTask.ways`).  The other cases use all sets on
+    hardware or with `every`.  For a kernel in software, only some smoke cases use all sets.  The first check of each
+    principle is moved to the front."""
     all_checks = []
     for op, kernels in chosen.kernels.items():
         spec = registry.get_op(op)
@@ -102,7 +102,7 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
 
 
 def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]) -> list[CheckTask]:
-    """Replaces each check that the kernel refuses by a variant that it accepts: without the refused options, or in
+    """Replaces each check that the kernel refuses by a check that it accepts: without the refused options, or in
     another scheme.  Also keeps one refused check for each reason of refusal, so that a result reports the reason."""
     refusals, tasks = dict[str, CheckTask](), dict[tuple[Case, Scheme, object], CheckTask]()
     for task in asked:
@@ -129,9 +129,12 @@ def most_work(kernel: Kernel, device: torch.device) -> Most:
 
 
 def drawn_points(spec: OpSpec, seed: int, most: Most, numbers: tuple[int, ...] = ()) -> list[DomainPoint[Case]]:
-    """Draws the cases of an op.  Returns points, each with a case and the case's values on the axes of the op's domain.
-    The points cover the domain and the kinds of adversarial inputs (`CheckTask.ways`).  An op without a domain has no
-    points.  With `numbers` from the kernel's file, every third point lies near one of these numbers."""
+    """Draws the cases of an op.  Returns points: a case, with its values on the axes of the op's domain.  One more axis
+    is the kind of adversarial inputs (`CheckTask.ways`).  The points cover all axes.  An op without a domain has no
+    points.
+
+    `numbers` are integers from the kernel's file.  If there are any, every third point lies near one of them.
+    """
     if spec.domain is None:
         return []
     cover_domain = partial(_wider(spec.domain).cover, seed, partial(_settled, spec, most))
@@ -184,7 +187,8 @@ def of_several_tiles(spec: OpSpec) -> Case | None:
 
 
 def most_different(cases: Sequence[Case]) -> list[Case]:
-    """Sorts cases so that each next case has the most new settings.  Sizes do not count as settings.
+    """Sorts cases so that each next case has the most settings that no earlier case has.  Sizes do not count as
+    settings.
 
     In most lists of cases, options appear only in the last cases.  With the sort, 74 wrong kernels took 414 checks
     instead of 477.  One fault (an attention window longer than the keys) was found in check 21 instead of 59."""
@@ -209,7 +213,7 @@ def smallest(spec: OpSpec, point: DomainPoint[Case], most: Most, fails: Callable
 
 
 def _wider(domain: Domain) -> Domain:
-    """Returns the domain with one more axis, the kind of adversarial inputs.  A case has no value on this axis."""
+    """Returns the domain with one more axis: the kind of adversarial inputs.  The cases do not contain this value."""
 
     def make(**values: Scalar) -> Mapping[str, Scalar] | None:
         return domain.make(**{name: value for name, value in values.items() if name != WAY_AXIS})
@@ -234,8 +238,8 @@ def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | Non
 
 
 def turns_of(checks: Sequence[CheckTask]) -> list[int]:
-    """Returns each check's turn: its position among the checks of its kernel, from 1.  The first check that the kernel
-    accepts gets 0, so it runs first."""
+    """Returns the turn of each check; lower turns run first.  A kernel's first check that it accepts has turn 0.  Each
+    other check has its position among the checks of its kernel, from 1."""
     check_counts, begun_ids, turn_of_each = Counter[str](), set[str](), []
     for task in checks:
         name, spec = task.kernel.id, registry.get_op(task.kernel.op)
@@ -253,7 +257,7 @@ Item = TypeVar("Item")
 
 
 def principles_first(items: Sequence[Item], principle_of: Callable[[Item], str]) -> list[Item]:
-    """Sorts items: the first item, then the first of each principle, then the rest, which a time limit may cut off."""
+    """Moves the first item, and the first item of each principle, to the front.  A time limit may cut off the rest."""
     first_indices = {principle_of(item): place for place, item in reversed([*enumerate(items)])}
     early_indices = {0, *(place for principle, place in first_indices.items() if principle)}
     return [items[place] for place in sorted(range(len(items)), key=lambda place: (place not in early_indices, place))]

@@ -202,8 +202,8 @@ def terminated_as_exception() -> Iterator[None]:
 
 
 def exit_for(statuses: set[str], undecided: bool = False) -> None:
-    """Ends the process with the first status that applies: 11 if a kernel failed; 13 if a reading is INVALID or NOISY,
-    or nothing ran; 12 if some work was not done (`undecided`).  Returns if no status applies."""
+    """Ends the process with the first exit status that applies.  11: a kernel failed.  13: a reading is INVALID or
+    NOISY, or no status is OK.  12: some work was not done (`undecided`).  Returns if none applies."""
     exit_statuses = [ExitStatus.UNDECIDED] * undecided
     if statuses & {"INVALID", "NOISY"} or "OK" not in statuses:
         exit_statuses.append(ExitStatus.INVALID)
@@ -214,8 +214,8 @@ def exit_for(statuses: set[str], undecided: bool = False) -> None:
 
 
 def begin_run(out: Path | None, resume: bool) -> tuple[RunWriter, list[Record]]:
-    """Returns a writer for a new run in the folder `out`, and no records.  With `resume`, returns a writer for that
-    folder's newest run, and the run's records.  Raises `ValueError` if `resume` is set without `out`."""
+    """Returns a writer, and the records that its run already has.  By default the run is new and has none.  If `resume`
+    is set, it is the newest run in the folder `out`.  Raises `ValueError` if `resume` is set without `out`."""
     from rooflab.bench.core import RunWriter, result_folder
 
     if resume and out is None:

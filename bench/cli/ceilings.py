@@ -67,7 +67,7 @@ def ceilings(
 
 
 def _shown(records: Sequence[Record], columns: list[str]) -> tuple[str, str, list[str]]:
-    """Returns what the table shows: the device's name, the conditions of the measurement, and the column names."""
+    """Returns texts for the table: the device's name, and its driver or torch version.  Also returns the columns."""
     environment, gpu = records[0].environment, records[0].environment["gpu"]
     if records[0].device == "cpu":
         columns = ["limit", "measured", "unit", *(["status"] if records[0].status == "NOISY" else [])]

@@ -42,7 +42,7 @@ def import_results(
 ) -> None:
     """Read another tool's results.  With --out, store them as records.  Lists the results that cannot become records.
 
-    If the tool is `published`, kernel times of other people become tables in the format of results/published."""
+    The tool `published` turns published kernel times into tables, in the format of the folder results/published."""
     from rooflab.bench.exchange import convert
     from rooflab.bench.exchange.files import write_records
 

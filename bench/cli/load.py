@@ -167,8 +167,8 @@ def _rate(text: str) -> float:
 def laws(
     rate: float | None, sweep: str | None, concurrency: int | None, law: str = "poisson", burstiness: float = 1.0
 ) -> list[Arrivals | None]:
-    """Returns one arrival process (law) per run: one for `rate`, or one per rate of `sweep`.  Without both, returns
-    [None]: a closed loop has no arrival process."""
+    """Returns one arrival process for each run: one for `rate`, or one for each rate in `sweep`.  In a closed loop,
+    which has neither, returns `[None]`: no arrival process sets the request times."""
     from rooflab.bench.load.arrivals import Arrivals
 
     load_options = {"rate": rate, "sweep": sweep, "concurrency": concurrency}

@@ -1,4 +1,4 @@
-"""Checks command-line names, and turns on Triton's interpreter if there is no GPU, before the slow import of torch."""
+"""Checks device, GPU and model names, and turns on Triton's interpreter without a GPU, before torch's slow import."""
 
 from __future__ import annotations
 

@@ -100,8 +100,8 @@ def history(
 
 
 def _by_kernel(rows: list[Row]) -> list[Row]:
-    """Returns one row per kernel: the number of cases in each state of the trend, and the case that the last step
-    (sudden change) slowed the most."""
+    """Returns one row per kernel.  The row has the number of cases in each state of the trend.  It also names the case
+    with the largest slowdown in its last step (sudden change)."""
     from rooflab.bench.report.sources import grouped
 
     kernel_rows = []
@@ -123,7 +123,7 @@ def _by_kernel(rows: list[Row]) -> list[Row]:
 
 
 def _shown(row: Row) -> dict[str, Json]:
-    """Returns `row` as the table shows it: the last step (jump) in percent; machine, settings and timer as one text."""
+    """Returns `row` for the table: joins machine, settings and timer, and shows the last step (jump) in percent."""
     step = row["last_step"]
     setup_text = ", ".join(setup_part for setup_part in (row["machine"], row["setting"], row["timer"]) if setup_part)
     return row | {"circumstances": setup_text, "last_step": "" if step is None else f"{step:+.1%} at {row['step_at']}"}

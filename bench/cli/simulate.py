@@ -32,7 +32,7 @@ class PublishedTimes:
 
     def kernels(self, gpus: int, lengths: option.TokenSpans | None = None) -> KernelTimes:
         """Returns the kernel times that others published.  Raises `ValueError` on an unknown model or GPU, or a value
-        out of range.  `lengths` is out of range if prompt and answer may exceed the model's longest context."""
+        out of range.  Also raises it if the longest prompt plus answer of `lengths` exceeds the model's context."""
         from rooflab.bench.latency.step_model import KernelTimes
         from rooflab.roofline.architecture import get_architecture
         from rooflab.roofline.device import resolve

@@ -114,7 +114,7 @@ def tune(
 ) -> None:
     """Search the best config of a kernel on this machine's device.
 
-    Exit status 11: a measured config gives wrong results.  A dry run checks only the config that it would choose."""
+    Exit status 11: a measured config gives wrong results.  A dry run invents times, and checks only the best config."""
     from rooflab.bench.core import read, result_folder
     from rooflab.bench.tune.choose import write_choices
     from rooflab.bench.tune.tune import TABLE_COLUMNS, tune_op

@@ -106,7 +106,7 @@ def check_internals() -> None:
 
 @contextmanager
 def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Launch]) -> Iterator[None]:
-    """Makes Triton compile for `sm` in a `with` block, not launch.  `launches` gets each launch of a non-empty grid."""
+    """Makes Triton compile for `sm` without launching; appends each launch of a non-empty grid to `launches`."""
     check_internals()
     original_run, original_tune = JITFunction.run, Autotuner.run
     defaults: set[str] = set()

@@ -53,7 +53,7 @@ class KernelCase(NamedTuple):
 
     @property
     def registered(self) -> Kernel:
-        """Returns the kernel in the registry; for a user's launcher, a `Kernel` that cannot run in this process."""
+        """Returns the registry's kernel; for a user's launcher, makes a `Kernel`, which raises if it is called."""
         if self.is_launcher:
             return Kernel(self.op, self.kernel, "optimized", "triton", _not_here, file=self.file)
         return get_kernel(self.op, self.kernel)
@@ -82,10 +82,10 @@ class Query:
     every_case: bool = False
 
     def select(self, only_ids: Collection[str] | None = None) -> list[KernelCase]:
-        """Returns input cases that a kernel supports, for each kernel and dtype scheme.  If `cases` is given, takes all
-        of them.  Otherwise takes the largest case of `suites`, or with `every_case` all cases of `suites`.
+        """Returns the selected kernels, each with its dtype schemes and with input cases that it supports.  The cases
+        are `cases`, if given.  Otherwise they come from `suites`: the largest case, or with `every_case` all cases.
 
-        If `only_ids` is given, only kernels with these ids are selected.  Raises `ValueError` on an unknown name."""
+        Limits the kernels to `only_ids`, if given.  Raises `ValueError` on an unknown name."""
         if self.cases and not (self.op or self.kernels):
             raise ValueError("case: expected an op with it, got a case for all ops")
         kernels = [(k, file) for k, file in _kernels(self.op, self.kernels) if only_ids is None or k.id in only_ids]

@@ -170,7 +170,7 @@ def select_request(request: Mapping[str, Any]) -> Answer:
 
 
 def _own(request: Mapping[str, Any]) -> dict[str, str] | None:
-    """Maps kernel ids to the user's own files that register them; None if a request is for Rooflab's kernels."""
+    """Maps kernel ids to the user's files that register them.  Returns None if the request names no user files."""
     if "within" not in request:
         return None
     return kernels_in(Path(request["within"]), tuple(map(Path, request["files"])))

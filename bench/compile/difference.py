@@ -56,8 +56,8 @@ class CodeChange:
 
 def exit_status(changes: Sequence[CodeChange], untouched: bool = False) -> ExitStatus:
     """Returns 11 if a kernel has new spills, lost its tensor cores or does not compile.  Otherwise returns 13 if a
-    kernel no longer exists, or if nothing was compared.  Otherwise returns 0.  With `untouched` (the changes do not
-    affect some kernels), it is no error that nothing was compared."""
+    kernel no longer exists, or if nothing was compared.  Otherwise returns 0.  `untouched`: the changes leave some
+    kernels as they are, so it is no error that nothing was compared."""
     verdicts = {change.verdict for change in changes}
     if verdicts & set(FAILING_VERDICTS):
         return ExitStatus.INCORRECT
@@ -272,7 +272,7 @@ def compare_pairs(
 
 
 def _at(item: Item, other: Item | None) -> Item | None:
-    """Returns the kernel `other` with the input case of `item`; unchanged if the two cases have different keys."""
+    """Returns `other` with the input case of `item`; unchanged if the two cases differ in their keys (`M`, `N`...)."""
     if other is None or set(other["case"]) != set(item["case"]):
         return other
     return {**other, "case": item["case"]}

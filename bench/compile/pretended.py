@@ -156,7 +156,7 @@ def pretended_gpu() -> Iterator[OnGpu]:
 
 @contextmanager
 def pretended_card(device: str = "cuda:0") -> Iterator[None]:
-    """Makes torch and Triton see a fake H100, for files that need a GPU at import.  Triton sees the GPU as `device`."""
+    """Makes torch and Triton see a fake H100, for files that need a GPU at import.  Triton knows it as `device`."""
     # Not at the top: the first import of Triton fixes its interpreter mode.
     from rooflab.bench.compile.capture import FakeDriver, driven_by
 

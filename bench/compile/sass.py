@@ -1,7 +1,7 @@
 """Parses SASS, the machine code of NVIDIA GPUs, as `cuobjdump -sass` or `nvdisasm -c` prints it.
 
 The result is a list of functions, and the registers that each instruction reads and writes.  `cuobjdump` prints the
-target of a branch as an address, `nvdisasm` as a label.  An unknown instruction counts only as one issued instruction.
+target of a branch as an address, `nvdisasm` as a label.  An unknown instruction is counted, but has no family.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class SassInstruction:
 
     @property
     def reads(self) -> frozenset[str]:
-        """The names of the registers and predicates that the instruction reads; at most two per operand."""
+        """The registers and predicates that the instruction reads.  A 64-bit register counts as two, others as one."""
         return self._registers[1]
 
     @cached_property
@@ -221,7 +221,7 @@ class SassFunction:
 def width_bytes(opcode: str) -> int:
     """Returns the bytes that a load or store with this opcode moves per thread.
 
-    Only a whole modifier such as `128` (bits) counts, else the width is 4 bytes.  `LTC128B` is a hint for L2."""
+    The width is a whole modifier, such as `128` (bits), else 4 bytes.  `LTC128B` is no width, but an L2 hint."""
     return next((_BYTES_OF[modifier] for modifier in opcode.split(".")[1:] if modifier in _BYTES_OF), _DEFAULT_WIDTH)
 
 

@@ -115,8 +115,8 @@ class _Block:
 
 
 def _blocks(function: SassFunction) -> tuple[dict[int, _Block], set[int]]:
-    """Returns the basic blocks, by the address of their first instruction.  Also returns the entry addresses: the start
-    of the kernel and of each function that the kernel calls."""
+    """Maps the address of each basic block's first instruction to the block.  Also returns the addresses at which the
+    kernel and each function that it calls begin."""
     code = function.instructions
     targets_by_branch = {i.address: _targets(i, function) for i in code if i.name in (*_BRANCH_OPCODES, "CALL")}
     branch_targets = {target for addresses in targets_by_branch.values() for target in addresses}

@@ -35,7 +35,7 @@ class CompileFailure(RuntimeError):
 
 
 def compilers(tree: Path | None = None, import_path: str | None = None) -> Pool:
-    """Returns a pool that compiles kernels of `tree` (None: this program), with `import_path` as `PYTHONPATH`."""
+    """Returns a pool that compiles kernels of `tree`, by default of this program.  `import_path`: its `PYTHONPATH`."""
     path = {} if import_path is None else {"PYTHONPATH": import_path}
     environment = {"TRITON_INTERPRET": None, **path}
     return Pool(WORKER_MODULE, environment=environment, limit_s=TIMEOUT_S, tree=tree)

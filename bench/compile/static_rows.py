@@ -45,8 +45,8 @@ class CompileResult:
 
     @property
     def config_values(self) -> dict[str, Any] | None:
-        """Returns the fields of the requested config.  Without a request, returns those of the config that the launcher
-        chooses; None if the kernel has no configs."""
+        """Returns the fields of the requested config, or else of the config that the launcher chooses.  Returns None if
+        the kernel has no configs."""
         config, kernel = self.target.config, self.target.registered
         if config is None and kernel.tuning is not None:
             config = kernel.config_for(self.target.case, self.target.scheme, torch.device("meta"))
@@ -71,8 +71,8 @@ class CompileResult:
 
 
 def with_configs(chosen: Sequence[KernelCase], texts: Sequence[str], every: bool) -> list[KernelCase]:
-    """Returns each tunable kernel once per config: those of `texts` (`block_m=64,...`), or with `every` all legal ones.
-    Returns `chosen` unchanged if neither is set.  Raises `ValueError` on a config that a kernel does not have."""
+    """Returns each tunable kernel once per config.  The configs are `texts` (`block_m=64,...`), or with `every` all
+    legal configs.  Without both, returns `chosen`.  Raises `ValueError` on a config that a kernel does not have."""
     if texts and every:
         raise ValueError("config: expected --config or --all-configs, got both")
     if not texts and not every:

@@ -280,7 +280,7 @@ def _pipelining(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 
 def _tma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Checks that tensor descriptors lead to TMA instructions, as on sm_90 and later."""
+    """Checks that tensor descriptors became TMA instructions, which exist from sm_90 on."""
     descriptor_ops = sorted(set(_TENSOR_MAPS.findall(info.ir)))
     if not descriptor_ops:
         return

@@ -61,7 +61,7 @@ class Rotation:
     def copies(spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, seed: int) -> list[Inputs]:
         """Makes `INPUT_COPIES` sets of inputs of a case.  Makes fewer sets if the memory is small, but at least one.
 
-        Each set is generated, not cloned, so each set has the strides, views and lengths of the case."""
+        Each set is generated, because a clone does not keep all strides and views of the inputs."""
         meta_inputs = spec.make_inputs(case, scheme, torch.device("meta"), seed)
         fitting_copies = int(free_bytes(device) / 4 / max(1, input_bytes(meta_inputs)))
         return [spec.make_inputs(case, scheme, device, seed) for _ in range(max(1, min(INPUT_COPIES, fitting_copies)))]
@@ -102,7 +102,7 @@ def free_bytes(device: torch.device) -> float:
 
 
 def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
-    """Returns why memory is too small to check inputs like the meta tensors `priced`; "" if it is large enough."""
+    """Returns why memory is too small for a check; "" if it is large enough.  `priced`: the inputs as meta tensors."""
     needed_bytes = PER_INPUT_BYTE * input_bytes(priced) + PER_OUTPUT_BYTE * spec.cost_of(priced).write_bytes
     memory = free_bytes(device)
     return f"needs about {needed_bytes / 1e9:.1f} GB, {memory / 1e9:.1f} GB are free" if needed_bytes > memory else ""
@@ -115,7 +115,7 @@ def packed(prepare: Callable[..., object], weight: str, inputs: Inputs) -> objec
 
 
 def planned(kernel: Kernel, arguments: Inputs) -> Inputs:
-    """Returns `arguments` and the kernel's `plan`, if any.  The planner gets float tensors as meta tensors."""
+    """Returns `arguments` plus the result of the kernel's `plan`, if any.  `plan` gets meta tensors for floats."""
     if kernel.plan is None:
         return dict(arguments)
     planner_inputs = {name: _shape_alone(value) for name, value in arguments.items()}
@@ -130,7 +130,7 @@ def _shape_alone(value: object) -> object:
 
 
 def output_names(spec: OpSpec, oracle: Outputs) -> tuple[str, ...]:
-    """Returns the names of a call's outputs.  An optional last output is named only if `oracle` has it."""
+    """Returns the names of a call's outputs, without an optional last output that `oracle` (the reference) lacks."""
     return spec.outputs[: len(oracle)]
 
 

@@ -43,12 +43,12 @@ class CheckTask(NamedTuple):
 
     @staticmethod
     def ways() -> tuple[ExtraRun, ...]:
-        """Returns the ways that `planted` can name: each adds one run of that way, and one adversarial set."""
+        """Returns the kinds of additional runs.  A kind in `planted` adds one run of it and one adversarial set."""
         return EXTRA_RUNS
 
     def taken(self, spec: OpSpec, refused: Collection[str] = ()) -> CheckTask | None:
-        """Returns the first variant of the task that the kernel supports, or None.  For each of `schemes`, tries the
-        case, and then the case without optional keys.  Skips variants with an option in `refused`."""
+        """Returns the task with the first scheme and case that the kernel takes (supports), or None.  Tries for each of
+        the `schemes` the whole case, then the case without optional keys.  Uses no option in `refused`."""
         for scheme in self.schemes:
             for case in (self.case, *_plainer(spec, self.case)):
                 inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -58,7 +58,7 @@ class CheckTask(NamedTuple):
 
 
 def _plainer(spec: OpSpec, case: Case) -> Iterator[Case]:
-    """Yields the case without one optional key, for each key, and last the case without all optional keys."""
+    """Yields the case without each optional key in turn, and last the case without all optional keys."""
     optional_keys = [key for key in case if key in spec.optional]
     for dropped_keys in [*([key] for key in optional_keys), *([optional_keys] if len(optional_keys) > 1 else [])]:
         yield Case(**{key: value for key, value in case.items() if key not in dropped_keys})
@@ -141,8 +141,8 @@ class CheckData:
         return [elementwise(name, *self._of_numbers(output, oracle), limit) for name, output, oracle, limit in checks]
 
     def _of_numbers(self, output: torch.Tensor, oracle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns `output` and `oracle` with numbers in place of NaN.  Where `oracle` is NaN, it becomes 0.  There
-        `output` becomes 0 if it is NaN too, and infinity if not.  An 8-bit `output` always becomes 0 there, because its
+        """Replaces NaN by numbers wherever `oracle` is NaN.  There `oracle` becomes 0.  There `output` becomes 0 if it
+        is NaN too, and infinity if not, so that it is wrong.  An 8-bit `output` always becomes 0 there, because its
         dtype has no NaN, or clamping removes NaN."""
         nan_mask = oracle.isnan()
         if not nan_mask.any():

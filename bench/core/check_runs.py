@@ -192,7 +192,7 @@ class Check:
         return f": {explanation}" if explanation else ""
 
     def _arranged(self, data: CheckData, arranged: Arrangement) -> Outputs | None:
-        """Runs the kernel, with movable arguments in the layout `arranged` unless refused; None if all are refused."""
+        """Runs the kernel with the arguments of `_movable` in layout `arranged`; None if it refuses all of them."""
 
         def run(names: set[str]) -> Outputs:
             layout = Layout(dict.fromkeys(names, arranged), poisoned=True, sms=FEW_SMS)
@@ -356,7 +356,7 @@ def _differing(spec: OpSpec, one: Outputs, other: Outputs) -> str:
 
 
 def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Outputs | None:
-    """Calls `run` with `names`, then without the names that the launcher refuses; None if no name is left."""
+    """Calls `run` with `names`.  After a refusal, calls it again without the refused names; None if no name is left."""
     while names:
         try:
             return run(names)
@@ -376,7 +376,7 @@ def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str,
 
 @contextmanager
 def _threads_for(inputs: Inputs) -> Iterator[None]:
-    """Uses one CPU thread for small inputs: to start more threads takes longer than the work (10x on a busy CPU)."""
+    """Uses one CPU thread for small inputs: starting more takes longer than the work, on a busy CPU 10x as long."""
     old_threads = torch.get_num_threads()
     element_count = sum(value.numel() for value in inputs.values() if isinstance(value, torch.Tensor))
     if element_count < SMALL_ELEMENTS:

@@ -25,7 +25,7 @@ class Failed(Exception):
 
     @classmethod
     def by(cls, refusal: Refusal | str) -> Failed:
-        """Makes a `Failed` from a `Refusal`, or from the exception text with which a kernel refused its inputs."""
+        """Makes a `Failed` from a kernel's refusal of its inputs: a `Refusal`, or the text of an exception."""
         if isinstance(refusal, str):
             status, _, reason = refusal.partition(": ")
             return cls("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", reason)

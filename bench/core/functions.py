@@ -80,8 +80,8 @@ class FunctionOp(NamedTuple):
     def judge(actual: object, expected: object) -> list[ErrorStats]:
         """Compares the outputs `actual` of a kernel with `expected`: one verdict per output.  NaN never passes.
 
-        An output must have its reference's dtype; a float output may also have an fp64 reference.  Integers must be
-        equal.  Floats may differ by a few roundings to the output dtype, relative to the element or to the tensor's
+        An output must have the dtype of its reference; the reference of a float output may also be fp64.  Integers must
+        be equal.  Floats may differ by a few roundings to the output dtype, relative to the element or to the tensor's
         root mean square (the larger one).  The reason is that the error of a sum grows with its terms, not with its
         value.  Raises `ValueError` on an argument that is no tensor or tuple of tensors, and on a wrong number or dtype
         of outputs."""
@@ -122,7 +122,7 @@ class AsKernel:
 
 
 def _bound(function: Function, made: object, inputs: Inputs) -> Callable[[], Result]:
-    """Returns a call of `function` with `inputs`: by keywords if `made` is a mapping, else by position."""
+    """Returns a call of `function` with `inputs`: by keyword if `make` gave a mapping (`made`), else by position."""
     return partial(function, **inputs) if isinstance(made, Mapping) else partial(function, *inputs.values())
 
 
@@ -137,8 +137,8 @@ def op_of(
 
     The expected outputs are the results of `reference`, in its own precision, on copies of the inputs.  Outputs have
     the dtypes `dtypes`, and may differ from the expected outputs by a few roundings.  Inputs keep the memory layout of
-    `make`.  Tensors that cannot be copied between guards, such as subclasses, come from `make(0)` for every seed.
-    """
+    `make`.  Some tensors, such as subclasses, cannot be copied between guards.  They are those of `make(0)` in every
+    run."""
     made_inputs = make(0)
     values = named(made_inputs)
     names = [name for name, value in values.items() if not isinstance(value, torch.Tensor) or _can_be_guarded(value)]

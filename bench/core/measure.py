@@ -173,8 +173,8 @@ class Measurement:
         return samples_by_name, failures, clocks
 
     def _gate(self, kernel: Kernel, case: Case) -> CheckResult | None:
-        """Checks the kernel with adversarial inputs, once per run.  Uses the first small case that the kernel supports,
-        or else `case`.  Returns None if an earlier run has made this check."""
+        """Returns the result of a kernel's only check with adversarial inputs.  The first call makes it, on the first
+        small case that the kernel supports, or else on `case`.  Returns None if an earlier run has made it."""
         if kernel.name not in self.gated and kernel.name not in self.planted_before:
             # `first_case` looks only at shapes; if the kernel refuses the small case's values or addresses, use `case`.
             for small_case in filter(None, (first_case(kernel, self.spec, self.scheme), case)):
@@ -244,8 +244,8 @@ class Measurement:
         return replace(with_reading(record, samples, clocks), status=cast(Status, status), reason=reason, **seen)
 
     def _moved(self, record: Record, claimed: Traffic | None, samples: Samples | None, cost: Cost) -> Record:
-        """Returns the record with bound, rates, and traffic (the bytes that the kernel claims to move).  A NOISY time
-        gives no rates.  Leaves out traffic that no memory here could move in the measured time."""
+        """Returns the record with bound, rates, and traffic (bytes that the kernel claims to move).  A NOISY time gives
+        no rates.  Leaves out traffic that this machine's fastest memory could not move in the measured time."""
         traffic, reason, machine_limits = claimed, record.reason, self._limits()
         median_s = samples.median_s if samples and math.isfinite(samples.median_s) and samples.median_s > 0 else None
         if traffic and median_s and machine_limits:

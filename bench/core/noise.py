@@ -67,7 +67,7 @@ class Samples:
 
 
 def few(samples: int, room: int) -> str:
-    """Explains why a reading has too few samples, or returns "".  `room`: how many samples fit into the time budget."""
+    """Explains why a reading has too few samples, or returns "".  Its time budget had room for `room` samples."""
     if samples >= FEWEST * room:
         return ""
     return f"it has {samples} samples, and its time has room for {room}: some calls were far slower than the others"
@@ -95,7 +95,7 @@ def why_noisy(seconds: Sequence[float], waiting: float | None) -> str:
 
 
 def shared(clocks: JsonObject | None) -> str:
-    """Returns a sentence if other processes used the card, because the reading is then noise; else "".
+    """Returns a sentence if other processes used the card during a reading, which is then noise; else "".
 
     The result is also "" if NVML reports no processes.  `clocks` is the result of `ClockWatch.summary()`."""
     other_processes = (clocks or {}).get("other_processes")

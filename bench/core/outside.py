@@ -44,8 +44,8 @@ class Checkers:
     """Runs checks of kernels in child processes.  On a CPU there is one child per core, with one thread.
 
     The children interpret Triton kernels if this process does.  If the pool `emulators` is given, kernels with compiled
-    code run in the emulator.  A child is ended if a call takes longer than `limit_s` seconds (by default the pool's
-    limit), or if the event `over` is set.  Later random cases of a kernel leave out the options that it has refused."""
+    code run in the emulator.  A call ends its child after `limit_s` seconds (by default the pool's limit), or when the
+    event `over` is set.  If a kernel has refused an option, its later random cases leave the option out."""
 
     def __init__(self, device: torch.device, emulators: Pool | None = None, limit_s: float | None = None):
         self.device, self.over, self._emulators, self._limit_s = device, threading.Event(), emulators, limit_s
@@ -114,7 +114,7 @@ class Checkers:
 
 
 class Outside(Runner):
-    """Runs the kernel in the process `child`.  `limits` are arguments of `Child.ask`.  `close` frees shared memory."""
+    """Runs the kernel in `child`.  `limits` are `limit_s` and `hangs` of `Child.ask`.  `close` frees shared memory."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Serving:
 
     @staticmethod
     def kernel(op: str, name: str, file: str | None) -> Kernel:
-        """Returns the kernel `name`, which the given `file` may register.  Raises `ValueError` on an unknown name."""
+        """Returns a kernel; an unregistered one is loaded from `file`.  Raises `ValueError` on an unknown name."""
         is_registered = op in registry.ops() and name in registry.kernels(op)
         if file and not is_registered:
             registry.load_file(Path(file))

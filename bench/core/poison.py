@@ -150,7 +150,7 @@ def _far(tensor: torch.Tensor, strides: tuple[int, ...]) -> Far:
 
 
 def guard(tensor: torch.Tensor, arranged: Arrangement = "plain", place: int = 0) -> Guarded:
-    """Copies `tensor` between guards, with the same alignment, in layout `arranged`.  `place` changes the strides."""
+    """Copies `tensor` between guards in the layout `arranged`; keeps its alignment.  `place` varies the strides."""
     if arranged == FAR_PAGES:
         return _far_pages(tensor)
     strides = strides_of(tensor, arranged, place)
@@ -231,7 +231,7 @@ def wipe(tensors: Iterable[torch.Tensor]) -> None:
 
 def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> tuple[int, ...]:
     """Returns the strides of a tensor in the layout `arranged`, with padding between rows.  Empty and expanded tensors
-    keep their strides.  One-dimensional tensors also keep them, except in the layout "apart"."""
+    keep their strides.  One-dimensional tensors change only in the layout "apart" (a gap after each element)."""
     strides = list(tensor.stride())
     if arranged == "plain" or tensor.numel() == 0 or 0 in strides or (tensor.ndim < 2 and arranged != "apart"):
         return tuple(strides)
@@ -253,9 +253,9 @@ def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> t
 def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: int) -> list[int]:
     """Returns strides with one far (very large) stride, or [] if no dimension fits.  `order`: smallest stride first.
 
-    The far stride is just below 2**31; a long dimension gets a smaller one.  Without `inside`, it belongs to the
-    outermost dimension with at least three rows, if there is one.  With `inside`, it belongs to another dimension.
-    Longer strides are multiples of it, so that other dimensions can be merged."""
+    The far stride is just below 2**31; a long dimension gets a smaller one.  By default, it belongs to the outermost
+    dimension with at least three rows, if there is one.  With `inside`, another dimension gets it.  Larger strides are
+    multiples of the far stride, so that other dimensions can be merged."""
     outer_dims = [dim for dim in order[1:] if shape[dim] > 1]
     outer_dim = next((dim for dim in reversed(outer_dims) if shape[dim] > 2), outer_dims[-1] if outer_dims else None)
     other_dims = [dim for dim in outer_dims if dim != outer_dim]
@@ -355,7 +355,7 @@ def kept_names(spec: OpSpec, inputs: Inputs) -> frozenset[str]:
 
 
 def alike(inputs: Inputs, others: Inputs) -> bool:
-    """Whether both sets of inputs have the same shapes and scalars, so that one fits into the memory of the other."""
+    """Whether both sets of inputs have equal shapes and scalars, so that `inputs` fit in the memory of `others`."""
     return all(
         isinstance(value, torch.Tensor) and value.shape == others[name].shape
         if isinstance(others[name], torch.Tensor)

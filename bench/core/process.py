@@ -266,7 +266,7 @@ class Pool:
 
     @contextmanager
     def child(self, user: str = "") -> Iterator[Child]:
-        """Yields an idle or a new child for this caller alone.  Ends idle children reserved for another `user`.
+        """Yields an idle or a new child for this caller alone.  Ends idle children that only another `user` may use.
 
         A child that the caller has ended is not used again."""
         try:
@@ -317,7 +317,7 @@ class Pool:
 def kill_whole(pid: int) -> None:
     """Kills a process, the process group that it leads, and all its descendants.
 
-    Killing the group is not enough: a child process that checks a kernel for the first time leads its own session."""
+    A child that makes a kernel's first check leads its own session, so killing the group does not reach it."""
     family_processes = family(pid)  # before the kill: the children of a dead process cannot be found
     with suppress(ProcessLookupError):  # it leads no group, or the group is gone
         os.killpg(pid, signal.SIGKILL)

@@ -1,8 +1,8 @@
 """Defines records: one line of JSON for each result, with its environment.  Records are appended and never edited.
 
 The schema is the dataclass `Record`.  Within one major version, new versions only add fields and values.  Version 1.2
-added the value NOISY; version 1.3 added cpp and cpu.  A reader ignores unknown fields and refuses a newer major
-version.
+added the status NOISY.  Version 1.3 added the backend cpp and the value cpu of `checked_by`.  A reader ignores unknown
+fields and refuses a newer major version.
 """
 
 from __future__ import annotations

@@ -64,9 +64,11 @@ class Selection:
         return list(dict.fromkeys(case for suite in self.suites for case in spec.cases_in(suite)))
 
     def schemes_of(self, spec: OpSpec, default: str | None = None) -> list[Scheme]:
-        """Returns the requested schemes (number formats) that the op has.  If none was requested, returns `default`, or
-        all schemes if `default` is None.  If the op lacks `default`, returns no scheme, or its first scheme if no other
-        op is selected."""
+        """Returns the schemes (number formats) of an op.
+
+        If schemes were requested, returns those that the op has.  If none was requested, returns `default`, or all
+        schemes if `default` is None.  If the op lacks `default`, returns no scheme.  If this op is the only selected
+        op, returns its first scheme instead."""
         names = self.schemes or ((default,) if default else spec.schemes)
         if not self.schemes and len(self.kernels) == 1 and not {*names} & {*spec.schemes}:
             names = spec.schemes[:1]
@@ -74,10 +76,11 @@ class Selection:
 
 
 def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
-    """Returns the selected kernels as pairs `(kernel, file)`.  `file` is None for a kernel of this package.  A name in
-    `names` that ends in `.py` selects all kernels that this file registers.  Without `names`, selects all kernels of
-    `op`, or of all ops if `op` is None.  Raises `ValueError` on an unknown name.  Also raises it on a kernel's name if
-    neither `op` nor a file in `names` gives the op."""
+    """Returns the selected kernels as pairs `(kernel, file)`.  `file` is None for a kernel of this package.
+
+    Without `names`, selects all kernels of `op`, or of all ops if `op` is None.  A name that ends in `.py` selects all
+    kernels that this file registers.  A kernel's name needs an op: `op`, or the only op of the files in `names`.
+    Raises `ValueError` on an unknown name, or if a kernel's name has no op."""
     if not names:
         ops = [op] if op else list(registry.ops())
         return [(kernel, None) for name in ops for kernel in registry.kernels(name).values()]

@@ -49,7 +49,7 @@ BF16_REFUSAL = "Triton's interpreter computes bf16 dot and sort wrongly"
 
 @dataclass(frozen=True)
 class Layout:
-    """Describes one run: the memory layout of inputs and outputs, and the kind of call (twice, from another thread)."""
+    """Describes one run of a kernel: the memory layout of its inputs and outputs, and how the kernel is called."""
 
     arranged: Mapping[str, Arrangement] = field(default_factory=dict)
     """The inputs whose memory layout is changed, and how it is changed."""
@@ -104,10 +104,10 @@ class Runner:
             raise Failed("UNSUPPORTED", BF16_REFUSAL)
 
     def load(self, name: str, inputs: Inputs, packed_in: str | None = None) -> bool:
-        """Stores `inputs` under `name`, with the weight in the kernel's own (packed) layout if the kernel has one.
+        """Stores `inputs` under `name`, and their packed weight if the kernel has its own layout for the weight.
 
-        Returns whether it has one.  `packed_in` is the name of stored inputs with the same weight.  If it is given,
-        their packed weight is used again."""
+        Returns whether there is a packed weight.  `packed_in` is the name of stored inputs with the same weight.  If it
+        is given, their packed weight is used again."""
         if packed_in is not None:
             self._sets[name] = inputs, self._sets[packed_in][1]
             return self._sets[name][1] is not None
@@ -132,9 +132,9 @@ class Runner:
         """Runs the kernel once on guarded copies of the inputs that are stored under `name`.  Waits for the stream, and
         returns the outputs.
 
-        Raises `LayoutRefused` if the kernel refuses the memory layout, and `Failed` on any other fault, also on a late
-        change of an earlier call's output.  The status is INVALID if the kernel replaced a function of the benchmark.
-        """
+        Raises `LayoutRefused` if the kernel refuses the memory layout, and `Failed` on any other fault.  It is also a
+        fault if an output of an earlier call has changed since.  The status is INVALID if the kernel replaced a
+        function of the benchmark."""
         if layout.same_memory and (self.spec.mutates or self.free):
             self.settle()  # this run's inputs use the memory of the last call's outputs again
         with (
@@ -204,7 +204,7 @@ class Runner:
         return outputs, output_values
 
     def _called(self, arguments: Inputs, twice: bool) -> object:
-        """Calls the kernel and returns its result.  With `twice`, calls it twice, unless it is interpreted."""
+        """Calls the kernel and returns its result.  With `twice`, calls it twice (interpreted or emulated: once)."""
         accepted_arguments = {name: value for name, value in arguments.items() if name in self.kernel.accepted}
         if twice and self.by in ("gpu", "torch", "cpu"):
             self.kernel.fn(**accepted_arguments)
@@ -215,8 +215,9 @@ class Runner:
         """Turns an exception of the kernel or the device into `Failed`.  With `may_refuse`, a `ValueError` becomes
         `LayoutRefused`.
 
-        If a `ValueError` names an option, the status is UNSUPPORTED.  An error from `reference/contract.py` never has
-        this status.  The inputs are valid, so the kernel itself computed the values that are refused."""
+        If a `ValueError` names an option of the op, the status is UNSUPPORTED.  An error from `reference/contract.py`
+        never has this status.  The inputs of a check are valid, so `contract.py` can only refuse values that the kernel
+        computed."""
         try:
             yield
         except Failed.errors() as error:
@@ -248,18 +249,18 @@ class Runner:
         return "gpu" if self.device.type == "cuda" else "cpu" if self.kernel.backend == "cpp" else "torch"
 
     def seen(self) -> dict[str, Any]:
-        """Returns what was seen, for `CheckResult`: what executed the kernel.  The emulator adds races and bytes."""
+        """Returns fields of `CheckResult`: what executed the kernel; from the emulator also its races and its bytes."""
         return {"checked_by": self.by}
 
     def around(self) -> AbstractContextManager[object]:
-        """Returns the context manager in which a worker process (`outside.Serving`) answers each request."""
+        """Returns the context manager around each request that a worker process answers (`outside.Serving`)."""
         return nullcontext()
 
 
 def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], guards: dict[str, Guarded]) -> dict[str, Guarded]:
     """Returns guarded copies of all input tensors, and stores them in `guards`.  If `guards` has a copy with the same
     name and shape, its memory is used again.  If layouts are changed and the inputs are small, all inputs of one dtype
-    share one storage, as if one op had computed them."""
+    share one storage, like the outputs of one fused op."""
     for input_index, (name, value) in enumerate(inputs.items()):
         if not isinstance(value, torch.Tensor):
             continue
@@ -321,8 +322,8 @@ _cuda: Any = torch.cuda
 
 @contextmanager
 def queued(device: torch.device, inputs: Iterable[Guarded], alone: bool) -> Iterator[None]:
-    """Waits for the GPU.  Unless `alone`, the current stream then fills float inputs with NaN, pauses, and restores
-    them.  A kernel that does not wait for this stream reads NaN."""
+    """Waits for the GPU before the `with` block.  Unless `alone` is true, then enqueues three steps on the current
+    stream: fill float inputs with NaN, pause, restore them.  A kernel that does not wait for them reads NaN."""
     if device.type != "cuda":
         yield
         return

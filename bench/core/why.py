@@ -33,8 +33,9 @@ class Look:
     own_stream: bool
 
     def fault(self, read: Outputs, data: CheckData, layout: Layout, answers: Sequence[Earlier], before: bool) -> str:
-        """Explains a wrong output, or returns "" if no cause is found.  `answers` are the earlier calls, whose outputs
-        the kernel may have kept.  If `before` is true, an earlier call on the same data was right."""
+        """Explains the wrong output `read`, or returns "" if no cause is found.  `answers` lists earlier calls.  The
+        kernel may have returned the output of one of them again.  `before` is true if an earlier call on the same data
+        was right."""
         if layout.sms and self._is_right(data, replace(layout, sms=None)) and not self._is_right(data, layout):
             grid_text = f"a grid for {layout.sms} SMs, where a CTA takes several tiles"
             return f"with {grid_text}; with a grid for all SMs it is right"
@@ -67,7 +68,7 @@ class Look:
         return bool(outputs) and not data.faults(outputs, self.own_stream)
 
     def _is_right_on(self, data: CheckData, layout: Layout, changed: Inputs) -> tuple[bool, Outputs]:
-        """Runs the kernel on `data` with the inputs in `changed` replaced.  Returns if it is right, and its outputs."""
+        """Runs the kernel on `data` with new inputs `changed`.  Returns whether it is right, and its outputs."""
         changed_data = CheckData(self.spec, {**data.inputs, **changed}, data.scheme, "second look")
         try:
             self.runner.load(changed_data.name, changed_data.inputs)
@@ -92,8 +93,8 @@ class Look:
         return bool(second_outputs) and not _same(second_outputs, read)
 
     def _kept(self, read: Outputs, data: CheckData, layout: Layout, answers: Sequence[Earlier]) -> str:
-        """Explains a wrong output `read` that equals the output of an earlier call: the kernel kept it.  Else returns
-        ""."""
+        """Explains a wrong output if the kernel kept it from an earlier call.  Else returns "".  `read` is the wrong
+        output, `answers` lists the earlier calls."""
         for age, (label, outputs, inputs) in enumerate(reversed(answers)):
             if not _same(read, outputs):
                 continue
@@ -112,8 +113,8 @@ class Look:
         return ""
 
     def _far(self, data: CheckData, layout: Layout) -> str:
-        """Names the tensors with which the kernel is wrong only if rows lie at offsets above 32 bits.  Returns "" if
-        the kernel is also wrong without such offsets."""
+        """Names the tensors whose far rows the kernel does not reach.  A row is far if its offset needs more than 32
+        bits.  Returns "" if the kernel is also wrong without far rows."""
         near_layout = replace(layout, arranged={}, out=None, forms=())
         far_layouts = {name: replace(near_layout, arranged={name: kind}) for name, kind in layout.arranged.items()}
         if FAR_PAGES in layout.arranged.values():  # one slot reaches all of them

@@ -115,8 +115,10 @@ def call(
     reference: str | None = None,
     configs: str | None = None,
 ) -> EmulatedCall:
-    """Emulates a call.  `save` is a file for its outputs.  `reference` and `configs` are for a user's function without
-    a registered op.
+    """Emulates a call.  `save` is a file for its outputs.
+
+    Two arguments are only for a user's function without a registered op.  `reference` names a function that computes
+    the expected result.  `configs` selects the configs of an autotuned kernel.
 
     Raises `ValueError` if the worker process refuses the request or dies."""
     device = get_device(gpu)

@@ -25,7 +25,8 @@ from rooflab.reference.spec import OpSpec, Scheme
 
 @dataclass
 class _Watching(Launches):
-    """Emulates each launch.  The first call has all checks.  Later calls only compute values, in other warp orders."""
+    """Emulates the launches of several calls of a kernel.  In the first call, makes all checks.  In later calls, only
+    computes values, with other orders of the warps."""
 
     calls: int = 0
 

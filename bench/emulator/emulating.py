@@ -87,7 +87,7 @@ def emulating(
     Tensors are on the CPU.  Inside the block they report that they are on the GPU, and `torch.cuda` describes an H100.
     An autotuned kernel runs with its first config, or with the configs that `configs` selects.  `races=False` skips the
     race detection, which is faster.  A `seed` above 0 makes the order of warps and copies random.  `memory` lists
-    tensors whose addresses were stored in memory before the block, for kernels that read them there.  If `ctas` is
+    tensors whose addresses were stored in memory before the block.  Kernels can then use these addresses.  If `ctas` is
     given, only the first CTA, the last CTA and `ctas` other CTAs run.
 
     Raises `EmulationError` if a kernel reads or writes out of bounds, reads unwritten memory, or never ends.  The error

@@ -178,7 +178,7 @@ def _layout(kernel: PtxKernel, memory: GlobalMemory) -> VariableLayout:
 
 
 def _placed(variable: Variable, memory: GlobalMemory) -> int:
-    """Allocates a variable of the PTX text with its initial value, and returns its address."""
+    """Allocates memory for a variable that the PTX declares, with its initial value.  Returns the memory's address."""
     alignment = max(variable.align, 16)
     memory_bytes = np.zeros(-(-variable.size // 16) * 16 + alignment, np.uint8)
     alignment_shift = -memory_bytes.ctypes.data % alignment

@@ -218,7 +218,8 @@ def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
 
 
 def _in_an_allocation(run: Run, race: Race, name: Callable[[int], str]) -> str:
-    """Describes a race on global memory.  Replaces the address by the byte's position in an allocation, if in one."""
+    """Describes a race on global memory.  If the address is in an allocation, names the allocation and the byte's
+    position in it instead."""
     allocation = run.memory.find(race.address)
     if allocation is None:
         return describe(race, name)

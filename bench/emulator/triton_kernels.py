@@ -143,11 +143,11 @@ def _descriptor(value: Any, meta: Any) -> list[Any]:
 def emulating_triton(
     sm: int, properties: Mapping[str, int], handle: Handle, configs: Configs | None = None
 ) -> Iterator[None]:
-    """Compiles kernels for `sm` (such as 90).  Passes every launch to `handle`, also that of a compiled kernel.
+    """Compiles kernels for `sm` (such as 90).  Passes every launch to `handle`, also a launch of a `CompiledKernel`
+    object.
 
-    An autotuned kernel runs with its first config.  If `configs` is given, the kernel runs once with each config that
-    `configs` chooses, and the last result is kept.
-    """
+    An autotuned kernel runs with its first config.  If given, `configs` is a function that chooses configs.  The kernel
+    then runs once with each of them, and the last result is kept."""
     # Imported here, because Triton reads its environment at import, and `emulate` does not need Triton.
     from triton.compiler import CompiledKernel
     from triton.runtime.autotuner import Autotuner

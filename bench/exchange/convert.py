@@ -46,7 +46,7 @@ def read(tool: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> Impor
 
 
 def summary(imported: Imported) -> dict[str, Any]:
-    """Returns an import as JSON values: the definitions of a data set, the records as rows, and the skipped parts."""
+    """Returns an import as JSON: the data set's kernel definitions, the records as rows, and the skipped parts."""
     skipped = [asdict(skipped_part) for skipped_part in imported.skipped]
     rows = [bench_row(record) for record in imported.records]
     return {"definitions": imported.definitions, "rows": rows, "not_imported": skipped}

@@ -1,4 +1,4 @@
-"""Contains code that importers and exporters share, such as errors of a file and environments of other tools."""
+"""Contains code that importers and exporters share: parsing with errors that name the file, and making of records."""
 
 from __future__ import annotations
 

@@ -129,7 +129,8 @@ class Definition:
         return (None, reason) if reason else (fitting_ops[0], "")
 
     def _unlike(self, op: str) -> str:
-        """Returns how the definition differs from `op`, although the inputs match, or an empty text if `op` fits."""
+        """Returns why `op` cannot compute the definition, although `op` has the same inputs.  Returns an empty text if
+        it can."""
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
         if op == "gemm" and not (len(shapes["A"]) == len(shapes["B"]) == 2 and shapes["A"][1] in shapes["B"]):
             return f"A {list(shapes['A'])} and B {list(shapes['B'])} share no axis to sum over"
@@ -147,13 +148,14 @@ class Definition:
 
     @property
     def scheme(self) -> str | None:
-        """Returns Rooflab's name of the definition's float dtype.  Returns None for several or an unknown dtype."""
+        """Returns Rooflab's name of the definition's float dtype.  Returns None if it has several, or if Rooflab has no
+        name for it."""
         name_by_dtype = {str(dtype).removeprefix("torch."): name for dtype, name in DTYPE_NAMES.items()}
         return name_by_dtype.get(self._dtypes[0]) if len(self._dtypes) == 1 else None
 
     def case(self, axes: Mapping[str, int]) -> Case:
-        """Returns a call's case.  For a gemm or a norm, it has the sizes.  Otherwise, it has the definition's name and
-        the call's sizes `axes`."""
+        """Returns the case (names and sizes) of a call.  `axes` has the call's sizes.  For a gemm, or a norm with a
+        constant epsilon, the case has the op's sizes.  Otherwise, it has the definition's name and `axes`."""
         op = self.op[0]
         sizes = {name: axis.value for name, axis in self.axes.items() if axis.value is not None} | {**axes}
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}

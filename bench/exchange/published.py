@@ -76,11 +76,14 @@ class Published:
 
 
 def read_published(paths: Sequence[Path]) -> Published:
-    """Reads tables of published times.  A path is a wheel or folder of aiconfigurator-core, a file that a description
-    in `sources/` fits, or a TOML description.
+    """Reads tables of published times.  Each path is one of these:
 
-    For a TOML description, reads the data files in its folder.  Raises `ValueError` if there is no path, on any other
-    file, on a file that cannot be read, on a missing column, and on impossible times."""
+    - a wheel or a folder of aiconfigurator-core;
+    - a data file that a description in `sources/` describes, such as Liger-Kernel's CSV;
+    - a TOML description, with its data files in the same folder.
+
+    Raises `ValueError` if there is no path, on any other path, on a file that cannot be read, on a missing column, and
+    on impossible times."""
     published = Published()
     if not paths:
         raise ValueError(f"path: expected {ANY_PATH}, got none")

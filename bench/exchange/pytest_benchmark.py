@@ -144,9 +144,11 @@ def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[Case, dict[str, Any]]:
-    """Returns what a benchmark measured: its case, and fields such as its op and kernel.  In a file of our exporter,
-    `ours` gives all three.  In any other file, the test's parameters make the case, and the group (or the function) is
-    the op.  The kernel is then the test's full name without parameters."""
+    """Returns what a benchmark measured: its case, and fields such as its op and kernel.
+
+    If our exporter wrote the file, `ours` gives all of these.  In any other file, the test's parameters make the case.
+    The op is then the test's group, or its function if it has no group.  The kernel is the test's full name without
+    parameters."""
     name, fullname = benchmark.name, benchmark.fullname
     if ours:
         return Case(), {key: ours.get(key) for key in IDENTITY} | (_commit(ours) if "commit" in ours else {})
@@ -158,8 +160,9 @@ def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, 
 
 
 def _case(params: object, test_id: str) -> Case:
-    """Makes a case of a test's parameters.  Leaves out pytest's id of the test if it is only the values joined by `-`
-    and the case's text can be parsed.  Otherwise, adds the id: tests with objects as parameters differ only in it."""
+    """Makes a case (names and values) of a test's parameters.  Adds pytest's id of the test: if parameters are objects,
+    tests may differ only in the id.  Leaves out an id that is only the values joined by `-`, if the case's text can be
+    parsed."""
     parameters = params if isinstance(params, Mapping) else {"param": params}
     readable_params = {name: value for name, value in parameters.items() if "UNSERIALIZABLE[" not in str(value)}
     case, value_texts = make_case(readable_params), [str(value) for value in parameters.values()]
@@ -174,8 +177,8 @@ def _reading(
 ) -> tuple[float | None, dict[str, Any]]:
     """Returns the latency in ms, and the fields for status, samples and statistics.
 
-    If a sample is not a possible time, the status is INVALID, and a possible latency becomes None.  Latencies that our
-    exporter wrote are used unchanged.  pytest-benchmark's statistics stay in seconds."""
+    If a sample is not a possible time, the status is INVALID.  A latency that is a possible time is then replaced by
+    None.  Latencies that our exporter wrote are used unchanged.  pytest-benchmark's statistics stay in seconds."""
     stats = benchmark.stats or {}
     times, options = decoded(BenchmarkTimes, stats, f"{place}.stats"), benchmark.options or {}
     original_timer = ours.get("timer") or extra.get("timer") or options.get("timer")

@@ -64,7 +64,8 @@ class Tally:
 
 
 class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the calls of a running program.  In its `with` block, it times torch's operators outside known modules."""
+    """Counts and times the calls of a running program.  In its `with` block, it records torch's operators outside known
+    modules.  `capturing` adds the calls of the known modules."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -31,7 +31,7 @@ MEMORY_FRACTION = 0.9
 
 @dataclass(frozen=True)
 class ClockSettings:
-    """Holds the scheduler's settings under `LLM`'s option names.  Raises `ValueError` where `LLM` does."""
+    """Holds the scheduler's settings under `LLM`'s option names.  Raises `ValueError` on a size that `LLM` refuses."""
 
     num_kv_blocks: int
     block_size: int = 16

@@ -35,7 +35,7 @@ def inputs_of(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], r
 
 
 def weight_shape(inputs: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns N and K of a product `a @ b` `[M, N]` with `a` `[M, K]`.  The storage of `b` depends on the op."""
+    """Returns N and K of the weight `b`, for `a` of shape `[M, K]`.  `b` is `[K, N]`, or `[N, K // 2]` for int4."""
     b, K = inputs["b"], inputs["a"].shape[-1]
     return b.shape[0] if b.shape[1] == K // 2 and b.dtype == torch.uint8 else b.shape[1], K
 

@@ -1,4 +1,4 @@
-"""Makes records of step ledgers (times op by op), of studies, and of changes of a step's time by another kernel."""
+"""Makes records of step ledgers (times op by op), of studies, and of the effect of another kernel on a step's time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def ledger_record(ledger: Ledger, folder: Path) -> Path:
 
 
 def change_records(changes: Sequence[PhaseChange], case: Mapping[str, Any], folder: Path) -> Path:
-    """Writes kernel changes as records of a new run.  Returns the file's path.  `case` describes the model and step."""
+    """Writes a record for each of `changes` of a step's time by another kernel, as a new run.  Returns the file's path.
+    `case` describes the model and the step.
+    """
     writer = RunWriter(folder)
     for change in changes:
         row = change.row()
@@ -45,8 +47,7 @@ def change_records(changes: Sequence[PhaseChange], case: Mapping[str, Any], fold
 
 
 def study_record(study: Study, lab: Lab, run_id: str) -> Record:
-    """Makes the record of `study`.  This must be the study that `lab` ran last: `lab` holds only the models of that
-    one."""
+    """Makes the record of `study`.  It must be the study that `lab` ran last: `lab` keeps only this study's models."""
     model, dtype, device = ("+".join(dict.fromkeys(names)) for names in zip(*lab.engines, strict=True))
     case: dict[str, Any] = {"study": study.name, "model": model, "dtype": dtype, "verdict": study.verdict}
     case |= {"smoke": True} if lab.quick else {}
@@ -62,7 +63,7 @@ def study_record(study: Study, lab: Lab, run_id: str) -> Record:
 
 
 def _record(run_id: str, noise: str, case_id: str, basis: Basis, **fields: Any) -> Record:
-    """Makes a record of the engine.  The timer of measured times is the host's clock, unless `fields` has a `timer`."""
+    """Makes a record of the engine.  If `fields` has no `timer`, the timer of measured times is the host's clock."""
     return Record(
         kind="engine",
         run_id=run_id,

@@ -244,7 +244,7 @@ def calls_of(llm: LLM, step: Callable[[], None], kind: StepKind, batch: int, con
 
 
 def chosen(llm: LLM, kind: StepKind, batch: int, context: int) -> dict[str, Kernel]:
-    """Returns the engine's kernel for each op of a step.  In decode, `paged_attention` has the decode kernel."""
+    """Returns the engine's kernel by op for a step.  A decode step has the decode kernel as `paged_attention`."""
     size_bucket = bucket_of(batch if kind == "decode" else context)
     kernels = {choice.op: choice.kernel for choice in llm.ops.choices if choice.bucket == size_bucket}
     if kind == "decode":
@@ -332,9 +332,9 @@ def stepping(llm: LLM, kind: StepKind, batch: int, context: int, steps: int) -> 
 def _joining(llm: LLM, batch: int, context: int) -> list[tuple[int, int, int]]:
     """Plans how `batch` prompts join the batch, so that all sequences then decode together with `context` tokens each.
 
-    Returns groups of prompts in the order of their start.  A group is `(prompts, length, later_tokens)`.  `length` is
-    the tokens of a prompt.  While later groups are prefilled, each sequence of the group decodes `later_tokens` tokens.
-    Raises `ValueError` if the context is too short for these groups."""
+    Returns groups of prompts in the order of their start.  A group is `(prompts, length, later_tokens)`: it has
+    `prompts` prompts of `length` tokens.  While later groups are prefilled, each sequence of this group already
+    decodes, and adds `later_tokens` tokens.  Raises `ValueError` if the context is too short for these groups."""
     scheduler, groups, remaining_prompts, later_tokens = llm.scheduler, list[tuple[int, int, int]](), batch, 0
     while remaining_prompts:
         prompt_length = context - 1 - later_tokens

@@ -52,7 +52,7 @@ class StepWork:
 
 
 def _between(function: Callable[[int], float], x: float, most: int) -> float:
-    """Interpolates `function` linearly at `x` between two grid points.  A grid point above `most` moves to `most`."""
+    """Interpolates `function` linearly at `x` between two points of a grid.  `most` replaces a grid point above it."""
     if x <= 0:
         return 0.0
     index = min(bisect_left(_GRID_POINTS, x), len(_GRID_POINTS) - 1)
@@ -74,13 +74,15 @@ class KernelTimes:
     """Models a step's time as the sum of its kernels' times and the host's time.
 
     A kernel's time is published (`roofline/step_times.py`), or a roofline bound.  Between the points of a grid, times
-    are linear.  The output head and sampling depend on the number of sampled tokens.  Attention in decode depends on
-    the number of sequences and their mean context.  In prefill, a chunk of a prompt goes from token `s` to token `e`.
-    Its attention takes the time of `e` tokens, minus the time of `s` tokens.  All other ops depend on the number of
-    tokens.
+    are linear.
 
-    If a context is longer than all published ones, attention's time is its bound times a ratio.  The ratio is time to
-    bound at the longest published context.  The bound alone would be shorter than a published time for less work.
+    - The output head and sampling depend on the number of sampled tokens.
+    - Attention in decode depends on the number of sequences and their mean context.
+    - Attention of a prompt's chunk from token `s` to token `e` takes the time of `e` tokens minus that of `s` tokens.
+    - All other ops depend on the number of tokens.
+
+    If a context is longer than all published ones, attention's time is its bound times a ratio.  The ratio is `time /
+    bound` at the longest published context.  The bound alone would be shorter than a published time for less work.
 
     Raises `ValueError` on dtypes or a number of GPUs that the model cannot have, and on a negative host time."""
 
@@ -169,11 +171,11 @@ def _sum(ops: Iterable[OpTime], sites: Container[str]) -> float:
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Models a step's time as a linear function with coefficients of at least 0, fitted to a run's measured steps.  Its
-    features are the step's tokens (piecewise linear), the keys of decoding tokens, the query-key pairs of prompts, and
-    the sampled tokens.
+    """Models a step's time as a linear function of the step's sizes, fitted to the measured steps of a run.
 
-    The fit minimises the squares of relative errors (Lawson and Hanson, "Solving Least Squares Problems", 1974)."""
+    The sizes are the number of tokens (piecewise linear), the keys that decoding tokens read, the query-key pairs of
+    prompts, and the number of sampled tokens.  All coefficients are at least 0.  The fit minimises the squares of
+    relative errors (Lawson and Hanson, "Solving Least Squares Problems", 1974)."""
 
     coefficients: tuple[float, ...]
     gap_s: float

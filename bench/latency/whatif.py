@@ -86,14 +86,14 @@ def _predicted(ledger: Ledger, op: str, before: str, after: str, ratio: float, c
 
 
 def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: StepKind, batch: int, context: int) -> PhaseChange | None:
-    """Predicts and measures the time of an engine step if `kernel` computes `op`.  The engine `llm` uses the present
-    kernel.  The engine `other` uses `kernel`.
+    """Predicts and measures the time of an engine step if `kernel` computes `op`.  The engine `llm` uses the old
+    kernel, and the engine `other` uses `kernel`.
 
-    The predicted time is the present step time plus the time difference of the two kernels, for each call of `op`.
-    Both kernels are timed outside the engine with the shapes of the call.  On a GPU, each call starts with an empty
-    cache.  On a CPU, only matrix products do.  For other ops on a CPU, the timer first reads as many bytes as one
-    layer's weights.  The op's time in the step is not multiplied by the ratio of the kernels' times.  This would also
-    scale other costs of the call: for a norm, it predicted a change of +13%, but +4% was measured.
+    For each call of `op`, the prediction adds the time of `kernel` minus the time of the old kernel to the old step
+    time.  Both are timed outside the engine, with the shapes of the call.  On a GPU, and for matrix products on a CPU,
+    the cache is emptied before each call.  Before other ops on a CPU, the timer reads as many bytes as one layer's
+    weights.  A prediction from the ratio of the two times would be worse, because it also scales costs outside the
+    kernel.  For a norm, this ratio predicted a change of +13%, but +4% was measured.
 
     Returns None if a step of this kind does not call the op."""
     is_prefill = kind == "prefill"
@@ -174,7 +174,7 @@ def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[st
 
 
 def _taken(kernel: Kernel, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the inputs that the kernel accepts.  Packs the weight `b` of a matrix product in the kernel's layout."""
+    """Returns the `inputs` that the kernel accepts, with the weight `b` of a matrix product in its packed layout."""
     accepted_inputs = {name: value for name, value in inputs.items() if name in kernel.accepted}
     if kernel.op in MATMUL_OPS:
         other_inputs = {name: value for name, value in inputs.items() if name != "b"}

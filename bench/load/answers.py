@@ -154,9 +154,9 @@ class _AnswerState:
     def counted(self) -> tuple[StreamEvent, ...]:
         """Returns the chunks of all answers to the request, each with its number of tokens if this number is known.
 
-        Some servers send a running total of tokens with each chunk.  Then the number of tokens in a chunk is the
-        difference of two totals.  The totals are not used if an answer has fewer than two, or if a chunk with text has
-        none.  They are also not used if they decrease, begin with zero, or contain the tokens of several answers."""
+        Some servers send a running total of tokens with each chunk.  Then the tokens of a chunk are the difference of
+        two totals.  The totals are used only if each answer has two or more, and each chunk with text has one.  They
+        must not begin with 0, decrease, or count several answers together."""
         chunk_totals = list(zip(self.chunks, self.totals, strict=True))
         last_totals: dict[int, int] = {}
         for answer in self.reasons:

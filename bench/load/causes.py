@@ -37,10 +37,10 @@ class Spike:
 def on_our_clock(
     steps: Iterable[Mapping[str, Any]], now_s: float, half_s: float, round_trip_s: float
 ) -> tuple[dict[str, Any], ...]:
-    """Converts the times of the server's steps to the client's clock.  The server answered a request with its time
-    `now_s`.  On the client's clock, this moment is `half_s`, the middle of the request.
+    """Converts the times of the server's steps to the client's clock.  A request to the server took `round_trip_s`, and
+    `half_s` is its middle on the client's clock.  `now_s` is the server's time in the answer, taken as the same moment.
 
-    The times stay unchanged if the clocks differ by at most `round_trip_s`, the duration of the request."""
+    The times stay unchanged if `now_s` and `half_s` differ by at most `round_trip_s`."""
     shift_s = half_s - now_s
     shift_s = 0.0 if abs(shift_s) <= round_trip_s else shift_s
     return tuple({**step, "begin_s": step["begin_s"] + shift_s, "end_s": step["end_s"] + shift_s} for step in steps)

@@ -185,7 +185,7 @@ async def closed_loop(
     """Keeps `concurrency` requests in flight.  Returns the time when the loop began, and the requests that were sent.
 
     A new request is sent when an earlier request ends.  So a slow server gets fewer requests, and shows no queue.  The
-    loop ends early after 20 requests in a row without an answer.  Then the error of the 20th request says so."""
+    loop ends early after 20 requests in a row without an answer.  The error of the 20th names this reason."""
     begin_s, remaining_shots, sent_shots, silent = clock(), iter(shots), list[Shot](), 0
 
     async def user() -> None:

@@ -32,8 +32,8 @@ class Framing:
         """Parses `data` together with earlier unparsed bytes, and returns the bytes of the body.  Raises `ValueError`
         if the answer is not HTTP/1.1.
 
-        If more bytes follow the complete answer, the connection is not used again, because they may belong to another
-        answer."""
+        Bytes after the end of the answer may belong to another answer.  So after such bytes the connection is not used
+        again."""
         if self.whole:
             self.keep = False
             return b""
@@ -56,7 +56,7 @@ class Framing:
         return data
 
     def ended(self) -> bool:
-        """Returns whether the answer is complete when the connection closes.  Answers without a length end this way."""
+        """Returns whether the answer is complete if the connection closes.  An answer without a length ends there."""
         return self.whole or (self._endless and not self._head)
 
     def _read_head(self, head: bytes) -> None:
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     def request(self, data: bytes, pieces: list[tuple[float, bytes]]) -> asyncio.Future[str]:
-        """Sends `data` and appends the answer's body to `pieces`.  Returns a future: an error text, "" on success."""
+        """Sends `data` and appends the answer's body to `pieces`.  The future returns an error text, "" on success."""
         self.framing, self._pieces, self._done = Framing(), pieces, self._loop.create_future()
         if self.open:
             self._transport.write(data)

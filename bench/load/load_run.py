@@ -1,4 +1,4 @@
-"""Sends the warm-up requests and the measured requests.  Returns the trace (times of all requests and tokens)."""
+"""Runs a load: sends warm-up and measured requests, and makes the trace (times of all requests and tokens)."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
 
 
 async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
-    """Sends the warm-up requests.  Returns the plan (without running usage if the server refuses it), and the tokens/s
-    of the fastest request."""
+    """Sends the warm-up requests.  Returns the plan and the tokens/s of the fastest request.  If the server refuses to
+    count tokens in each chunk (`running_usage`), the plan no longer asks for it."""
     tokens_per_s = 0.0
     for shot in plan.warm_ups():
         shot.scheduled_s = shot.free_s = clock()
@@ -185,7 +185,7 @@ async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
 
 
 async def _load(target: Endpoint, plan: Plan, pace: float) -> tuple[float, list[Shot], int]:
-    """Runs the load.  Returns the start time, the sent requests, and how many of them were made during the run."""
+    """Runs the load.  Returns the start time, the sent requests, and how many were not prepared before the start."""
     shots = plan.shots(plan.seed)
     if plan.arrivals is None:
         ready_shots = list(islice(shots, plan.num_prompts if plan.duration_s is None else plan.concurrency))

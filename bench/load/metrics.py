@@ -60,9 +60,9 @@ def token_steps(request: Request) -> tuple[list[list[tuple[float, float]]], str]
     - `spread`: the server's total is another number.  Chunks after the first share the rest equally.
     - `chunks`: the server gives no total, so each chunk with text counts as one token.
 
-    For `one each`, chunks without text may count too, because a token with an incomplete character has no text.  A
-    chunk with only the role never counts.  The server's total may exceed the number of chunks by one per answer,
-    because the last token may have no chunk."""
+    Two deviations from equal numbers are still `one each`.  Chunks without text count if the total is equal only with
+    them: a token with an incomplete character has no text.  Or the last token of each answer has no chunk, so the total
+    is larger by up to one per answer.  A chunk with only the role never counts."""
     choice_chunks = [chunk for chunk in request.chunks if chunk.kind in ("text", "empty")]
     text_chunks = [chunk for chunk in choice_chunks if chunk.kind == "text"]
     first_chunks = {chunk.answer: chunk for chunk in reversed(text_chunks)}
@@ -131,9 +131,9 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
     """Computes the metrics of a run without its warm-up.  Percentiles interpolate linearly.  The ITL percentiles are
     over all tokens of all requests.
 
-    `output_tokens_per_s` covers the time from the first arrival to the last token, including the cool-down (the time
-    after the last arrival).  `steady_output_tokens_per_s` covers only the time up to the last arrival, and also counts
-    tokens of warm-up requests.  A run has no rates if nearly all of its requests failed."""
+    `output_tokens_per_s` divides by the time from the first arrival to the last token.  This includes the cool-down,
+    which is the time after the last arrival.  `steady_output_tokens_per_s` counts only tokens before the last arrival,
+    those of warm-up requests too.  The result has no rates if nearly all requests failed."""
     requests, all_times = trace.counted, answers(trace)
     metrics = {"requests": float(len(requests)), "failed": float(len(requests) - len(all_times))}
     if not all_times:

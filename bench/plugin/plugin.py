@@ -126,8 +126,8 @@ smaller changes.
 
 
 class QuietCheck:
-    """Wraps a check of `--benchmark-compare-fail` and ignores failures that noise explains.  Noise explains a failure
-    if the measured time or its baseline is NOISY, or if two processes with equal code may differ as much."""
+    """Wraps a check of `--benchmark-compare-fail` and ignores failures that noise explains.  It does so if the measured
+    time or its baseline is NOISY, or if two CPU processes with equal code can differ as much."""
 
     def __init__(self, check: Any, noisy: set[tuple[str, str]], lines: list[str]) -> None:
         self.check, self.noisy, self.lines, self.compared = check, noisy, lines, 0
@@ -155,7 +155,7 @@ def _noise(info: Mapping[str, Any]) -> str:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # pytest-benchmark compares in this hook, before it yields
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
-    """Excludes NOISY times from `--benchmark-compare-fail`.  The exit status is 13 if no time remains."""
+    """Excludes NOISY times from `--benchmark-compare-fail`.  The exit status is 13 if all times are excluded."""
     benchmarking = getattr(session.config, "_benchmarksession", None)
     lines, noisy_tests = session.config.stash.setdefault(_NOISE_LINES_KEY, []), set()
     if benchmarking is None or not benchmarking.compare_fail:
@@ -222,15 +222,16 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
     """`kernel_benchmark(fn, *args, reference=None, cost=None)`: checks `fn(*args)`, times it, and returns its result.
 
     Other keyword arguments go to `fn` and to `reference`.  With `reference`, `fn(*args)` must equal `reference(*args)`
-    within a few roundings of the output dtype.  This is checked before and after timing.  A wrong result fails the
-    test, and no time is reported.  The check (`bench/core/check.py`) uses only the given arguments.  `fn` may change
-    its arguments, and two calls may differ in their bits.  A second call in the same test fails the test.
+    within a few roundings of the output dtype.  They are compared before and after timing.  A wrong result fails the
+    test, and no time is reported.  `bench/core/check.py` makes this check, only with the given arguments.  `fn` may
+    change its arguments, and two calls may differ in their bits.  A second call of `kernel_benchmark` in the same test
+    fails the test.
 
     `rooflab.bench.core.timers.timing` measures device time with a cold cache.  The first calls may compile, so they are
-    not timed.  The time becomes an ordinary pytest-benchmark result, and its `extra_info` has the raw samples.  `cost`
-    is a `rooflab.roofline.model.Cost`.  With `cost`, `extra_info` also has FLOP/s, bytes/s and the fraction of the
-    roofline. `afterwards()`, a keyword argument, is called after timing.  It returns a description of an error, or
-    None.
+    not timed.  The time becomes an ordinary pytest-benchmark result, and its `extra_info` has the raw samples.  With
+    `cost`, a `rooflab.roofline.model.Cost`, `extra_info` also has FLOP/s, bytes/s and the fraction of the roofline.
+    The keyword argument `afterwards` is a function that is called after timing.  It returns None, or describes an
+    error.
 
     The marker's `max_time` and `min_rounds`, or the options with these names, limit the time.  If pytest-benchmark is
     disabled (xdist, `--benchmark-disable`), `fn` is checked and not timed.  A measurement is NOISY if the machine was
@@ -318,7 +319,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: Any) -> Any:
-    """Calls `action`, which calls the user's function `fn`.  The test fails if `fn` calls `pytest.skip` or `xfail`."""
+    """Calls `action`, which calls the user's `fn`.  Fails the test if `fn` calls `pytest.skip` or `xfail`."""
     try:
         return action(*values, **named)
     except (pytest.skip.Exception, pytest.xfail.Exception) as left:

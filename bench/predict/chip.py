@@ -3,31 +3,34 @@
 The rates are from the CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", compute capability
 9.0.  In lanes per clock and SM they are: 128 for multiply-adds in fp32 or packed 16-bit; 64 for integer, logic, compare
 and conversion operations; 16 for special functions; 32 for shuffles, loads and stores.  Each of the four schedulers
-issues one instruction per clock.  Shared memory and L1 move 128 bytes per clock (same guide).  NVIDIA does not publish
-the rate of Hopper's L2 for all SMs together.  The A100 has 5,120 bytes per clock with 40 MB of L2 (NVIDIA A100
-whitepaper).  The model scales this rate in proportion to Hopper's 50 MB.  The unscaled rate would be too low:
-ThunderKittens' 855 TFLOP/s on an H100 need 5,470 bytes per clock at the boost clock (unshared tiles of 128 x 256).
+issues one instruction per clock.  Shared memory and L1 move 128 bytes per clock (same guide).
+
+NVIDIA does not publish the rate of Hopper's L2 for all SMs.  The A100's L2 of 40 MB moves 5,120 bytes per clock to all
+SMs (NVIDIA A100 whitepaper).  The model multiplies this rate by 50 / 40, because Hopper's L2 has 50 MB.  The A100's
+rate would be too low: ThunderKittens' 855 TFLOP/s on an H100 need 5,470 bytes per clock at the boost clock (unshared
+128 x 256 tiles).
 
 An H100 under full tensor load reaches its power limit and lowers its clock.  The new clock depends on the card, its
 cooling and the data, not only on the code.  `TENSOR_CLOCK_HZ` is one published measurement on one card.
 
-The latencies of memory, in clocks, come from pointer chasing.  An H100 80GB HBM3 has 30 for shared memory and 21 for
-constants (a report of mt4g, TU Munich).  A GH200 has 281 for L2 over both of its partitions
-(github.com/markdewing/AI_kernels).  HBM at random addresses takes 834 clocks on this H100 and 690 on this GH200.  But a
-kernel's loads are mostly sequential, and hit open rows and pages.  So the model uses 500 for HBM.  This value is fitted
-to published times of public attention kernels (`public.py`).  The fit lowers their median error from 46% to 27%; a
-value of 400 gives 26%.  Only one of these kernels depends on this value (`results/published`).  The latency of
-arithmetic is 4 (Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018).  The latency
-of mma.sync m16n8k16 is 33 (Sun et al., "Dissecting Tensor Cores via Microbenchmarks", 2022, A100).  Special functions
-(20) and shuffles (24) are assumptions without a published source.
+The latencies, in clocks, have these sources:
+- shared memory 30, constants 21: pointer chasing on an H100 80GB HBM3 (a report of mt4g, TU Munich).
+- L2 281: pointer chasing on a GH200 over both L2 partitions (github.com/markdewing/AI_kernels).
+- HBM 500: fitted to published times of public attention kernels (`public.py`).  Pointer chasing at random addresses
+  gives 834 on that H100 and 690 on that GH200, but a kernel's loads are mostly sequential and hit open rows and pages.
+  The fit lowers the median error of these kernels from 46% to 27%; a value of 400 gives 26%.  Only one of these
+  kernels depends on this value (`results/published`).
+- arithmetic 4: Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018.
+- mma.sync m16n8k16 33: Sun et al., "Dissecting Tensor Cores via Microbenchmarks", 2022, on an A100.
+- special functions 20, shuffles 24: assumptions without a published source.
 
 The simulation runs one *role*: a group of warps with the same code.  No other warps run on the SM.  All warps of the
 role run in lockstep, also if they form two warpgroups.  On the GPU, one warpgroup can use idle pipes while the other
 waits for its matrix products.  Instructions issue in order.  Each instruction waits for its pipe and for the registers
 that it reads.  `WARPGROUP.DEPBAR` waits for the groups of wgmma that it names.  A wgmma does not wait for an earlier
 wgmma with the same accumulator.  Barriers cost nothing, because other warps and copies are assumed to have arrived.
-The simulation has two results.  The first result is the least time of dependent steps, which other CTAs and other roles
-cannot hide.  The second result is the maximum number of bytes that a thread has in flight at one time.
+The simulation has two results.  The first is the least time of dependent steps, which other CTAs and roles cannot hide.
+The second is the maximum number of bytes that a thread has in flight at one time.
 """
 
 from __future__ import annotations
@@ -91,7 +94,9 @@ class Chip:
         return self.hbm_latency / self.clock_hz
 
     def cycles(self, entry: SassInstruction) -> dict[Pipe, float]:
-        """Returns the clocks that one warp instruction occupies each pipe of an SM (issue: 0.25, four schedulers)."""
+        """Returns the clocks that one warp instruction occupies each pipe of an SM.  Four schedulers make 0.25 for
+        `issue`.
+        """
         clocks: dict[Pipe, float] = {"issue": 0.25}
         name = entry.name
         if entry.mma_flops:
@@ -125,7 +130,7 @@ class Chip:
         return self.tensor_flops_per_clock[dtype]
 
     def latency(self, entry: SassInstruction, load_latency: float) -> float:
-        """Returns the clocks from an instruction's end in its pipe to its result (global loads: `load_latency`)."""
+        """Returns the clocks from an instruction's end in its pipe to its result: `load_latency` for a global load."""
         name = entry.name
         if entry.loads_global:
             return load_latency
@@ -217,7 +222,8 @@ class Walk:
         return self.now
 
     def _land(self, names: frozenset[str]) -> None:
-        """Removes loads that have arrived: the last load into a register of `names`, and all loads before it."""
+        """Drops finished loads.  Loads finish in order: the last load into a register of `names` and all loads before
+        it."""
         last_index = max((index for index, (_, registers) in enumerate(self._flying) if registers & names), default=-1)
         del self._flying[: last_index + 1]
 

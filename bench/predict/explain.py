@@ -70,7 +70,7 @@ class Explanation:
         return self.flops / self.bytes if self.bytes else None
 
     def sentence(self) -> str:
-        """Returns a sentence with the share of the least work in the time, and the largest of the other parts."""
+        """Returns a sentence that says how much of the time is least work, and which other part is the largest."""
         name = f"{self.target.op}/{self.target.kernel}"
         if not self.parts or not self.total_ms:
             return f"{name}: {self.reason}"

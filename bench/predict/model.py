@@ -17,10 +17,10 @@ Every step replaces one ideal assumption by a real one, and adds the time that t
 The predicted time is the sum of the launch time (step 2), the first latency, and the largest of three times: memory,
 pipes and dependent steps.  The steps sum exactly to the predicted time.
 
-A kernel may consist of several compiled kernels.  Those that multiply matrices share the matrix FLOPs.  Usually, all
-share the bytes in proportion to their threads.  The exception is a pair of compiled kernels that writes more than the
-op's least bytes.  Then the additional bytes are intermediates.  The first kernel of the pair reads the op's operands
-and writes the intermediates.  The second reads the intermediates and writes the op's result.
+A kernel may consist of several compiled kernels.  The compiled kernels that multiply matrices share the matrix FLOPs.
+All compiled kernels share the bytes.  Each share is in proportion to the number of threads.  The bytes have one
+exception: two compiled kernels that write more than the op's least bytes.  Then the excess is intermediates.  The first
+kernel reads the op's operands and writes the intermediates.  The second reads them and writes the op's result.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _sustained_why(by_memory: bool, chip: Chip) -> str:
 
 
 def _differences(stages: Sequence[tuple[str, float, str]]) -> Iterator[TimeStep]:
-    """Yields the time that each stage adds to the stage before.  Only the launch keeps its whole time."""
+    """Yields the time that each stage adds to the stage before.  The launch is an exception: it adds its own time."""
     previous_s = 0.0
     for name, seconds, reason in stages:
         if name == LAUNCH:

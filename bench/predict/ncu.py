@@ -306,8 +306,8 @@ def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
 
 
 def compared(modelled: Explanation, profile: Profile) -> list[dict[str, Any]]:
-    """Compares the model's numbers for a call with the counted numbers, in table rows.  ncu flushes the caches and runs
-    each launch alone, so the times of both exclude the launch time."""
+    """Compares the model's numbers for a call with the counted numbers, in table rows.  Both times exclude the launch
+    time, because ncu flushes the caches and runs each launch alone."""
     traffic, seconds = settled(modelled.target, profile)[0], profile.total(DURATION)
     modelled_ms = modelled.modelled_ms or 0.0
     launch_ms = sum(time_step.ms for time_step in modelled.parts if time_step.name == LAUNCH)

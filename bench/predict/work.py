@@ -4,26 +4,26 @@ A *turn* is one iteration of an innermost loop that multiplies matrices or loads
 once for each of its tiles.  A round consists of the loops around the innermost loops, and of code that most turns skip.
 An example of skipped code is the epilogue under a branch in a flattened loop.  All other code runs once.
 
-Specialised warps run side by side; each group of them is a *role*.  A role's code begins where it sets its register
-budget (setmaxnreg).  The role's named barriers give its number of warps.  A role without such a barrier counts as one
-warpgroup if it multiplies, and as one warp if it only loads.  If only one role multiplies, every warpgroup without
-another role is assumed to run its code.  In code without register budgets, one loop may copy the operands for another
-loop, which multiplies.  The copying warps then count as one warpgroup, or as one warp if they copy by TMA.  Two kinds
-of loops are ignored: the loop that gives waiting warps their role, and loops that only poll.
+A *role* is a group of specialised warps, which run beside the other groups.  A role's code begins where it sets its
+register budget (setmaxnreg).  The role's named barriers give its number of warps.  A role without such a barrier counts
+as one warpgroup if it multiplies, and as one warp if it only loads.  If only one role multiplies, every warpgroup
+without another role is assumed to run its code.
 
-Compiled code does not say how many turns its loops have.  The launch needs enough turns for its share of the matrix
-FLOPs, and enough turns to load its share of the traffic.  The model takes the larger number, for every innermost loop
-that loads or multiplies.  This number is too low if lanes are masked off, for example in a tile of 16 rows that has
-only one valid row.  It is also too low if several lanes load the same bytes.
+In code without register budgets, one loop may copy operands for another loop, which multiplies.  The copying warps then
+count as one warpgroup, or as one warp if they copy by TMA.  Two kinds of loops are ignored: the loop that gives waiting
+warps their role, and loops that only poll.
+
+Compiled code does not say how many turns its loops have.  The launch needs enough turns for its matrix FLOPs, and
+enough turns to load its bytes.  The model takes the larger number, for every innermost loop that loads or multiplies.
+This is too low if lanes are masked off, as in a tile of 16 rows with one valid row, or if lanes load the same bytes.
 
 The number of rounds is the launch's share of the written bytes divided by the bytes that one round stores.  A CTA does
 whole rounds, so the busiest CTA sets the time.  The exception is a launch that may split one tile over several CTAs.
 Code outside of turns and rounds counts once, with both sides of each branch.
 
-A CTA needs at least the time of its slowest role.  It also needs at least the time for which its roles together keep
-one pipe busy.  The model assumes that roles use the tensor cores alternately: one role multiplies during the epilogue
-of another role.  The last round then overlaps with no other round.  With too few pipeline stages the assumption is
-wrong, because both roles wait for the same stage.
+A CTA needs at least the time of its slowest role, and at least the busy time of each pipe, over all roles.  The model
+assumes that roles use the tensor cores alternately: one role multiplies during the epilogue of another.  The last round
+then overlaps with nothing.  With too few pipeline stages this is wrong, because both roles wait for the same stage.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) ->
 
 
 def _counted(code: Sequence[SassInstruction]) -> Iterator[int]:
-    """Yields how many warps wait at each barrier that states it: 4 for `BAR.SYNC 0x2, 0x80` (0x80 = 128 threads)."""
+    """Yields the warps of each barrier with a thread count: 4 for `BAR.SYNC 0x2, 0x80` (0x80 = 128 threads)."""
     for entry in code:
         if entry.name == "BAR" and len(entry.arguments) == 2 and entry.arguments[1].startswith("0x"):
             yield int(entry.arguments[1], 16) // WARP_THREADS
@@ -317,7 +317,7 @@ def _receivers(code: Sequence[SassInstruction], load: SassInstruction) -> int:
 
 
 def _constant(code: Sequence[SassInstruction], entry: SassInstruction) -> int:
-    """Returns the constant that the last operand's register holds.  Returns 0 if its value is not constant."""
+    """Returns the constant in the register of `entry`'s last operand.  Returns 0 if the value is not constant."""
     register = entry.arguments[-1]
     writers = [e for e in code if e.address < entry.address and e.arguments and e.arguments[0] == register]
     constant_text = writers[-1].arguments[-1] if writers and writers[-1].name in ("MOV", "IMAD", "UMOV") else ""
@@ -337,7 +337,7 @@ def _fma_flops(body: Iterable[SassInstruction], warps: int) -> float:
 
 
 def _rounds(roles: Sequence[Role], write_bytes: float) -> float:
-    """Returns how many tiles have `write_bytes` bytes.  With TMA stores, a tile's stores to shared memory count."""
+    """Returns the rounds of a CTA: `write_bytes` per stored bytes of a tile (with TMA: stores to shared memory)."""
     stored_bytes = 0.0
     for role in roles:
         uses_tma = any(entry.name in TMA_STORES for entry in role.rounds)

@@ -47,7 +47,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Standing:
-    """Compares the fastest optimized kernels of one op (or, without any, the fastest others) with library and naive."""
+    """Compares an op's fastest optimized kernels (any kernels if none is optimized) with library and naive."""
 
     machine: str
     op: str

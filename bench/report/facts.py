@@ -113,7 +113,7 @@ _SHOWN_ELSEWHERE |= {"tree", "kernel_file_sha256", "rooflab"}
 
 
 def machines_of(located: Sequence[Located]) -> tuple[Machine, ...]:
-    """Returns one entry for each machine in the records.  GPUs come before CPUs, and each group is sorted by key."""
+    """Returns one entry for each machine in the records.  GPUs come before CPUs, and each group is sorted by name."""
     groups = grouped(located, lambda item: machine_of(item.record)).items()
     sorted_groups = sorted(groups, key=lambda pair: (not pair[1][0].record.environment.get("gpu"), pair[0]))
     machines = []

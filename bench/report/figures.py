@@ -43,9 +43,11 @@ def placed(
 ) -> tuple[list[Point], list[str]]:
     """Converts records into roofline points.  Also returns the reason for each correct kernel that has no point.
 
-    Records of a failed check or with an invalid time are ignored.  Without `device`, a record needs a time, and its
-    point has the record's bound.  With `device`, every point has a bound on this device, and `roofs` are its ceilings.
-    Then a point has a time only if its record is OK and was measured on this device."""
+    Records of a failed check or with an invalid time are ignored.  Without `device`, a record without a time is ignored
+    too, and a point's bound is the record's.
+
+    With `device`, every point has a bound on this device, and `roofs` are the device's ceilings.  The point also has a
+    time if its record is OK and was measured on this device."""
     points, unplaced_reasons = [], []
     for record in records:
         median_ms, bound_s = record.latency_median_ms, (record.bound_ms or 0.0) / 1e3
@@ -98,8 +100,8 @@ def cost_metrics(values: Mapping[str, Any]) -> dict[str, float]:
 
 def cost_of(record: Record) -> Cost | None:
     """Returns the cost (FLOPs and bytes) of a record, or None if it is unknown.  The cost comes from the record's
-    metrics, or else from the record's op and case.  An imported record with an unknown op or case gives its own FLOPs
-    and bytes. Raises `ValueError` on any other record with a case that its op does not have."""
+    metrics, or else from its op and case.  If these are unknown, an imported record gives its own FLOPs and bytes.
+    Raises `ValueError` on any other record whose op is known and does not have its case."""
     values: dict[str, Any] = {item.name: record.metrics.get(f"{COST_PREFIX}{item.name}", 0) for item in fields(Cost)}
     if any(values.values()):
         tensor = {name.removeprefix(TENSOR): v for name, v in record.metrics.items() if name.startswith(TENSOR)}
@@ -276,8 +278,8 @@ def newest_of(records: Iterable[Record]) -> list[Record]:
 
 
 def drawing_of(machine: str, records: Sequence[Record], ceilings: Iterable[Ceilings]) -> Drawing:
-    """Makes the data of a figure from the records of one machine.  The ceilings in the figure have the device name that
-    the driver reports, because the data sheet has a shorter name."""
+    """Makes the data of a figure from the records of one machine.  The figure names the device as the driver does, not
+    by the shorter name of the data sheet."""
     roofs, gpu = list(ceilings), records[-1].environment.get("gpu") if records[-1].device != "cpu" else None
     name = str((gpu or {}).get("name") or roofs[-1].device)
     roofs = [replace(roof, device=name) for roof in roofs]

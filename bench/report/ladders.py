@@ -176,7 +176,7 @@ def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
 
 
 def _beside(record: Record) -> tuple[str, str, str, str]:
-    """Returns the machine, op, case and scheme of a record, which kernels beside each other in a table must share."""
+    """Returns the machine, op, case and scheme of a record.  Only kernels with equal values stand beside each other."""
     machine, op, _, case_id, scheme = kernel_key(record)
     return machine, op, case_id, scheme
 

@@ -83,8 +83,8 @@ def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, 
 def held_clock_mhz(items: Sequence[Located]) -> float | None:
     """Returns the SM clock that the GPU held: the lowest clock of all records, in MHz.  Returns None without a clock.
 
-    The clock of a record is the clock that the device itself measured, or else the highest clock that NVML reported.
-    The lowest clock of NVML is not used, because the GPU may have been idle at that time."""
+    Each record gives one clock: the one that the device itself measured, or else the highest that NVML reported.  The
+    lowest clock of NVML is not used, because the GPU may have been idle at that time."""
     clocks_mhz = []
     for item in items:
         clocks = item.record.clocks or {}

@@ -129,8 +129,8 @@ NOT_WRONG_STATUSES = (*FINE_STATUSES, "NOISY")
 
 
 def machine_of(record: Record) -> str:
-    """Returns the name of a record's machine: its key, and the device if the key does not contain it.  On a CPU, adds
-    an unusual number of threads, because it changes the ceilings."""
+    """Returns the name of a record's machine: its `machine_key`, and the device if it is not the usual one there.  On a
+    CPU, adds an unusual number of threads, because it changes the ceilings."""
     key = str(record.environment.get("machine_key") or "unnamed machine")
     usual_device = "cuda" if record.environment.get("gpu") else "cpu"
     threads = record.environment.get("threads")
@@ -181,7 +181,7 @@ def newest(items: Iterable[Located], key: Callable[[Record], Hashable]) -> list[
 
 
 def benches_of(located: Iterable[Located]) -> list[Located]:
-    """Returns the bench records without those of A/B runs, half of which time another revision or a slowed kernel."""
+    """Returns the bench records outside A/B runs.  Half of an A/B run measures another revision or a slowed kernel."""
     return [item for item in located if item.record.stands_alone]
 
 

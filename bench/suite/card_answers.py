@@ -1,4 +1,4 @@
-"""Checks that the GPU works, and records machine and software: `python -m rooflab.bench.suite.card_answers`."""
+"""Checks that the GPU (card) works, and records machine and software: `python -m rooflab.bench.suite.card_answers`."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
     """Runs each kernel on one small case that it supports, in its own process with a time limit.
 
     `trust` is a folder with records of an earlier run.  A check in these records is not repeated if the code is the
-    same and the GPU has the same name.  An error in the program of a check excludes only its kernel.  A kernel is also
-    excluded from later entries if no time was left for its check."""
+    same and the GPU has the same name.  If a check itself crashes, only its kernel is excluded from later entries.  A
+    kernel is also excluded if no time was left for its check."""
     device, machine = torch.device(context.device), Environment.now()
     passed_store, writer = Passed(machine), RunWriter(context.out)
     kernels = [kernel for op in ops for kernel in registry.kernels(op).values()]

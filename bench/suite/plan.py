@@ -56,10 +56,12 @@ def make_plan(only: Sequence[str] = (), files: Sequence[Path] = (), trust: Path 
     """Returns the suite's entries, the most valuable first.  Prerequisites come before the entries that need them.
 
     `files` are paths of files with more entries.  `trust`, a folder with records of an earlier run, is passed to the
-    first checks.  `only` selects entries by an op, a family of ops, an entry's id, or the first word of an id.  A
-    family such as `attention` contains every op with that word in its name, and the ops in `FAMILY_OPS[family]`.
-    Prerequisites of the selected entries are also selected. Raises `ValueError` in three cases: a name in `only`
-    matches nothing, a file is not a list of entries, or two entries have the same folder."""
+    first checks.  Each name in `only` is an op, a family of ops, an entry's id, or the first word of an id.  It selects
+    the matching entries and their prerequisites.  A family such as `attention` has every op with that word in its name,
+    and the ops in `FAMILY_OPS[family]`.
+
+    Raises `ValueError` in three cases: a name in `only` matches nothing, a file is not a list of entries, or two
+    entries have the same folder."""
     ops = list(registry.ops())
     all_entries = [*card_entries(ops, trust), *(entry for op in ops for entry in op_entries(op)), *latency_entries()]
     all_entries += [entry for file in files for entry in read_plan(file)]
@@ -103,7 +105,7 @@ def _named(name: str, entries: Sequence[Entry]) -> set[str]:
 
 
 def _word(entry_id: str) -> str:
-    """Returns the first word of an id, such as `engine` for `bar:engine.llama-3.1-8b` (`bar:`: performance target)."""
+    """Returns the first word of an id without `bar:` (performance target): `engine` for `bar:engine.llama-3.1-8b`."""
     return entry_id.removeprefix("bar:").replace(":", ".").partition(".")[0]
 
 
@@ -166,7 +168,7 @@ def card_entries(ops: Sequence[str], trust: Path | None = None) -> list[Entry]:
 
 
 def latency_entries() -> list[Entry]:
-    """Returns entries that measure a model with random weights: each op of a step, other kernels, and the studies."""
+    """Returns entries that measure a model with random weights: two steps by op, other kernels, and the studies."""
     return [
         Entry(
             f"latency:{name}",

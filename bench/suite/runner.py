@@ -124,7 +124,7 @@ class _SuiteRun:
         state.write_summary(settings.out, self.progress, titles, options)
 
     def _same_machine(self) -> None:
-        """Raises `ValueError` on another kind of machine.  Entries about the GPU run again if only the GPU changed."""
+        """Raises `ValueError` on another kind of machine.  If only the GPU is another one, its entries run again."""
         environment = state.environment_in(self.settings.out)
         if not self.before or not environment:
             return
@@ -292,7 +292,7 @@ class _SuiteRun:
         return self.current
 
     def _release(self, process: Child) -> None:
-        """Ends the process of an entry on a GPU.  On a CPU, keeps it for the next entry: it has no CUDA context."""
+        """Ends the process of an entry on a GPU.  On a CPU, keeps the process, as it has no CUDA context to break."""
         if not self.settings.dry_run:
             self.current = None
             process.stop()

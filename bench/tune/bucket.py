@@ -202,8 +202,8 @@ class TuningRun:
     def _search(
         self, kernel: Kernel, bucket: str, cases: Sequence[Case], ends: float
     ) -> tuple[Any, SearchResult, dict[str, Any]]:
-        """Searches the configs of a kernel on the largest and the smallest case.  Returns three values: the config that
-        the launcher itself chooses for the largest case, the result of the search, and counts of configs."""
+        """Searches the configs of a kernel on the largest and the smallest case.  Returns the launcher's own config for
+        the largest case, the result of the search, and how many configs were illegal, dropped and so on."""
         probe_cases, tuning = list(dict.fromkeys((cases[-1], cases[0]))), kernel.tunable
         start_config = kernel.config_for(cases[-1], self.scheme, self.device)
         legal_configs = [
@@ -231,7 +231,7 @@ class TuningRun:
         self, kernel: Kernel, config: Any, probes: Sequence[Case], costs: Sequence[Cost]
     ) -> tuple[Seconds, float]:
         """Computes the least possible seconds of a config on each case, at the GPU's highest clock.  Also computes the
-        occupancy on the first case, by which configs with equal seconds are sorted.  Both are 0 if unknown."""
+        occupancy on the first case, which sorts configs with equal seconds.  A value that is unknown is 0."""
         gpu, footprint = _card(self.device), kernel.tunable.footprint
         if gpu is None:
             return tuple(0.0 for _ in probes), 0.0
@@ -277,8 +277,7 @@ class TuningRun:
     def _result(
         self, kernel: Kernel, start: Any, result: SearchResult, counts: dict[str, Any], records: Sequence[Record]
     ) -> BucketResult:
-        """Returns the fastest config over all cases in the records.  No config is best if the launcher's choice is as
-        fast.
+        """Returns the fastest config over all cases in the records, or no config if the launcher's choice is as fast.
 
         The launcher may choose another config for each case.  Its time on a case is the time of the config that it
         chooses for this case."""

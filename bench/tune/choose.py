@@ -117,7 +117,7 @@ def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
 
 
 def _configs(record: Record) -> list[str]:
-    """Returns names for a record's config: its JSON text, and "" if the launcher itself makes this choice."""
+    """Returns the names of a record's config: its JSON text, if any, and "" if the launcher itself would choose it."""
     kernel = _kernel(record)
     if record.config is None or kernel is None or kernel.tuning is None:
         return [""]
@@ -127,7 +127,7 @@ def _configs(record: Record) -> list[str]:
 
 
 def _of_one_packing(op: str, best: Mapping[str, Mapping[str, _Contender]]) -> set[str]:
-    """Returns the kernels that use the fastest layout of packed weights, or all kernels if the op packs no weights."""
+    """Returns the kernels of the weight layout with the least total time, or all kernels if the op packs no weights."""
     names = {name for row in best.values() for name in row}
     if registry.get_op(op).prepared is None:
         return names

@@ -60,10 +60,11 @@ def search(
 ) -> SearchResult:
     """Searches until `deadline` for a config that is faster than `start`, the launcher's own choice.
 
-    The search first tries the configs that differ from the best config in the fewest fields.  Configs with equally many
-    different fields keep the order of `candidates`.  `least` gives the least possible time of a config.  Each group of
-    configs is timed interleaved with the best config so far.  The times of the group are divided by the time of the
-    best config.  So if the GPU becomes slower during the search, the ratios stay the same."""
+    The search skips a config if its least possible time, `least(config)`, is not below the best measured time.  It
+    first tries configs that differ from the best one in few fields.  Ties keep the order of `candidates`.
+
+    Each group of configs is timed interleaved with the best config so far.  The times of the group are divided by the
+    time of the best config.  So if the GPU becomes slower during the search, the ratios stay the same."""
     result = SearchResult()
     start_times = times([start])[start]
     if isinstance(start_times, str):
@@ -116,9 +117,9 @@ def least_s(cost: Cost, ceilings: Ceilings, footprint: Footprint | None, sms: in
     """Returns the least possible seconds of a launch.  This is the larger of two times: the op's roofline bound, and
     the matrix time of the busiest SM with padded tiles.
 
-    The GPU assigns CTAs to SMs one by one.  So the busiest SM runs `ceil(ctas / sms)` CTAs.  Its matrix time is their
-    FLOPs divided by its full rate, for any occupancy.  The roofline bound counts only the bytes that are read, because
-    written bytes may still be in L2 when the clock stops (`noise.above_limits`)."""
+    The GPU assigns CTAs to SMs one by one, so the busiest SM runs `ceil(ctas / sms)` CTAs.  Its matrix time is their
+    FLOPs divided by the full rate of the SM, even if they run at the same time.  The roofline bound counts only the
+    bytes that are read, because written bytes may still be in L2 when the clock stops (`noise.above_limits`)."""
     seconds = bound(replace(cost, write_bytes=0.0), ceilings).seconds
     if footprint is None or not footprint.tensor_flops or len(cost.tensor_flops) != 1:
         return seconds

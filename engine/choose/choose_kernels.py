@@ -148,8 +148,8 @@ def replayed(
 def _ways(
     products: Mapping[str, list[Choice]], times: Mapping[str, Mapping[str, float]], limits: LargestSizes
 ) -> set[Any]:
-    """Returns the fewest packings of a weight that keep gemm within `TOLERATED_RATIO` of its best time in each bucket.
-    There are one or two, or one if memory has no room for two.  The least product of losses decides ties."""
+    """Returns one or two packings of a weight: the fewest that keep gemm within `TOLERATED_RATIO` of its best time in
+    each bucket.  Returns one if memory has no room for two.  The least product of losses decides ties."""
     packers = list(dict.fromkeys(choice.kernel.prepare for choices in products.values() for choice in choices))
     fit = 2 * limits.arch.parameters().total * limits.dtype.itemsize < virtual_memory().available / 2
     subsets = [set(subset) for count in ((1, 2) if fit else (1,)) for subset in itertools.combinations(packers, count)]
@@ -177,7 +177,7 @@ def _reason(choice: Choice, times: Mapping[str, float]) -> str:
 def time_kernels(
     op: str, rows: int, kernels: list[Kernel], limits: LargestSizes, ends: float = math.inf
 ) -> dict[str, float]:
-    """Returns microseconds by kernel: per call, or per step for a matmul.  Returns {} if the clock passes `ends`."""
+    """Returns microseconds by kernel: of a call, or of a step's matmuls.  Returns {} if the clock passes `ends`."""
     inputs = [real(meta_inputs, limits.block_size) for meta_inputs in model_inputs(op, rows, limits)]
     if op not in MATMUL_OPS:
         (args,) = inputs
@@ -192,7 +192,7 @@ def time_kernels(
 
 
 def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[], None]]:
-    """Returns functions that run all matmuls.  For few rows, each has its own weights: more than a cache holds."""
+    """Returns functions that run all matmuls.  For few rows, each has its own weights, so that no cache holds all."""
     weight_bytes = sum(matmul_args["b"].nbytes for matmul_args in inputs)
     copy_count = max(1, min(8, COLD_BYTES // weight_bytes)) if len(inputs[0]["a"]) <= 16 else 1
 
@@ -214,7 +214,7 @@ def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[],
 
 
 class KeptTimes:
-    """Holds the times of one machine, version and model.  They are from the cache, or measured when `of` needs them."""
+    """Holds the times of one machine, version and model.  They come from the cache; `of` measures missing ones."""
 
     def __init__(self, model: str, facts: Mapping[str, Any], kernels: Iterable[Kernel]):
         self.about = {

@@ -52,12 +52,12 @@ class GGUFCheckpoint:
         self.architecture = self._model.architecture
 
     def ends(self) -> Mapping[str, Any]:
-        """Maps header keys to the ids of the end-of-text, end-of-turn and end-of-message tokens (None: no such key)."""
+        """Maps the keys of the end-of-text, end-of-turn and end-of-message tokens to ids (None if not in the file)."""
         key_names = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
         return {name: self._model.fields.get(name) for name in key_names}
 
     def generation(self) -> tuple[str, Mapping[str, Any]]:
-        """Returns a name for error messages, and the file's sampling settings under transformers' field names."""
+        """Returns the place of the sampling settings, for error messages, and the settings by transformers' names."""
         name_of_key = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
         fields = {
             name.removeprefix(_SAMPLING): value for name, value in self._model.fields.items() if _SAMPLING in name
@@ -125,8 +125,8 @@ class SafetensorsCheckpoint:
     def _files_of(self) -> dict[Path, set[str] | None]:
         """Maps each safetensors file to the names of the tensors to read from it.  None means all tensors of the file.
 
-        Like transformers, reads only `model.safetensors` if it exists.  Else reads the files in the index.  Without an
-        index, reads `model*.safetensors`, or else `*.safetensors`.  Any other file holds the same tensors again."""
+        Like transformers, reads only the first of these that exists: `model.safetensors`, the files of the index, all
+        files `model*.safetensors`, all files `*.safetensors`.  Other files may repeat the tensors."""
         single_file, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
         if single_file.is_file():
             return {single_file: None}

@@ -1,7 +1,7 @@
 """Reads a model's own sampling settings, from generation_config.json or from `general.sampling` of a GGUF file.
 
-Refuses fields that would change answers but are not implemented (`REFUSED_FIELDS`).  Ignores others.  A request's
-settings replace the model's settings.  Only requests set the answer's length and `do_sample` (random or greedy).
+Refuses fields that would change answers but are not implemented (`REFUSED_FIELDS`).  Ignores other unknown fields, and
+also the answer's length and `do_sample` (random or greedy), which only requests set.  Requests override the settings.
 """
 
 from __future__ import annotations

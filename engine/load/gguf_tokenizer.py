@@ -1,7 +1,7 @@
-"""Builds a tokenizer from the tokens, ids, types and merges in a GGUF file's header.  Adds and guesses nothing.
+"""Builds a tokenizer from the tokens, ids, types and merges in a GGUF file's header, and from nothing else.
 
-Regular expressions split a text before the merges.  The header holds only a name for them (`tokenizer.ggml.pre`). The
-expressions here come from the models' own tokenizer.json.  llama.cpp's `llama-vocab.cpp` lists both.
+Regular expressions split a text before the merges.  The header holds only a name for them (`tokenizer.ggml.pre`).  The
+expressions here come from the models' own tokenizer.json.  llama.cpp's `llama-vocab.cpp` lists names and expressions.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The bytes of a token depend on no other token.  So a streamed answer has the same text as an answer in one piece.  In
 invalid UTF-8, each incomplete character becomes one replacement character, as Unicode advises (chapter 3.9).  The
-decoder of the package `tokenizers` differs: if one byte in a run of byte tokens is wrong, it replaces all bytes of the
-run.  A stream cannot do this, because it sends the first bytes before it sees the wrong byte.
+package `tokenizers` decodes differently.  In a run of byte tokens with one wrong byte, it replaces all bytes.  A stream
+cannot replace them, because it has already sent the first bytes when the wrong byte comes.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Tokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes), token_bytes
 
     def other_token(self, other: Tokenizer) -> tuple[str, int | None] | None:
-        """Returns a token that has another id in the tokenizer `other`, and that id.  Returns None if all ids agree."""
+        """Returns a token whose id differs in the tokenizer `other`, and its id there.  None means all ids agree."""
         id_of = other._tokenizer.get_vocab()
         vocabulary = self._tokenizer.get_vocab().items()
         return next(((token, id_of.get(token)) for token, token_id in vocabulary if id_of.get(token) != token_id), None)

@@ -126,7 +126,7 @@ def dummy_tensors(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields random parameters of the right shapes.  Norms multiply by 1, and matrices have variance `1 / in_features`.
 
-    The numbers are drawn on `device`, because a CPU takes minutes for 8 billion.  Each device draws other numbers."""
+    The numbers are drawn on `device`: a CPU takes minutes for 8 billion of them.  Other devices draw other numbers."""
     for index, (name, shape) in enumerate(parameter_shapes(arch).items()):
         if len(shape) == 1 and name.endswith("norm.weight"):
             yield name, torch.full(shape, 1.0 - arch.norm_offset)

@@ -56,11 +56,11 @@ class BodyFormat(ABC):
     @abstractmethod
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
         """Returns the log-probabilities of the drawn `token` and of the `n` likeliest tokens.  `offset` is the token's
-        position in the answer's text, before a stop text is cut off."""
+        position in the answer's text, which here includes the stop text."""
 
     @staticmethod
     def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Merges the log-probabilities of an answer's tokens into one dictionary.  Each list holds all tokens."""
+        """Merges the log-probability dictionaries of an answer's tokens into one.  Joins their lists in token order."""
         list_names = (name for name, value in parts[0].items() if isinstance(value, list))
         return parts[0] | {name: [value for piece in parts for value in piece[name]] for name in list_names}
 

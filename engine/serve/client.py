@@ -79,7 +79,7 @@ class Call:
 
 
 class Inbox:
-    """Queues tokens for one reader.  The queue needs no limit: it holds at most all tokens of the reader's answers."""
+    """Queues tokens for one reader.  The queue needs no limit, because every answer of the reader has one."""
 
     def __init__(self) -> None:
         self._come: asyncio.Queue[tuple[Call, Token] | EngineDied | TimeoutError] = asyncio.Queue()

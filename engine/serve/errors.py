@@ -68,8 +68,8 @@ class ApiError(Exception):
 
 
 def of_validation(errors: Sequence[Any]) -> ApiError:
-    """Converts one of pydantic's errors.  Prefers a wrong literal (a part's `type`), then an unknown field, a wrong
-    value, a wrong type.  Of equal kinds takes the most nested, as a union reports all its members' errors."""
+    """Converts one error of pydantic.  Prefers a wrong literal (a part's `type`), then an unknown field, a wrong value.
+    Among equals takes the most nested error, because a union reports the errors of all its members."""
     rank_of = {"literal_error": 3, "extra_forbidden": 2}
     error = max(errors, key=lambda err: (rank_of.get(err["type"], not err["type"].endswith("_type")), len(err["loc"])))
     path = [str(key)[:_MAX_TEXT_LENGTH] for key in error["loc"] if key != "body" and not _UNION_KEY.fullmatch(str(key))]

@@ -52,7 +52,7 @@ class Strict(BaseModel):
     @classmethod
     def _one_unknown(cls, data: Any) -> Any:
         """Removes unknown fields that are null, false or empty, because OpenAI's client sends many (`model_dump()`).
-        Keeps only one other unknown field.  So a request with a million unknown fields causes one error."""
+        Keeps only the first of the remaining unknown fields, so that a million of them cause only one error."""
         fields = cls.__pydantic_fields__
         if not isinstance(data, dict) or data.keys() <= fields.keys():
             return data
@@ -143,7 +143,7 @@ class CompletionRequest(Sampling):
     best_of: Literal[1] | None = None
 
     def asked(self) -> Asked:
-        """Returns the prompts, the length limit and the log-probabilities, which chat requests name differently."""
+        """Returns the prompts, the length limit and the log-probabilities.  A chat request has other names for them."""
         is_single = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
         prompts: Any = [self.prompt] if is_single else self.prompt
         return Asked("prompt", prompts, "max_tokens", self.max_tokens, COMPLETION_TOKENS, self.logprobs)
@@ -191,7 +191,7 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
 
     def asked(self) -> Asked:
-        """Returns the messages, the length limit and the log-probabilities, which completions name differently."""
+        """Returns the messages, the length limit and the log-probabilities.  Completions have other names for them."""
         name, max_tokens = "max_completion_tokens", self.max_completion_tokens
         if max_tokens is None:
             name, max_tokens = "max_tokens", self.max_tokens

@@ -36,7 +36,7 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 class EventStream(StreamingResponse):
     """Sends a stream of server-sent events.  Each event is sent as soon as it is made.
 
-    The generator `events` is closed when the reader disconnects.  Then `close` is called, even if no event was made."""
+    At its end, or if the reader disconnects, closes the generator `events` and always calls `close` after that."""
 
     def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None]):
         # A proxy must neither keep a stream nor gather its events.

@@ -35,7 +35,7 @@ class RequestWork:
         self._answers = {name: Answer(self.format, params, index) for index, name in enumerate(answer_keys)}
 
     def close(self) -> None:
-        """Drops the unfinished calls.  The reader of `events` calls this: an unstarted generator cannot clean up."""
+        """Drops the unfinished calls.  The reader of `events` calls this: `events` cleans up only if it has begun."""
         self._engine.drop(self.calls)
 
     @property
@@ -75,7 +75,7 @@ class RequestWork:
             yield pieces
 
     async def events(self, include_usage: bool, continuous: bool) -> AsyncGenerator[bytes, None]:
-        """Yields the events of a stream, one token per event.  A chat's role comes with the first token."""
+        """Yields the events of a stream, one per token.  A chat's role comes in an event before the first of them."""
         begun_answers: set[int] = set()
         usage: dict[str, Any] = {"usage": None} if include_usage else {}
         try:

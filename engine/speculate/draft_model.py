@@ -25,8 +25,8 @@ class Chain(Drafter, ABC):
     """Drafts tokens one after another, each from the token before it.  The drafter's KV cache uses the page numbers of
     the model's KV cache.
 
-    The drafter draws a token with its request's settings and seed, and with its position.  The model later uses the
-    same random numbers, so both draws agree more often.  Only the model applies penalties and biases."""
+    A drafted token is drawn with the request's settings and seed, and with the token's position.  The model later uses
+    the same random numbers, so both draws agree more often.  Only the model applies penalties and biases."""
 
     def __init__(self, runner: SpeculativeRunner, model: Model, ops: OpSet):
         self.runner = runner
@@ -73,7 +73,7 @@ class Chain(Drafter, ABC):
         return drafts
 
     def begin(self, sequences: Sequence[EngineSequence]) -> Any:
-        """Returns the first `state` of `forward`, one row per sequence.  It carries data from one token to the next."""
+        """Returns the first `state`, one row per sequence.  `forward` turns a `state` into the next token's."""
         return np.empty((len(sequences), 0))
 
     @abstractmethod

@@ -39,12 +39,12 @@ class Drafter:
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
     ) -> None:
-        """Receives the tensors of each step after the model's forward pass.  First come the rows of `decoding`, with
-        drafts last; then the rows of prompts.  With `reads_hidden`, `hidden` holds the hidden states of all rows."""
+        """Receives the tensors of each step after the model's forward pass.  Rows of `decoding` come first, those with
+        drafts last among them, then prompts.  With `reads_hidden`, `hidden` holds all rows' hidden states."""
 
     def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], states: torch.Tensor) -> None:
-        """Receives the number of new tokens of each sequence before the tokens are appended.  `states` `[sequences, H]`
-        holds the hidden states that produced the last new tokens.  Called only if `reads_hidden` is True."""
+        """Receives the number of new tokens of each sequence before they are appended.  The last new token was drawn
+        from the hidden state in `states` `[sequences, H]`.  Called only if `reads_hidden` is True."""
 
 
 @dataclass(frozen=True)

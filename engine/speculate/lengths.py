@@ -1,9 +1,9 @@
 """Chooses the length of drafts, from the time that a drafted token costs and from the rate of acceptance.
 
-The cost of a drafted token is the time to draft it plus the time that it adds to a step.  An accepted token saves
-`step_time / sequences`.  (`step_time` is the time of a step without drafts.)  The price is `cost / saving`.  A token
-pays if its chance of acceptance is above the price.  If each token has the chance `c`, the first `i` tokens of a draft
-are all accepted with chance `c**i`.  A draft ends where `c**i` falls below the price.
+The cost of a drafted token is the time to draft it plus the time that it adds to a step.  The saving of an accepted
+token is `step_time / sequences`, where `step_time` is the time of a step without drafts.  The price is `cost / saving`.
+A token pays if its chance of acceptance is above the price.  If each token has the chance `c`, the first `i` tokens of
+a draft are all accepted with chance `c**i`.  A draft ends where `c**i` falls below the price.
 """
 
 from __future__ import annotations

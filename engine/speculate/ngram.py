@@ -27,8 +27,8 @@ class Places:
 
 
 def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
-    """Returns the position behind an earlier copy of the last token pair: the copy with the most equal tokens before
-    it, or the latest such copy.  `place` is the latest position; `older` maps a position to the previous one."""
+    """Returns the position behind the earlier copy of the last token pair with the most equal tokens before it.  In a
+    tie takes the latest.  `place` is the position behind the latest copy; `older` maps it to the one before."""
     best_position, longest_match, end = place, -1, len(tokens)
     for _ in range(TRIED):
         count = 0

@@ -65,7 +65,7 @@ class Speculator:
     def _with_pages(
         self, wanted: Iterable[tuple[Sequence, int]], blocks: BlockManager, room: int
     ) -> list[tuple[Sequence, int]]:
-        """Allocates pages for drafts of at most `room` tokens in all.  Only the model draws a sequence's last token."""
+        """Allocates pages for drafts of at most `room` tokens in all.  A draft ends before a sequence's last token."""
         drafting = []
         for sequence, wanted_length in wanted:
             if room <= 0:

@@ -40,7 +40,7 @@ def query_tiles(config: Config, case: Case) -> int:
 
 
 def footprint(ctas: Callable[[Config, Case], int] = query_tiles) -> Callable[..., Footprint]:
-    """Returns a function that computes a CTA's resources.  `ctas` computes the number of CTAs."""
+    """Returns a function that computes a CTA's resources.  The argument `ctas` is a function that counts CTAs."""
 
     def needs(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         D = padded(int(case["D"]))

@@ -23,8 +23,8 @@ def _dequantized(x: Tensor, scale: Tensor | None) -> Tensor:
 
 
 def _expands(q: Tensor, k: Tensor, device: str) -> bool:
-    """Returns whether to repeat the key heads for the query heads.  On CUDA no fused backend supports fp32 with grouped
-    heads.  Without the repeat, torch would write the scores to memory."""
+    """Returns whether to copy each key head for every query head of its group.  This is so for grouped heads in fp32 on
+    CUDA.  No fused backend supports them, so torch would write the scores to memory."""
     return q.dtype == torch.float32 and q.shape[2] != k.shape[2] and device == "cuda"
 
 

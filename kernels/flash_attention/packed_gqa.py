@@ -3,8 +3,8 @@
 A tile of `tma` has rows of one query head.  So a short query (a chunk of a prefill, or a few draft tokens) leaves most
 rows empty.  Also, each query head of a group loads the same keys.  Here row `r` is position `r // group` of query head
 `r % group`.  For example, 16 queries with a group of 4 fill 64 rows, and the group loads a tile of keys once.  A tile
-covers fewer positions, so a causal mask crosses fewer key tiles.  Pointers load q and store the result row by row,
-because a tensor map has no box for a group.  There are fewer tiles than in `tma`, so fewer SMs may be busy.
+covers fewer positions, so the causal diagonal crosses fewer of its key tiles.  Pointers load q and store the result row
+by row, because a tensor map has no box for a group.  There are fewer tiles than in `tma`, so fewer SMs may be busy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rooflab.reference.spec import Arguments, Case, Scheme
 
 
 def grouped_rows(case: Case, scheme: Scheme) -> Mapping[str, int]:
-    """Returns `rows` (query rows per key head) and `heads` (key heads of all sequences), which select configs."""
+    """Returns the numbers that select a config: `rows` (query rows per key head) and `heads` (key heads in total)."""
     H = int(case["H"])
     H_kv = int(case.get("H_kv", H))
     return {"rows": int(case["T"]) * (H // H_kv), "heads": H_kv * int(case["B"])}

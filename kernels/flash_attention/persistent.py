@@ -4,8 +4,9 @@ computes several tiles of queries.
 In the grid of `tma` the longest tiles of a causal mask (each head's last rows) may come at the end.  Then most SMs have
 no work left.  Here the longest tiles come first (Graham, 1969).
 
-In `tma`, CTAs of many heads run at once, and the keys of all these heads share L2.  Here the heads are divided into
-sections.  L2 holds the keys and values of a complete section.  All tiles of a section come before the next section.
+In `tma`, CTAs of many heads run at once, and the keys of all these heads compete for L2.  Here the heads are divided
+into groups (sections).  The keys and values of a section fit in L2.  All tiles of a section come before the tiles of
+the next section.
 
 The loads of a tile start after the store of the previous tile, unlike in gemm/persistent.py.  Triton cannot fuse the
 loop over tiles, because it contains several inner loops.

@@ -97,8 +97,8 @@ DEFAULTS = Defaults(
 
 @gluon.jit
 def _tile(nth, order, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
-    """Returns the head and the first row of this CTA's tile number `nth`, and the start and end of its key blocks.  A
-    tile without visible keys also gets one key block, so the loops need no special case."""
+    """Returns the head and the first row of this CTA's tile number `nth`, and the range of its key blocks.  A tile
+    whose queries see no key also gets one key block, so the loops need no special case."""
     T, S, H, heads, tiles_m, section, window = order
     tile = attention.nth_tile(nth, gl.program_id(0), gl.num_programs(0))
     tile_m, head = attention.place(tile, tiles_m, heads, section, CAUSAL)
@@ -124,8 +124,8 @@ def _load(x, full, ring, slot, b, h, row):
 @gluon.jit
 def _produce(loads, CAUSAL: gl.constexpr):
     """Runs the producer warp.  For each tile of queries, goes from the last block of keys to the first.  A step loads
-    the keys of a block, then the values of the previous step's block.  The queries come after the first keys, because
-    the previous tile may still use the memory of the queries."""
+    the keys of a block, then the values of the previous step's block.  The queries are loaded after the first keys,
+    because the previous tile may still use their memory."""
     q, k, v, group, order, memory = loads
     _, _, H, heads, tiles_m, _, _ = order
     queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = memory
@@ -171,12 +171,12 @@ def _step(
 ):  # fmt: skip
     """Computes the scores and the softmax of the key block at `first`, and the value product of the previous block.
 
-    Two consumers alternate: a consumer computes this softmax while its value product runs.  Then it waits for the other
-    consumer's signal.  Three consumers do not alternate: each starts its value product before its scores, and waits for
-    both before its softmax.  Meanwhile the other two use the tensor cores.  So a consumer keeps one set of weights and
-    needs 160 registers.  A model of the tensor cores predicts that this order keeps the three at different steps,
-    because 64 columns of values take half the time of 128 columns of scores.  No GPU has shown this yet.  In both
-    cases, a consumer waits for the next step's keys at the end."""
+    Two consumers alternate.  A consumer computes this softmax while its value product runs, then waits for the other
+    consumer's signal.  Three consumers do not alternate.  Each starts its value product before its scores, and waits
+    for both before its softmax.  Meanwhile the other two use the tensor cores.  A consumer then keeps one set of
+    softmax weights and needs 160 registers.  A model of the tensor cores predicts that the three stay at different
+    steps: a value product (64 columns) takes half the time of scores (128 columns).  No GPU has shown this yet.  In
+    both cases, a consumer finally waits for the next step's keys."""
     weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = state
     queries, keys, values, _, _, k_full, k_empty, v_full, v_empty, turn_bars = memory
     ALTERNATES: gl.constexpr = queries.shape[0] == 2
@@ -351,9 +351,9 @@ def _attention(
 
 
 def _map(x: Tensor, rows: int) -> Any:
-    """Returns a function that makes a tensor map of `x` `[B, T, H, D]` as `[B, H, T, D]`.  A box has `rows` rows of a
-    head. No box crosses the end of its sequence.  TMA needs strides that are multiples of 16 bytes.  The stride of a
-    dimension of size 1 has no meaning, so it becomes 16."""
+    """Returns a function that makes a tensor map of `x` `[B, T, H, D]` as `[B, H, T, D]`.  A box has `rows` rows of one
+    head of one sequence.  TMA needs strides that are multiples of 16 bytes.  The stride of a dimension of size 1 is
+    never used, so it becomes 16."""
     B, T, H, D = x.shape
     strides = [x.stride(dim) if x.shape[dim] > 1 else 16 for dim in (0, 2, 1)]
     box_shape = [1, 1, rows, attention.tile_columns(D)]

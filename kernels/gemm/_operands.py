@@ -41,7 +41,7 @@ def panels_traffic(inputs: Arguments, rows: int) -> Traffic:
 
 
 def tiles_traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of `a` once, and of `b` once per `group_m` rows of tiles: L2 keeps these rows of `a`."""
+    """Counts the bytes of `a` once, and of `b` once per group of `group_m` tile rows, whose rows of `a` stay in L2."""
     return panels_traffic(inputs, inputs.config.block_m * inputs.config.group_m)
 
 
@@ -133,9 +133,10 @@ def why_not_by_tma(
     """Returns why a kernel cannot load `a` and `b` by TMA, or None.  A kernel names this function as its `unsupported`.
 
     `a` and `b` must be contiguous along K, because wgmma needs this order (PTX ISA, wgmma.mma_async).  16-bit operands
-    of the op gemm are an exception: they may have either order.  With `stores`, TMA also stores the result, and one map
-    has the matrices of all experts as rows.  With `gated`, the result has half of b's columns.  With `residual`, TMA
-    also loads the residual."""
+    of the op gemm are an exception: they may have either order.  With `stores`, TMA also stores the result.  Then the
+    matrices of experts must follow one another in memory.  With `gated`, the result has half the columns of `b`.  With
+    `residual`, TMA also loads the residual.
+    """
     a, b, precision = inputs.a, inputs.b, getattr(inputs, "precision", None)
     is_fp32 = a.dtype == torch.float32
     if is_fp32 and precision == "ieee":
@@ -160,7 +161,7 @@ def why_not_by_tma(
 
 
 def weight_stride(operand: Tensor, row_dim: int) -> int:
-    """Returns the row stride of a weight, in elements, or 0 for a single row.  Dimension `row_dim` counts the rows."""
+    """Returns the row stride of `operand`, in elements, or 0 for a single row.  `row_dim` is the rows' dimension."""
     return operand.stride(row_dim) if operand.shape[row_dim] > 1 else 0
 
 
@@ -181,5 +182,5 @@ def alignment_bytes(a: Tensor, b: Tensor, whole_k: bool) -> int:
 
 
 def along_k(*operands: str) -> dict[str, str]:
-    """Returns the option `holds` of a kernel, a condition on its arguments: the `operands` are contiguous along K."""
+    """Returns the option `holds` for the decorator `kernel`: it requires `operands` that are contiguous along K."""
     return {f"{name}[{1 if name == 'a' else 0}] == 1 or K <= 1": "stride 1 along K" for name in operands}

@@ -70,7 +70,8 @@ def outputs(case: Case, scheme: Scheme) -> dict[str, int]:
 
 def at_both_widths(*rows: tuple[Mapping[str, int], Any]) -> tuple[tuple[Mapping[str, int], Any], ...]:
     """Returns a table of default configs for 16-bit and for 32-bit dtypes.  `rows` holds the table's rows for 16 bits.
-    For 32 bits, the same rows follow with half of `block_k`.  A row with several configs becomes several rows."""
+    For 32 bits, the same rows follow with half of `block_k`.  A row may hold a tuple of configs; then each config gets
+    a row."""
     table = [(caps, config) for caps, choice in rows for config in (choice if isinstance(choice, tuple) else (choice,))]
     rows_32bit = [(caps, replace(config, block_k=config.block_k // 2)) for caps, config in table]
     return (*(({**caps, "itemsize": 2}, config) for caps, config in table), *rows_32bit)
@@ -84,8 +85,8 @@ def space(
     of: type, sides: TileSizes, exact: TileSizes | None = None, *, in_bytes: bool = False, **options: tuple[Any, ...]
 ) -> Callable[..., tuple[Any, ...]]:
     """Returns a function that makes configs of class `of`: all combinations of tile sizes and `options`.  `sides` lists
-    the sizes of a tile along M, N and K.  If `exact` is given, kernels that use FMAs take these sizes instead.  Sizes
-    along K are in bytes if `in_bytes` is set."""
+    the sizes of a tile along M, N and K.  If `exact` is given, it replaces `sides` for products by FMAs.  If `in_bytes`
+    is set, sizes along K are in bytes, else in elements."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
         tile_sizes = exact if exact is not None and by_fma(scheme) else sides
@@ -120,9 +121,8 @@ def tile_footprint(
 
 
 def one_wave(needs: Footprint, more_shared_bytes: int = 0) -> Footprint:
-    """Returns the resources of a persistent kernel.  Its CTAs, at most one per SM, run in one wave.  `needs` holds the
-    same kernel's resources with one CTA per tile.  A persistent CTA takes `more_shared_bytes` of extra shared memory.
-    """
+    """Returns the resources of a persistent kernel, whose CTAs (at most one per SM) all run at once.  `needs` holds the
+    resources of the same kernel with one CTA per tile.  A persistent CTA takes `more_shared_bytes` more."""
     ctas = min(needs.ctas, HOPPER_SMS)
     flops = needs.tensor_flops * needs.ctas / max(1, ctas)
     return replace(needs, ctas=ctas, tensor_flops=flops, shared_bytes=needs.shared_bytes + more_shared_bytes)
@@ -200,9 +200,9 @@ few_space = partial(
 
 
 def few_rows(of: type, columns: int, stages: tuple[int, int, int], exact: int) -> Defaults:
-    """Returns a table of default configs for few rows of `a`.  There are three tiles: 16, 32 and 64 rows of `a` by
-    `columns` columns of `b`.  Along K, a tile has 256 bytes, or 128 bytes with 64 rows.  `stages` has the pipeline
-    stages of each tile.  FMAs use smaller tiles with `exact` stages."""
+    """Returns a table of default configs for few rows of `a`.  A tile has 16, 32 or 64 rows of `a`, and `columns`
+    columns of `b`.  Along K it has 256 bytes, or 128 bytes with 64 rows.  `stages` has the pipeline stages of these
+    three tiles.  Products by FMAs use smaller tiles with `exact` stages."""
     return Defaults(
         at_both_widths(
             ({"tensor_cores": 0, "M": 16}, of(16, 32, 64, 4, exact)),

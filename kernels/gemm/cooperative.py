@@ -99,9 +99,9 @@ def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns the values that select default configs: `outputs` (elements of the result) and `halves`.  If `halves` is
-    1, a finished tile is stored in two halves.  This saves shared memory for one more slot of the ring.  `halves` is 0
-    with a residual, or if K is below `DEEP_K`."""
+    """Returns the values that select default configs: `outputs` (elements of the result) and `halves`.  With a
+    residual, or if K is below `DEEP_K`, `halves` is 0.  Otherwise it is 1: a finished tile is stored in two halves.
+    This leaves shared memory for one more slot of the ring buffer."""
     return {**outputs(case, scheme), "halves": int(int(case["K"]) >= DEEP_K and not case.get("residual"))}
 
 

@@ -7,9 +7,9 @@ first value, and then sums within the warp.  If there are too few warps, K is sp
 cluster of CTAs.  Their partial sums are added in distributed shared memory in a fixed order, without a second launch or
 a workspace.
 
-An H100's HBM gives 14.5 bytes per clock and SM, so 4 KB of the weight take 282 clocks.  In this time an SM can issue
-1130 instructions.  The loop needs 230 of them (20%) with one row of `a`, and 487 (43%) with four rows.  So four rows
-take the same time as one row.
+An H100's HBM gives each SM 14.5 bytes per clock, so 4 KB of the weight take 282 clocks.  An SM issues four instructions
+per clock, so 1130 in this time.  For 4 KB the loop needs 230 (20%) with one row of `a`, and 487 (43%) with four.  So
+four rows take the same time as one row.
 
 With programmatic dependent launch (`pdl()`), a warp requests its first `rows * unroll` vectors before it waits for the
 previous kernel.  This is up to 17 MB on all SMs.  docs/notes/gemm.md says which latency this can hide.  The loads do

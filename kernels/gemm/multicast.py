@@ -1,11 +1,11 @@
 """Implements the kernel `multicast`, the version after `cooperative`, in CUDA C++: two CTAs of a cluster need the same
 columns of `b`, and load them once.
 
-For 64 values along K and a tile of 128 x 256, `cooperative` reads 48 KB from L2.  At the rate of the tensor cores this
-is 48 bytes per clock and SM.  Here the two CTAs of a cluster have tiles one below the other.  Each CTA loads half of
-the tile of `b`, and TMA writes it into the shared memory of both CTAs (multicast).  So a CTA reads 32 KB, or 32 bytes
-per clock.  A slot of the ring buffer is free when the consumers of both CTAs have read it, so both wait for the slower
-CTA.
+For 64 values along K and a tile of 128 x 256, `cooperative` reads 48 KB from L2.  The tensor cores multiply them in
+1024 clocks, so an SM reads 48 bytes per clock.  Here the two CTAs of a cluster have tiles one below the other.  Each
+CTA loads half of the tile of `b`, and TMA writes it into the shared memory of both CTAs (multicast).  So a CTA reads 32
+KB, or 32 bytes per clock.  A slot of the ring buffer is free when the consumers of both CTAs have read it, so both wait
+for the slower CTA.
 
 Gluon 3.6 has no multicast, so the kernel is CUDA C++.  The host encodes the tensor maps by a driver call.  The rest is
 as in `cooperative`: one product in flight, most registers for the consumers, and a persistent loop over tiles

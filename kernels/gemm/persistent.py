@@ -45,8 +45,8 @@ class TileInParts(Config):
 def footprint(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the resources of a CTA, at most one per SM.
 
-    Shared memory holds tiles of `a` and `b`, a barrier per stage, and a part of the result.  In two cases it also holds
-    values that threads exchange.  With a residual, these are up to `MOST_EXCHANGED` values.  If a tile is stored in
+    Shared memory holds tiles of `a` and `b`, a barrier per stage, and a part of the result.  In two cases, threads also
+    exchange values through it.  With a residual, they exchange up to `MOST_EXCHANGED` values.  If a tile is stored in
     parts and several warps share a row, the warps exchange the complete tile."""
     tile_bytes = config.block_m * config.block_n * scheme.output.itemsize
     part_bytes = tile_bytes // config.store_parts
@@ -63,7 +63,7 @@ def _stored_in_parts(case: Case, scheme: Scheme = BF16) -> tuple[TileInParts, ..
 
 
 def _tiles(*tile: int) -> tuple[TileInParts, ...]:
-    """Returns three configs of a tile: with all pipeline stages, one less and two less (space for a residual)."""
+    """Returns three configs of `tile`: as given, with one stage less, and with two less (space for a residual)."""
     full_config = TileInParts(*tile)
     return tuple(replace(full_config, num_stages=full_config.num_stages - fewer_stages) for fewer_stages in range(3))
 
@@ -91,7 +91,7 @@ TUNING = Tuning(
 
 @triton.jit
 def _halves(tile):
-    """Returns the left and right half of a tile's columns.  A warp owns whole rows, so no value leaves its thread."""
+    """Returns the left and right half of a tile.  No value leaves its thread, because a warp owns whole rows."""
     rows: tl.constexpr = tile.shape[0]
     columns: tl.constexpr = tile.shape[1]
     return tl.split(tl.permute(tl.reshape(tile, (rows, 2, columns // 2)), (0, 2, 1)))

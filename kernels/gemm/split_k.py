@@ -44,7 +44,7 @@ class SplitTile(StreamTile):
 
 
 def share_steps(K: int, config: SplitTile) -> int:
-    """Returns the number of loop steps (of `block_k` values) of each part of a split K, except the last part."""
+    """Returns the loop steps (of `block_k` values) for each part of a split K.  The last part may have fewer."""
     return cdiv(cdiv(K, config.block_k), config.split)
 
 

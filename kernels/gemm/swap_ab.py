@@ -77,8 +77,8 @@ def rule(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
     """Returns whether a config is legal.
 
     A tile must have `columns(case)` rows of `a`.  Each part of a split K must have at least `block_k` values.  The
-    partial sums must fit into the ring buffer.  A row of a tile must have 128 or 256 bytes.  Then one swizzle (order of
-    addresses) serves all rows of a thread, because they are 8 or 16 rows apart."""
+    partial sums must fit into the ring buffer.  A row of a tile must have 128 or 256 bytes.  Then the swizzle (order of
+    addresses) repeats every 8 rows, and is the same for all rows of a thread, which are 8 or 16 apart."""
     resources, row_pieces = footprint(config, case, scheme), config.block_k * scheme.activation.itemsize / PIECE_BYTES
     sums_fit = config.block_m * (config.block_n + 4) * 4 <= resources.shared_bytes
     shares_fit = config.split == 1 or config.split * config.block_k <= int(case["K"])
@@ -86,12 +86,12 @@ def rule(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 def one_wave_of_two(case: Case, scheme: Scheme = BF16) -> SwapAbConfig:
-    """Returns the default config.  A tile has 128 weight rows if it has more than 16 rows of `a`, or if every SM gets a
-    tile.  Otherwise it has 64 weight rows.
+    """Returns the default config.  A tile has 128 weight rows if it has more than 16 rows of `a`, or if the weight has
+    such a tile for every SM.  Otherwise it has 64 weight rows.
 
-    K is split into the fewest parts that give 90% of the SMs a CTA.  If possible, all CTAs run at once (one wave), two
-    per SM.  The memory bandwidth is the limit, and the CTAs of an SM share it.  So a second CTA costs no time, but a
-    second wave would."""
+    K is split into up to 8 parts: the fewest that give 90% of the SMs a CTA.  If possible, all CTAs run at once (one
+    wave), two per SM.  The memory bandwidth is the limit, and the CTAs of an SM share it.  So a second CTA costs no
+    time, but a second wave would."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     block_m, piece_size = columns(case), PIECE_BYTES // scheme.activation.itemsize
     block_n = 128 if block_m > 16 or N >= 128 * HOPPER_SMS else 64

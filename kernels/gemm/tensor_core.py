@@ -11,8 +11,8 @@ Triton uses a plain load if rows are not contiguous, or if a stride or K is not 
 
 The PTX ISA requires a proxy fence between cp.async and a wgmma that reads its data.  Triton 3.7 puts a fence into the
 loop.  Triton 3.6 does not (read in the PTX; the emulator reports a race).  This affects `pipelined`, `split_k` and
-`stream_k` if a tile has 64 rows or more, because smaller tiles do not use wgmma.  The option `fenced_since` of these
-kernels is the first version of Triton with the fence.  An engine with an older Triton does not use them.
+`stream_k` if a tile has 64 rows or more, because smaller tiles do not use wgmma.  The option `fenced_since` of a kernel
+names the first version of Triton with the fence.  With an older Triton, an engine does not use the kernel.
 """
 
 from __future__ import annotations

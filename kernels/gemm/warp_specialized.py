@@ -7,13 +7,13 @@ Both share the tile of B, and 128 x 256 outputs fit into registers.  A consumer 
 the slot; meanwhile the other consumer uses the tensor cores.  Both consumers store at the same time, and no product
 runs then.
 
-Triton does this (`warp_specialize`) only with `num_warps` of 4, the size of one warpgroup.  With 8 warps it ignores the
-option (read in the code of 3.6 and 3.7), so `rule` refuses 8.
+Triton specializes warps (`warp_specialize`) only with `num_warps` of 4, the size of one warpgroup.  With 8 warps it
+ignores the option (read in the code of 3.6 and 3.7), so `rule` refuses 8.
 
 Every CTA makes the tensor maps when it starts, in scratch memory from the launcher.  Maps from the host do not work:
 Triton gives each consumer half of a tile of `a`, but does not halve the box of a host's map.  Triton 3.7 refuses to
-compile that.  Triton 3.6 copies 128 rows into the memory of 64 rows.  Triton cannot divide the epilogue into parts
-here, so shared memory holds a complete tile of the result.
+compile such a kernel.  Triton 3.6 compiles it, but copies 128 rows into memory for 64 rows.  Triton cannot divide the
+epilogue into parts here, so shared memory holds a complete tile of the result.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def scale_strides(of: Arguments) -> tuple[int, ...]:
 
 
 def why_no_tma(inputs: Arguments) -> str | None:
-    """Returns why TMA and wgmma cannot read `a` or `b` (strides, address), or None.  Also for cuBLASLt and DeepGEMM."""
+    """Returns why TMA and wgmma cannot read `a` or `b`, or None.  cuBLASLt and DeepGEMM have the same conditions."""
     for name, matrix in (("a", inputs.a), ("b", inputs.b.mT)):
         rows, columns = matrix.shape
         row_stride, address = matrix.stride(0), address_of(matrix) % ALIGNMENT

@@ -6,8 +6,8 @@ cores add the finished sum in fp32.  With one scale per operand this takes one a
 128 and 128 x 128) it takes one multiply-add.
 
 Triton's option `max_num_imprecise_acc=128` does the same, but it gives wrong results in a pipelined loop, so the kernel
-does not use it.  There the PTX adds the registers before it waits for the wgmma that writes them (read in Triton
-3.7.1's PTX).
+does not use it.  In such a loop, the PTX of Triton 3.7.1 adds the registers before the wgmma that writes them is
+complete.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ consumer multiplies while another consumer promotes.  This is DeepGEMM's design,
 enough rows.
 
 CTAs are persistent: while consumers work, the producer loads the next tile and TMA stores the last tile.  With 128 rows
-per consumer the kernel would read less from L2.  But such a consumer has two products of 64 rows each, and ptxas gives
-them separate registers.  With block scales this would spill 136 bytes per thread.
+per consumer the kernel would read less from L2.  But a wgmma has 64 rows, so a consumer would need two products, and
+ptxas gives each its own registers.  With block scales this would spill 136 bytes per thread.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def footprint(config: ConsumerTile, case: Case, scheme: Scheme = BF16) -> Footpr
     """Returns the resources of a CTA, at most one per SM.
 
     Shared memory holds the ring buffer, and a finished tile before its store.  `registers` is the number per thread at
-    launch.  Later the kernel moves registers from the producer to the consumers.  The producer is one warp but counts
-    as four, because the hardware gives registers to a complete warpgroup."""
+    launch.  Later the kernel moves registers from the producer to the consumers.  The producer is one warp, but counts
+    as four, because registers go to complete warpgroups (four warps)."""
     warps = 4 * (config.block_m // 64 + 1)
     resources = by_pointers(Config(config.block_m, config.block_n, BLOCK_K, warps, config.num_stages), case, scheme)
     registers = min(HOPPER.registers // resources.threads // 8 * 8, config.block_n + SUM_REGISTERS)

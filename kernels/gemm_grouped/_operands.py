@@ -1,4 +1,4 @@
-"""Reads the offsets of gemm_grouped on the host.  A launcher and the functions that count memory traffic need them."""
+"""Counts the memory traffic of gemm_grouped.  This needs the offsets of the experts' rows on the host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rooflab.roofline.model import Traffic
 
 
 def group_rows(offsets: torch.Tensor) -> Iterator[int]:
-    """Yields the number of rows of each expert that has rows.  Waits for the device, so only traffic counts use it."""
+    """Yields the number of rows of each expert that has rows.  Waits for the device, so no launcher calls it."""
     row_bounds = offsets.tolist()
     return (end_row - first_row for first_row, end_row in itertools.pairwise(row_bounds) if end_row > first_row)
 

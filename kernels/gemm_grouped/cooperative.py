@@ -4,9 +4,10 @@ multiply.
 The producer warp loads ahead through a ring buffer in shared memory.  It loads the next tile, of any expert, while the
 last tile is stored.  Two consumer warpgroups share a tile of B; each has half of the tile's rows.  If a half has no
 rows of the expert, it is neither loaded nor multiplied.  So a group's last tile is padded to 64 rows, not 128.  The
-kernel counts only the existing tiles, so CTAs share them evenly.  A host that does not read the offsets cannot do that.
-TMA stores a tile if all its rows belong to the expert.  Design: gemm's cooperative; CUTLASS's grouped GEMM (NVIDIA,
-"CUTLASS 3.x", example 57) and DeepGEMM's grouped layouts (DeepSeek, 2025), which pad each group to complete tiles.
+kernel itself counts the existing tiles, and CTAs share them evenly.  The host cannot count them, because it does not
+read the offsets.  TMA stores a tile if all its rows belong to the expert.  Design: gemm's cooperative; CUTLASS's
+grouped GEMM (NVIDIA, "CUTLASS 3.x", example 57) and DeepGEMM's grouped layouts (DeepSeek, 2025), which pad each group
+to complete tiles.
 
 The ring and its barriers are as in gemm/cooperative.py.  A row panel is a row of tiles.  The producer and each consumer
 know how many panels each expert and all earlier experts have.  They keep these sums in registers, one or a few experts

@@ -3,8 +3,8 @@ apply the activation.
 
 The producer warp loads ahead through a ring buffer in shared memory.  It loads the next tile while the last tile is
 activated and stored.  The two consumer warpgroups share the tile of gate and up.  Each has half of the rows of A and
-its own accumulator.  Design and sources are as in gemm's cooperative.  A slot of the ring holds a box of gate followed
-by a box of up.  A consumer reads both boxes as one operand.
+its own accumulator.  Design and sources are as in gemm's cooperative.  A slot (stage) of the ring buffer holds a box of
+gate, then a box of up.  For wgmma, both boxes are one operand.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
 A chunk is 32 codes along K: 16 bytes, in four 32-bit words of eight codes.  A quad (four lanes) multiplies a chunk by
 two mma instructions with 16 values along K each.  Lane t of the quad needs word t.
 
-Word t has eight codes.  Let s be the mma (0 or 1), h the half of its 16 values, and e the place in a pair of codes.
-Then the four-bit field `2 * s + h + 4 * e` has the code at `k = 16 * s + 8 * h + 2 * t + e`.  A kernel shifts a word by
-0, 4, 8 and 12 bits.  After each shift, the mask 0x000f000f selects two codes with neighbouring k, ordered as in a
-bf16x2 register.  `dequant_dot` needs the same order, so it moves no code between lanes.  Codes past K are 0.
+Word t has eight codes.  s, h and e are 0 or 1: s is the mma, h the half of its 16 values, and e the first or second
+code of a pair.  The four-bit field `2 * s + h + 4 * e` has the code at `k = 16 * s + 8 * h + 2 * t + e`.  A kernel
+shifts a word by 0, 4, 8 and 12 bits.  After each shift, the mask 0x000f000f selects two codes with neighbouring k. They
+have the order of a bf16x2 register.  `dequant_dot` needs the same order, so its lanes exchange no codes.  Codes past K
+are 0.
 """
 
 from __future__ import annotations
@@ -50,5 +51,5 @@ CONDITIONS = {
 
 
 def subgroups(group: int) -> int:
-    """Returns how many groups (of `group` values with one scale) are in 64 bytes of codes, the load of four lanes."""
+    """Returns the number of groups in 64 bytes of codes, which four lanes load at once.  `group`: codes per scale."""
     return CHUNK_K // group

@@ -23,7 +23,7 @@ BITS = 4
 
 
 def arranged(of: Arguments) -> Any:
-    """Computes the grid, sizes and constants of a launch for the arguments `of`.  Along K, a tile has one group."""
+    """Computes the grid, sizes and constants of a launch from its arguments.  A tile has one group along K."""
     return shared.arranged(of, BITS, group_size(of.a.shape[1], of.scale.shape[1]))
 
 

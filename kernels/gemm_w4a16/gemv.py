@@ -3,10 +3,10 @@
 A warp reads a stream of packed codes (`lib/stream.cu`).  It keeps four chunks of 1 KB in flight, with loads of 16 bytes
 per lane.  The conversion of codes to bf16 is exact, two codes at a time.  A code becomes the low bits of a power of
 two, and one subtraction removes this power (Kim et al., arXiv 2211.10017, section 3).  mma.m16n8k16 multiplies 16 rows
-of the weight by eight columns of activations.  One row of `a` does not fill these columns, so a second row is free.
-The sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K is split over the warps of a CTA, then
-over the CTAs of a cluster, until the CTAs fill the GPU in one wave.  Partial sums are added in distributed shared
-memory in a fixed order, so two runs agree bit for bit.
+of the weight by eight columns of activations.  One row of `a` takes at most four columns, so a second row is free. The
+sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K is split over the warps of a CTA, then over
+the CTAs of a cluster, until the CTAs fill the GPU in one wave.  Partial sums are added in distributed shared memory in
+a fixed order, so two runs agree bit for bit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ MAX_ROWS_GROUP_32 = MAX_COLUMNS // subgroups(32)
 
 
 def divided(of: Arguments) -> Any:
-    """Divides the work of a call with the arguments `of` over warps and CTAs.  `stream.launch` takes the result."""
+    """Divides the work of a call over warps and CTAs.  `of` holds the call's arguments.  `stream.launch` takes the
+    result."""
     return stream.divided(of, BITS, subgroups(group_size(of.a.shape[1], of.scale.shape[1])))
 
 

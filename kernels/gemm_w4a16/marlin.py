@@ -36,7 +36,7 @@ class MarlinWeight(Packed):
 
 
 def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
-    """Packs `b` (`[N, K / 2]` uint8) by Marlin's code, which gets scales of 1 to keep the codes.  Reorders `scale`.
+    """Packs `b` (uint8 `[N, K / 2]`) by Marlin's code, with scales 1 to keep the codes.  Reorders `scale`.
 
     Raises `ValueError` on sizes that Marlin does not accept."""
     N, K = b.shape[0], 2 * b.shape[1]

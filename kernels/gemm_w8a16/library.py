@@ -5,9 +5,10 @@ rows of `a`.  On CUDA (torch 2.9 on), the call converts the activation to fp32 a
 correct at every shape, but tensor cores are much faster.
 
 These CPU times are preliminary.  The shape is M=1, N=K=4096, and torch is 2.13.0.  The CPU is one busy core of an AMD
-EPYC with AVX-512.  Each time is the minimum of 60 calls, which alternate with the other calls and use three weights in
-turn.  The call takes 1.6 ms.  torch.nn.functional.linear in bf16 takes 3.6 ms, or 2.7 ms with a weight packed for
-oneDNN.  The codes alone could be read in 0.7 ms, at the bandwidth that a sum over an fp32 tensor reaches.
+EPYC with AVX-512.  The three calls below were timed in turn, on three weights in turn.  Each time is the minimum of 60
+calls.  This kernel's call takes 1.6 ms.  torch.nn.functional.linear in bf16 takes 3.6 ms, or 2.7 ms with a weight
+packed for oneDNN.  A read of the codes alone would take 0.7 ms, at the bandwidth that a sum over an fp32 tensor
+reaches.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ CUDA_MAX_ELEMENTS = 2**31
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the moved bytes: on a CPU, codes once per four rows of `a`; on CUDA, also fp32 copies of all but codes."""
+    """Counts the moved bytes.  On a CPU, the codes move once per four rows of `a`.  On CUDA, the activation, the scales
+    and the result also move as fp32 copies."""
     a, b, scale = inputs.a, inputs.b, inputs.scale
     M, N = a.shape[0], b.shape[1]
     if inputs.device == "cpu":

@@ -77,7 +77,7 @@ def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tens
     traffic=traffic,
 )
 def packed(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor | None) -> Tensor:
-    """Computes `a @ (scale * b) + bias`.  Many rows take one group of channels at a time.  Fastest with `pack(b)`."""
+    """Computes `a @ (scale * b) + bias`.  For many rows, converts channels group by group.  Fastest with `pack(b)`."""
     if _few(a, b, scale, bias):
         result = torch._weight_int8pack_mm(a, b.mT, scale)
         return result if c is None else c.copy_(result)

@@ -46,9 +46,9 @@ def consumer_registers(head_dim: int, block_n: int) -> int:
 def footprint(
     consumers: int, head_dim: int, block_n: int, stages: int, *, rows: int, barriers: int, ctas: int
 ) -> Footprint:
-    """Returns the resources of a CTA.  `registers` is the average per thread.  If a consumer needs more registers than
-    it can get, `registers` is this need, so that the CTA does not fit.  Shared memory holds `rows` rows of a head, the
-    rings (buffers) of keys and of values, and barriers.
+    """Returns the resources of a CTA.  `registers` is the average per thread.  But if a consumer thread needs more than
+    its limit, `registers` is this need.  Such a CTA does not fit.  Shared memory holds `rows` rows of a head, the rings
+    (buffers) of keys and of values, and barriers.
 
     `tensor_flops` is 0, because the CTAs of a causal call do different amounts of work.
     """
@@ -69,7 +69,7 @@ def section_heads(k: torch.Tensor, group: int) -> int:
 
 
 def exponents(of: Arguments) -> tuple[float, float | None, float | None]:
-    """Returns three factors in base 2: of scores, of tanh's argument, of tanh.  Without a cap, the last are None."""
+    """Returns factors for exponents of base 2: of scores, tanh's argument, tanh.  Without a cap, the last are None."""
     scale = of.q.shape[-1] ** -0.5 if of.softmax_scale is None else abs(of.softmax_scale)
     scale = LOG2E.value * max(scale, _attention.SMALLEST_SCALE)
     return (1.0, 2 * scale / of.softcap, of.softcap * LOG2E.value) if of.softcap else (scale, None, None)
@@ -95,8 +95,9 @@ def count_tiles(tiles, cta, ctas):
 
 @triton.jit
 def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
-    """Returns the row of tiles and the head of tile number `tile`.  The last section (group of heads) begins with its
-    longest tiles, the section before it with its shortest tiles, and so on.  So neighbours have similar lengths."""
+    """Returns where tile number `tile` is: its place along the queries, and its head.  In a causal call, the last
+    section (group of heads) begins with its longest tiles, the section before it with its shortest tiles, and so on.
+    So neighbours have similar lengths."""
     section_index = tile // (section * tiles_m)
     first_head = section_index * section
     section_size = min(heads - first_head, section)
@@ -135,8 +136,8 @@ def softmax(scores, m_i, l_i, scales, last, end, window, MASKED: gl.constexpr):
     `window` keys up to `last`.  Column 0 is the block's first key.  `last` and `end` may be None.
 
     m_i is stored already multiplied by `scale`.  If each step multiplied it again, the compiler would fuse this product
-    with the subtraction, and round differently.  An unchanged m_i would then rescale the sums by a factor other than 1,
-    and they would drift (by 3e-4 after 127 blocks of scores of 66)."""
+    with the subtraction, and round differently.  An unchanged m_i would then rescale the sums by a factor other than 1.
+    The sums would drift: by 3e-4 after 127 blocks, if all scores are 66."""
     scale, tanh_scale, cap = scales
     if cap is not None:  # cap * tanh(scores * stretch / (2 log2 e)) with the hardware's exponential
         scores = cap * (1 - 2 / (1 + gl.exp2(scores * tanh_scale)))
@@ -164,7 +165,7 @@ def rescaled(accumulator, shrink):
 @gluon.jit
 def packed(weights, dtype: gl.constexpr):
     """Converts fp32 weights to 16 bits and packs two neighbours in a register.  Without this, the compiler would unpack
-    and pack the weights again where one loop passes them to the next."""
+    the weights at the end of one loop, and pack them again in the next loop."""
     cvt_asm: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
     even, odd = weights.reshape((weights.shape[0], weights.shape[1] // 2, 2)).split()
     return gl.inline_asm_elementwise(cvt_asm, "=r,f,f", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
@@ -172,7 +173,7 @@ def packed(weights, dtype: gl.constexpr):
 
 @gluon.jit
 def as_factor(weights, dtype: gl.constexpr, product: gl.constexpr):
-    """Converts weights (16-bit pairs or fp32) to a matmul's left operand.  The matmul's result has layout `product`."""
+    """Converts weights (16-bit pairs or fp32) to a matmul's left operand.  `product` is the layout of its result."""
     if weights.dtype == gl.int32:
         even, odd = gl.inline_asm_elementwise(
             "mov.b32 {$0, $1}, $2;", "=h,=h,r", [weights], dtype=(gl.int16, gl.int16), is_pure=True, pack=1

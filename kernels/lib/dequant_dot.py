@@ -58,7 +58,7 @@ def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         """Returns the registers for sums and codes, and the shared memory for the stages of codes and of `a`.  `a` has
-        one more stage, because wgmma reads a stage while the next tile arrives."""
+        one more stage than the codes: wgmma reads `a` from its stage, while the next tile arrives."""
         M, N, K, block_k = int(case["M"]), int(case["N"]), int(case["K"]), block_k_of(scheme)
         threads, tile_outputs = 32 * config.num_warps, config.block_m * config.block_n
         cta_registers = tile_outputs * (2 if bits == 4 else 1) + config.block_n * block_k // 4

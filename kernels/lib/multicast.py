@@ -64,7 +64,7 @@ tiles = partial(space, ClusterTile, stages=(3, 4, 5, 6), group_m=(8, 16), staged
 
 def footprint(config: ClusterTile, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the average registers of a thread, and the shared memory of a CTA.  Each output takes an fp32 register.
-    In fp8 it takes a second register, for an fp32 sum."""
+    With fp8 inputs, an output takes a second register, for another fp32 sum."""
     value_bytes, threads = scheme.activation.itemsize, 128 * (config.consumers + 1)
     register_values = config.block_n // 2 * (2 if value_bytes == 1 else 1)
     tiles = config.clusters(int(case["M"]), int(case["N"])) * CLUSTER_CTAS

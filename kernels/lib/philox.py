@@ -36,7 +36,7 @@ def philox(
 
 
 def words_of_rows(seed: torch.Tensor, position: torch.Tensor, V: int, stream: torch.Tensor | int = 0) -> torch.Tensor:
-    """Returns random words (B, V).  Each row has a seed, position and stream, (B,).  A Philox call makes four words."""
+    """Returns `V` random words for each of B rows, (B, V).  `seed`, `position` and `stream` have one value per row."""
     blocks = torch.arange(-(-V // 4), device=seed.device)
     streams = stream[:, None] if isinstance(stream, torch.Tensor) else stream
     return torch.stack(philox(seed[:, None], position[:, None], blocks, streams), dim=-1).flatten(1)[:, :V]

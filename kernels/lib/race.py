@@ -1,4 +1,6 @@
-"""Computes the log of an exponential random number E.  The token with the largest `log(weight) - log(E)` is drawn."""
+"""Computes the log of an exponential random number E, for a race that draws tokens.  Each token has its own E.  The
+token with the largest `log(weight) - log(E)` wins.
+"""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def most_vectors(op: str, itemsize: int) -> int:
 
 
 def may_persist(config: Config) -> bool:
-    """Returns whether the registers can hold two rows, as a persistent grid needs.  Larger configs would spill."""
+    """Returns whether the grid may be persistent.  Then the registers hold two rows; a larger config would spill."""
     return config.vectors <= THREAD_VECTORS and config.lanes * config.rows <= CTA_THREADS
 
 
@@ -152,8 +152,8 @@ def tuning(op: str) -> Tuning:
 def rung(op: str, over_fused: str, wide: str | None = None, **takes: Any) -> Callable[[Function], Function]:
     """Registers the decorated launcher as the kernel `cluster` of `op`, the next rung (improvement) after `fused`.
 
-    `over_fused` states how the compiled code differs from that of `fused`.  `wide` is the text of a case with very long
-    rows, so that a cluster of CTAs shares each row.  `takes` are further arguments of `kernel`."""
+    `over_fused` is a condition on the instruction counts of the compiled `cluster` and `fused`.  `wide` is the text of
+    a case with very long rows.  There a cluster of CTAs shares each row.  `takes` are further arguments of `kernel`."""
     code_claims = {"": f"LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store; {over_fused}"}
     if op in TWO_INPUTS:
         width_name = "H" if op == "fused_add_rmsnorm" else "I"

@@ -57,7 +57,8 @@ def chunks(K: int, bits: int) -> int:
 
 
 def column_tiles(M: int, subgroups: int) -> int:
-    """Returns the number of eight-column tiles for M rows of `a`.  A row takes one column for each subgroup."""
+    """Returns the number of eight-column tiles for M rows of `a`.  A row takes `subgroups` columns, one for each group
+    in 64 bytes of codes."""
     return -(-M * subgroups // TILE_COLUMNS)
 
 
@@ -76,7 +77,7 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
         return tuple(Config(*warps, split, depth) for warps, split, depth in size_sets)
 
     def tiles_of(case: Case, scheme: Scheme) -> tuple[int, int]:
-        """Returns the number of rows of `a` (not above the kernel's limit), and of their eight-column tiles."""
+        """Returns how many rows of `a` one call takes (up to the kernel's limit), and their tiles of eight columns."""
         M = min(int(case["M"]), MAX_M, MAX_COLUMNS // subgroups(scheme))
         return M, column_tiles(M, subgroups(scheme))
 

@@ -38,8 +38,8 @@ def map_maker(kind: Any, shape: Sequence[int], strides: Sequence[int], box: Sequ
     """Returns a function that makes tensor maps for tensors of one layout.  `kind` is Triton's or Gluon's class of
     maps.  The function skips the constructor's checks, so a map takes 0.5 us on the host instead of 2.4 us.
 
-    The launcher has already made these checks.  It refuses addresses and strides that are not multiples of 16 bytes.
-    It also refuses empty dimensions and tensors of another layout."""
+    The launcher has already made these checks.  It refuses addresses and strides that are not multiples of 16 bytes,
+    empty dimensions, and tensors with other shapes or strides."""
 
     def made(base: torch.Tensor) -> Any:
         tensor_map: Any = object.__new__(kind)

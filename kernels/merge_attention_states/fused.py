@@ -69,7 +69,7 @@ def fused_kernel(
 
 
 def launch(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor) -> tuple[int, tuple[int, ...], dict[str, Any]]:
-    """Computes a launch: count of programs, sizes, strides, constants.  `outs` is (P, T, H, D), P parts of the keys."""
+    """Computes the number of programs, the sizes and strides, and the constants.  `outs` has P parts, (P, T, H, D)."""
     part_count, T, H, D = outs.shape
     block_d = int(next_power_of_2(D))
     rows = max(32 * WARPS * LOAD_BYTES // outs.element_size() // block_d, 1)

@@ -141,8 +141,9 @@ def split_kv_kernel(
 
 @lru_cache
 def split_count(ctas: int, most_keys: int, sms: int) -> int:
-    """Returns the splits per sequence with the least estimated time: waves of CTAs times keys per split.  Several
-    splits need a merge, which counts like `LEAST_KEYS` more keys per split.  A split has at least `LEAST_KEYS` keys."""
+    """Returns the number of splits per sequence with the least estimated time.  The time is `waves * keys`: the waves
+    of CTAs, and the keys per split.  With several splits, `keys` is `LEAST_KEYS` larger, for the merge.  A split has at
+    least `LEAST_KEYS` keys."""
 
     def keys(splits: int) -> int:
         return -(-ctas * splits // sms) * (-(-most_keys // splits) + (LEAST_KEYS if splits > 1 else 0))

@@ -30,7 +30,7 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def pages_from(least: int) -> dict[str, str]:
-    """Returns a condition for `Takes.holds`: the number of tokens per page is a power of two, at least `least`."""
+    """Returns a condition for `Takes.holds`: a page has a power of two of tokens, from `least` tokens on."""
     page_text = f"pages of a power of two of at least {least} tokens"
     return {f"block_size >= {least} and block_size & (block_size - 1) == 0": page_text}
 

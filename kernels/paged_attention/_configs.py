@@ -29,9 +29,9 @@ FMA_CONFIGS = space(Config, block_m=(16, 32), block_n=(16, 32), num_warps=(4, 8)
 
 
 def _gqa_configs(case: Case, scheme: Scheme = BF16) -> tuple[StepConfig, ...]:
-    """Returns configs with pipelines of several depths, because a decode step needs bytes in flight.  A warp has at
-    most 32 keys per step, or 8 in fp32.  In fp32, FMAs hold their operands in registers.  With more keys, up to 15 KB
-    per thread would spill (read in the compiled kernels)."""
+    """Returns configs with pipelines of several depths, because a decode step needs many bytes in flight.  A warp has
+    at most 32 keys per step.  In fp32 it has at most 8, because FMAs hold their operands in registers.  With more keys,
+    up to 15 KB per thread would spill (read in the compiled kernels)."""
     max_keys = 8 if scheme.activation == torch.float32 else 32
     return tuple(config for config in STEP_CONFIGS(case) if config.block_n <= max_keys * config.num_warps)
 
@@ -76,7 +76,8 @@ def _chunked_footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Foo
 
 
 def _chunked_sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns the number of (query, head) rows per sequence and KV head.  `case` has one number of queries for all."""
+    """Returns the number of (query, head) rows per sequence and KV head.  All sequences of `case` have equally many
+    queries."""
     return {"rows": int(case.get("queries", 1)) * int(case["H"]) // int(case["H_kv"])}
 
 

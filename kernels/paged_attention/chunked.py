@@ -37,7 +37,8 @@ def _first_query(cu_ptr, b):
 
 @triton.jit
 def _sequence(tile, cu_ptr, B, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Finds the sequence of `tile` by bisection.  Tile numbers leave room for one partial tile per sequence."""
+    """Finds the sequence of `tile` by bisection.  Sequence b begins at tile `rows_before // BLOCK_M + b`, so that each
+    earlier sequence may end in a partial tile."""
     low_sequence = 0
     high_sequence = B
     while high_sequence - low_sequence > 1:

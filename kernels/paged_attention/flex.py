@@ -123,8 +123,8 @@ def _page(
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes attention over those keys from `first` to `end` that are in one page of each sequence.  `column` (B,) is
-    the page's place in the table row.  Returns the output (B, H, D) in fp32, and the log-sum-exp (B, H)."""
+    """Computes attention over one page of each sequence, for its keys from `first` to `end`.  `column` (B,) is the
+    page's place in the table row.  Returns the output (B, H, D) in fp32, and the log-sum-exp (B, H)."""
     B, H, D = q.shape
     _, block_size, H_kv, _ = k_cache.shape
     key = column[:, None] * block_size + torch.arange(block_size, device=q.device)
@@ -156,8 +156,8 @@ _COMPILED_ATTEND = compiled(attend)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of the visible keys and values once.  The mask writes and reads 4 bytes for each sequence and
-    each page of the cache.  torch decides how to split keys, so partial results are not counted."""
+    """Counts the bytes of the visible keys and values once.  The block mask has 4 bytes for each sequence and each page
+    of the cache, written and read once.  torch decides how to split keys, so partial results are not counted."""
     k_cache, seq_lens = inputs.k_cache, inputs.seq_lens
     keys = in_pages(inputs)
     table_bytes = 4 * len(seq_lens) * (k_cache.shape[0] + 1)

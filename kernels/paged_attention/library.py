@@ -68,7 +68,7 @@ def _padded(
     scale: float | None,
     window: int | None,
 ) -> Tensor:
-    """Computes all sequences in one call.  A mask hides the padding of short ones.  Returns (B, H_kv, group, D)."""
+    """Computes all sequences in one call.  A mask hides what a short sequence lacks.  Returns (B, H_kv, group, D)."""
     max_length = max(lengths)
     if min(lengths) == max_length:
         first_key = _first(max_length, 1, window)

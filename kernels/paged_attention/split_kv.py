@@ -63,7 +63,7 @@ def rows_of_tile(group: int) -> tuple[int, int]:
 
 
 def virtual_heads(H: int, H_kv: int) -> int:
-    """Returns the number of virtual heads.  A KV head has one virtual head for each 16 query heads of its group."""
+    """Returns the number of virtual heads.  A virtual head is up to 16 query heads that share a KV head."""
     return H_kv * rows_of_tile(H // H_kv)[1]
 
 
@@ -129,8 +129,8 @@ SPLIT_KV_TUNING = Tuning(SplitConfig, configs, heuristic, footprint, rule)
 
 
 def grid(q: Tensor, k_cache: Tensor, block_table: Tensor, window: int | None, config: SplitConfig) -> tuple[int, int]:
-    """Returns the number of CTAs and of head sets (heads that share a CTA).  The CTAs fill the GPU.  There are fewer if
-    a CTA would get less than `config.least` units of 16 keys, even if all sequences filled the table."""
+    """Returns the number of CTAs, and of head sets (heads that share a CTA).  The CTAs fill the GPU, but each gets at
+    least `config.least` units of 16 keys if all sequences fill the table."""
     head_sets = virtual_heads(q.shape[1], k_cache.shape[2]) // config.warps
     table_slots = block_table.shape[1] * k_cache.shape[1]
     max_units = q.shape[0] * head_sets * -(-min(table_slots, window or table_slots) // UNIT_KEYS)
@@ -173,12 +173,12 @@ _unused_counters: dict[int, Tensor] = {}
 
 
 def counters(count: int, parts: Tensor) -> Tensor:
-    """Returns at least `count` zeros, the counters of the next launch on the current stream.  At its end, the launch
-    sets them to zero again.
+    """Returns at least `count` zeros: the counters by which the next launch on this stream finds the last warp of a
+    merge. At its end, the launch sets them to zero again.
 
     Launches that may run at once must not share counters.  Launches of one stream run one after another, so they share.
-    A CUDA graph may be replayed on any stream.  So a captured launch has its own counters.  The address of its partial
-    results identifies them.  torch's memory pools never give one address to two launches that run at once.
+    A CUDA graph may be replayed on any stream.  So a captured launch has its own counters, found by the address of
+    `parts` (its partial results).  torch's memory pools never give one address to two launches that run at once.
 
     A captured memset would cost a launch at each replay.  So a captured launch takes zeros from a block that an earlier
     launch made outside a capture.  Only if the block has too few zeros left, the capture has a memset.  On a CPU each

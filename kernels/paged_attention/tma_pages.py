@@ -85,8 +85,8 @@ def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
 
 @gluon.constexpr_function
 def tile_layout(rows, columns, copies):
-    """Returns a slot's layout in wgmma's swizzled atoms (8 rows, 64 columns).  If one copy loads all columns, an atom
-    is followed by the next columns of its 8 rows.  If each copy loads 64 columns, it is followed by the next 8 rows."""
+    """Returns a slot's layout in wgmma's swizzled atoms (8 rows, 64 columns).  If one copy loads all columns, the next
+    columns of its 8 rows follow an atom.  If each copy loads 64 columns, the next 8 rows follow it."""
     atom = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [1, 8], [2, 16], [4, 32]]
     column_bases = [[0, column] for column in (64, 128) if column < columns]
     row_base = [[row, 0] for row in (8, 16, 32, 64, 128) if row < rows]
@@ -113,8 +113,8 @@ def _pages(table, start, begin, length, BLOCK_SIZE: gl.constexpr, BOX: gl.conste
 def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.constexpr, COPIES: gl.constexpr):
     """Loads a block of keys or values from its pages, from row `row` of a page on.  TMA gives zeros for page -1.
 
-    Lane i has the page of box i.  A sum over the warp, with 0 from all other lanes, passes this page to the copy.  The
-    sum is one instruction, which writes a uniform register.  The loop is not fully unrolled: 16 boxes would spill."""
+    Lane i has the page of box i.  To pass this page to the copy, the warp adds it to zeros from all other lanes.  The
+    sum is one instruction, and writes a uniform register.  The loop is unrolled only in part: 16 boxes would spill."""
     BLOCK_N: gl.constexpr = slot.shape[0]
     D: gl.constexpr = slot.shape[1]
     UNROLLED: gl.constexpr = min(4, BLOCK_N // BOX)
@@ -155,7 +155,7 @@ def _clear(slot, left, COPIES: gl.constexpr):
 def _produce(
     loads, work, memory, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, COPIES: gl.constexpr
 ):
-    """Runs the producer warp.  It loads a block's keys, then the values of the block before, in the order of use."""
+    """Runs the producer warp.  In each step it loads a block's keys, then the values of the previous step's block."""
     k, v, table, table_stride, k_page, k_head, v_page, v_head, box_count = loads
     cu, lengths, B, H_kv, tiles, window = work
     keys, values, k_full, k_empty, v_full, v_empty = memory
@@ -201,7 +201,7 @@ def _steps(
     MASKED: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
     """Computes the key blocks from `from_block - 1` down to `to_block`.  The exponentials of a block overlap the value
-    matmul of the block before.  The first block's keys have arrived.  Every block but `low` awaits the next keys."""
+    matmul of the previous step's block.  Except at `low`, the last block, a step awaits the next keys."""
     weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = state
     keys, values, k_full, k_empty, v_full, v_empty = memory
     BLOCK_N: gl.constexpr = keys.shape[1]

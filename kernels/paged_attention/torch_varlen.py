@@ -1,9 +1,9 @@
 """Calls `torch.nn.attention.varlen.varlen_attn` with a block table, an argument since torch 2.12.
 
-torch's default is FlashAttention-2.  It needs pages of a multiple of 256 tokens.  It may split the keys in one case: a
-decode step with grouped heads and no window.  There the one query sees all keys and needs no mask, and FlashAttention-2
-packs a group's query heads into the rows of a tile.  In every other case, split keys leave rows after the first
-sequence unwritten (pytorch/pytorch#194167; Dao-AILab/flash-attention#2550).  So there the call sets `num_splits` to 1,
+torch's default is FlashAttention-2.  It needs pages of a multiple of 256 tokens.  It may split the keys only in a
+decode step with grouped heads and no window.  There the one query sees all keys and needs no mask, and the group's
+query heads are packed into the rows of a tile.  In every other case, split keys leave rows after the first sequence
+unwritten (pytorch/pytorch#194167; Dao-AILab/flash-attention#2550).  So in those cases the call sets `num_splits` to 1,
 and with few sequences most SMs are idle.
 
 The caller may activate FlashAttention-3 (arXiv 2407.08608) by

@@ -11,7 +11,7 @@ from rooflab.kernels.launcher import kernel
 def call(
     x: torch.Tensor, weight: torch.Tensor, eps: float, weight_offset: float = 0.0, round_first: bool = False
 ) -> torch.Tensor:
-    """Computes the norm of x (T, H).  Makes the smallest number of torch calls that the options allow."""
+    """Computes the norm of x (T, H) by one torch call if possible, by more for `round_first` or an offset."""
     if not weight_offset and not round_first:
         return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
     if round_first and not weight_offset:

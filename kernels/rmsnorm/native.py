@@ -1,4 +1,4 @@
-"""The kernel `native`, in C++ for the CPU, makes one call.  Several torch calls take longer than the arithmetic."""
+"""The kernel `native`, in C++ for the CPU, is one call.  At few rows, torch's calls take longer than the work."""
 
 from __future__ import annotations
 

@@ -4,6 +4,6 @@ naive    torch steps in fp32, for q and then for k: some twenty launches, each r
 library  torch has no call for it
 joined   over naive: q and k joined along the heads, so each step is one call for both; the traffic is the same.  For
          the CPU, where the calls take most of a decode step's time
-fused    over naive: q and k in one Triton launch; each value is read once and written once; it loads interleaved pairs
-         one value at a time, half-split pairs as vectors
+fused    over naive: q and k in one Triton launch; each value is read once and written once; pairs of neighbours
+         (interleaved) are loaded value by value, pairs across the two halves as vectors
 """

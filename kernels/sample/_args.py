@@ -73,7 +73,8 @@ def _barred(allowed: torch.Tensor, V: int) -> torch.Tensor:
 def note_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, ids: torch.Tensor | None, values: torch.Tensor | None
 ) -> None:
-    """Fills token `ids` and log-probability `values` (B, 1 + n), if given: the drawn token, then the n most likely."""
+    """Writes token ids and their log-probabilities to `ids` and `values` (B, 1 + n), unless they are None.  The drawn
+    token comes first, then the n most likely tokens."""
     if ids is not None:
         sorted_ids = torch.sort(logits.float(), dim=-1, descending=True, stable=True)[1]
         ids[:, 0], ids[:, 1:] = tokens, sorted_ids[:, : ids.shape[1] - 1]

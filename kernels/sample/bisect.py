@@ -78,7 +78,7 @@ def find_cut(row_ptr, limit, best, temperature, V, BY_MASS: tl.constexpr, BLOCK:
 
 @triton.jit
 def tail_of(row_ptr, cut, best, temperature, V, BLOCK: tl.constexpr):
-    """Returns the number and the total weight of the tokens with keys above `cut`."""
+    """Returns how many tokens have keys above `cut` (the tail of the distribution), and their total weight."""
     count = tl.zeros((BLOCK,), tl.int32)
     mass_sums = tl.zeros((BLOCK,), tl.float32)
     for block_start in range(0, V, BLOCK):

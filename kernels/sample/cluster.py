@@ -1,11 +1,12 @@
 """The kernel `cluster` improves on `bisect`: shared memory of a cluster holds a row, so HBM is read once at any batch
 size.
 
-A search finds the least logit that top-k or top-p keeps.  Each pass narrows an interval of logits with seven
-thresholds, which come from interpolation.  From the fifth pass on, a pass halves the interval (of integer keys)
-instead, so the search always ends.  After two passes over the row, each warp keeps a list of its tokens in the
-interval.  Later passes read only this list.  When few tokens are left, every CTA gets all of them and finds the exact
-limit.  A warp, a CTA and a cluster add sums in a fixed order, so two runs agree bit for bit.
+A search finds the least logit that top-k or top-p keeps.  Each pass compares tokens with seven thresholds, which narrow
+an interval of logits.  In the first pass they have equal distances.  In the next three they lie around an interpolated
+guess.  From the fifth pass on, they cut the interval of integer keys into eight equal parts, so the search always ends.
+Once few tokens are in the interval (for top-p, after two passes), each warp keeps a list of its own.  Later passes read
+only this list.  When few tokens are left, every CTA gets all of them and finds the exact limit.  A warp, a CTA and a
+cluster add sums in a fixed order, so two runs agree bit for bit.
 """
 
 from __future__ import annotations

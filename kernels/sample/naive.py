@@ -44,7 +44,7 @@ def naive(
 def support_of(
     ordered: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the mask of tokens to draw from, and `(x - max) / temperature`.  `ordered` has descending logits x."""
+    """Returns the mask of tokens to draw from, and `(x - max) / temperature`.  `ordered`: the logits x, descending."""
     token_rank = torch.arange(ordered.shape[1], device=ordered.device)
     divisor = torch.where(temperature > 0, temperature, 1.0)[:, None]
     # The maximum is subtracted before the division, so the error of a probability is relative to the gap to the best.

@@ -1,4 +1,6 @@
-"""The kernel `native`, for the CPU: C++ finds the largest logit of greedy rows, and `prefilter` draws in other rows."""
+"""The kernel `native`, for the CPU: C++ finds the largest logits if all rows are greedy and no logits are edited.
+Otherwise the kernel `prefilter` does all the work.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def native(
     bound: Any,
     **edits: EditTensor,
 ) -> None:
-    """Draws tokens as `prefilter` does.  Raises `ValueError` on a row without a finite largest logit."""
+    """Draws tokens as the kernel `prefilter` does.  Raises `ValueError` on a row without a finite largest logit."""
     all_edits = Edits(**edits)
     if all_edits.tensors or any(temperature.tolist()):
         draw_rows(edited_rows(logits, all_edits), (temperature, top_k, top_p, min_p), seed, position, tokens)

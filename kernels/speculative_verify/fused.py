@@ -31,7 +31,7 @@ def traffic(inputs: Arguments) -> Traffic:
 def race(
     p_ptr, q_ptr, drafted, seed, position, stream, V, HAS_Q: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Returns the token with the best random score, and this score.  `RESIDUAL`: weights `max(p - q, 0)`, else `p`."""
+    """Returns the token that wins the random draw, and its score.  Weights: `p`, or with `RESIDUAL` `max(p - q, 0)`."""
     lane_best = tl.full((BLOCK,), float("-inf"), tl.float32)
     lane_token = tl.full((BLOCK,), 0, tl.int32)
     for start in range(0, V, BLOCK):

@@ -45,10 +45,10 @@ _noisy_records: dict[tuple[Path, int], list[Record]] = {}
 def ceilings_for(device: torch.device) -> Ceilings | None:
     """Returns the peak rates that bound a kernel's time on `device`.  The field `kind` says whether they were measured.
 
-    On CUDA, `rooflab ceilings` has measured these rates on this card, under the present driver and limits.  Otherwise
-    the data sheet gives them; without a data sheet, the result is None.  On a CPU, missing rates are measured now.  A
-    CPU has no unit for fp8 or tf32 matrix products: torch widens these operands to another dtype.  So fp8 and tf32 get
-    the best measured matrix rate of the other dtypes."""
+    On CUDA, these are the rates that `rooflab ceilings` measured on this card under the present driver and limits.
+    Otherwise the data sheet gives them; without a data sheet, the result is None.  On a CPU, missing rates are measured
+    now.  A CPU has no unit for fp8 or tf32 matrix products, so torch computes them in another dtype.  These two get the
+    best measured matrix rate of the other dtypes."""
     records, _ = MachineLimits.kept(device)
     if device.type == "cpu":
         ceilings, _ = assemble(records or MachineLimits.measured(device).records, device)
@@ -66,9 +66,9 @@ def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
     """Returns the rates that no reading on `device` can exceed.
 
     On a CPU, these are `ceilings`, or None if `ceilings` are NOISY.  On CUDA, these are the data sheet's rates at the
-    highest clock.  If the data sheet has no L2 rate, as for Hopper, the L2 rate comes from `ceilings`.  Without a data
-    sheet, this L2 rate is the only limit, and None is returned if it is missing too.  The launch time of an empty
-    kernel is 0 here; the real one is in `Samples`."""
+    highest clock.  If the data sheet has no L2 rate (Hopper), `ceilings` give the L2 rate.  Without a data sheet, only
+    the L2 rate of `ceilings` is a limit; without this rate too, None is returned.  The launch time of an empty kernel
+    is set to 0; `Samples` hold the real one."""
     if device.type == "cpu":
         return None if ceilings.noise else ceilings
     data_sheet = identify(torch.cuda.get_device_name(device))
@@ -89,7 +89,7 @@ class MachineLimits(NamedTuple):
     """Why the records give no ceilings; empty if they give ceilings."""
 
     def best(self) -> dict[str, Record]:
-        """Returns the fastest record of each limit, or a failed record if all failed.  Keeps the limits' order."""
+        """Maps each limit to its fastest record, or a failed one if all failed, in the order of `records`."""
 
         def merit(record: Record) -> float:
             value = value_of(record) or 0.0
@@ -118,7 +118,7 @@ class MachineLimits(NamedTuple):
 
         Limits are valid only under the conditions of their measurement.  On CUDA, these are the card, its driver, power
         limit and clocks, and the microkernels.  On a CPU, these are torch, the CPU and the threads.  NVML cannot report
-        a locked clock (`nvidia-smi -lgc`).  But a lock is visible in the throttle reasons of the limits, and in the
+        a locked clock (`nvidia-smi -lgc`).  But a lock shows in the throttle reasons of the limits' records, and in the
         clocks of later records."""
         environment, path = _here(device)
         noisy_records = _noisy_records.get((path, environment.threads), [])
@@ -172,8 +172,9 @@ class MachineLimits(NamedTuple):
     def rows(self) -> list[Row]:
         """Returns a row for each limit, with its best record and the data sheet's value (None if unknown).
 
-        `at_clock` is the data sheet's value at the SM clock of this reading; memory has its own clock.  `reached` is
-        the measured value divided by `at_clock`, or by the data sheet's value if `at_clock` is None."""
+        `at_clock` is the data sheet's value at the SM clock of this reading; HBM has another clock.  The row value
+        `reached` is the measured value divided by `at_clock`, or by the data sheet's value if `at_clock` is None.
+        """
         return [_row(record) for record in self.best().values()]
 
 
@@ -213,7 +214,7 @@ def raise_ceilings(ceilings: Ceilings, device: torch.device) -> Ceilings:
 def better(before: Sequence[Record], again: Sequence[Record]) -> list[Record]:
     """Returns, for each limit, the records of the better measurement: a higher rate, or a lower launch time.
 
-    A NOISY rate becomes OK if any record is OK, because the machine did reach this rate."""
+    If any record is OK, NOISY rates become OK too, because the machine did reach these rates."""
     best_records = MachineLimits([*again, *before]).best()
     records = [record for record in (*before, *again) if record.run_id == best_records[str(record.kernel)].run_id]
     if all(record.status != "OK" for record in (*before, *again)):

@@ -212,7 +212,7 @@ def _mma_sync(card: Card, load: Load, dtype: str, shape: MmaShape) -> Microkerne
 
 
 def _wgmma_macro(dtype: str, n: int) -> str:
-    """Returns the C macro `WGMMA`: `d = a * b + d`, or `d = a * b` if `add` is 0.  `d`: `n / 2` floats per thread."""
+    """Returns the C macro `WGMMA`: `d = a * b + d`, without `+ d` if `add` is 0.  A thread has `n / 2` floats: `d`."""
     operand, d = DTYPES[dtype], n // 2
     # The operands are numbered in this order: d..., the descriptors of a and b, add.  The signs of a and b come first;
     # then, only for 16-bit types, a transpose flag of each.
@@ -258,10 +258,10 @@ def operands(dtype: str, m: int, n: int, k_bytes: int, device: torch.device) -> 
 
 
 def per_thread(product: torch.Tensor) -> torch.Tensor:
-    """Sums, for each of a warp's 32 threads, the elements of a 16 x n tile that the thread accumulates.
+    """Sums, for each of a warp's 32 threads, the tile elements that the thread accumulates.  The tile is 16 x n.
 
-    Thread t holds rows `t / 4` and `t / 4 + 8`.  Of every 8 columns it holds `2 * (t % 4)` and `2 * (t % 4) + 1` (PTX
-    ISA, "Register Fragments" of wgmma and mma.m16n8).  Maps `[..., 16, n]` to `[..., 32]`; 8 divides n."""
+    Maps `[..., 16, n]` to `[..., 32]`; 8 divides n.  Thread t holds rows `t / 4` and `t / 4 + 8`.  Of every 8 columns
+    it holds `2 * (t % 4)` and `2 * (t % 4) + 1`.  Source: PTX ISA, "Register Fragments" of wgmma and mma.m16n8."""
     *outer_dims, _, n = product.shape
     tiles = product.reshape(*outer_dims, 2, 8, n // 8, 4, 2)
     return tiles.sum(dim=(-5, -3, -1)).reshape(*outer_dims, 32)

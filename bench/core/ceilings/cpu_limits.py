@@ -28,10 +28,10 @@ def measure_cpu(environment: Environment, budget_s: float) -> list[Record]:
     is not counted.  The arrays have at least 4x the size of the last-level cache.  Caches get no rate, because virtual
     machines share them.
 
-    A dtype's matrix rate is the better rate of `torch.mm` and packed oneDNN.  A 16-bit dtype has at least the rate of
-    fp32, because torch may compute in fp32.  The vector rate is the fp32 matrix rate: a CPU multiplies fp32 matrices on
-    its vector units.  No other torch call keeps these units so busy.  Special functions are not measured, so they set
-    no bound.  If other processes run, the rates are too low (in one case a tenth of the right rate) and NOISY."""
+    A dtype's matrix rate is the better rate of `torch.mm` and packed oneDNN.  A 16-bit dtype gets at least the rate of
+    fp32, because torch may convert it to fp32.  The vector rate is the fp32 matrix rate: a CPU multiplies fp32 matrices
+    on its vector units.  No other torch call keeps them so busy.  Special functions are not measured, so they set no
+    bound.  If other processes run, the rates are too low (in one case a tenth of the right rate) and NOISY."""
     start_times = run_times()
     access_rates = measure_bandwidth(budget_s * BANDWIDTH_SHARE)
     dtype_budget_s = budget_s * (1 - BANDWIDTH_SHARE) / len(DTYPE_NAMES)

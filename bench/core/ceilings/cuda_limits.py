@@ -109,7 +109,7 @@ LIMIT_KINDS = {
 
 
 def kind_of(limit: str) -> tuple[str, str]:
-    """Returns a limit's unit, and its field in `Ceilings`.  For a matrix rate the field is wrong: use the dtype."""
+    """Returns a limit's unit and its field in `Ceilings`.  Ignore a matrix rate's field: its dtype is the key there."""
     return next(
         (kind for prefix, kind in LIMIT_KINDS.items() if limit.startswith(prefix)), ("FLOP/s", "vector_flops_per_s")
     )
@@ -175,7 +175,7 @@ def _shapes(kernels: Sequence[Microkernel], blank: Record, time: TimeFunction, s
 
 def _repeats(kernels: list[Microkernel], time: TimeFunction) -> list[int]:
     """Returns an even number of repeats per kernel, so that a launch takes about `TARGET_LAUNCH_S`.  Times only the
-    first kernel; the other kernels get the repeats that do the same amount of work."""
+    first kernel.  Chooses the other numbers so that every launch does about the same work."""
     first_kernel = kernels[0]
     if first_kernel.fixed_repeats is not None:
         return [kernel.fixed_repeats or 2 for kernel in kernels]

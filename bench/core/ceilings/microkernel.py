@@ -58,7 +58,7 @@ class Microkernel:
 
 
 def compiled(load: Load, file: str, name: str, macros: Mapping[str, int], prelude: str) -> Launchable:
-    """Compiles the kernel `name` from `common.cu`, `prelude` and `file`.  The keys of `macros` are in lower case."""
+    """Compiles the kernel `name` from `common.cu`, the text `prelude` and `file`.  Macro names become upper case."""
     source_text = f"{(SOURCE_FOLDER / 'common.cu').read_text()}\n{prelude}\n{(SOURCE_FOLDER / file).read_text()}"
     return load(source_text, name, options=tuple(f"-D{macro.upper()}={value}" for macro, value in macros.items()))
 

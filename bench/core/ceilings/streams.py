@@ -68,7 +68,7 @@ def streams(card: Card, load: Load) -> Iterator[list[Microkernel]]:
 
 
 def _whole_chunks(nbytes: float) -> int:
-    """Returns the 4-byte words of the whole chunks (`LARGEST_CHUNK` vectors) in `nbytes`, at least of one chunk."""
+    """Rounds `nbytes` down to whole chunks (`LARGEST_CHUNK` vectors), at least one; returns the 4-byte words."""
     chunk_count = int(nbytes) // (LARGEST_CHUNK * VECTOR_BYTES)
     return max(1, chunk_count) * LARGEST_CHUNK * VECTOR_BYTES // 4
 

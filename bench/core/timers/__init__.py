@@ -133,8 +133,8 @@ class Timer(ABC):
 
 
 def grid_of(readings: Sequence[float]) -> float | None:
-    """Returns a clock's step: the smallest difference between two readings, ignoring rounding.  Returns None if all
-    readings are equal.  All readings lie on a grid with this step."""
+    """Returns a clock's step: the smallest difference between two readings.  Skips differences that come from rounding.
+    Returns None if no difference is left.  The readings lie on a grid with this step."""
     distinct_readings = sorted(set(readings))
     differences = (b - a for a, b in itertools.pairwise(distinct_readings))
     return min((difference for difference in differences if difference > ROUNDING_S), default=None)

@@ -50,8 +50,8 @@ def profiled() -> Iterator[torch.autograd.profiler.profile | None]:
     """Records the device's work with Kineto, the recorder behind `torch.profiler`.  Yields None if another profiler
     runs.  The end of the context waits for the device.
 
-    `torch.profiler` is not used, because it imports torch's compiler, which imports Triton.  That import takes 1 s.  It
-    also fixes for the whole process whether Triton interprets kernels."""
+    `torch.profiler` is not used, because it imports torch's compiler, which imports Triton.  That import takes 1 s.
+    After the import, this process can no longer choose whether Triton interprets kernels."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else Kineto writes two lines to standard error per recording
     if torch._C._autograd._profiler_enabled():
         yield None
@@ -62,7 +62,7 @@ def profiled() -> Iterator[torch.autograd.profiler.profile | None]:
 
 
 def observed(call: Function, cuda: CudaCalls) -> dict[str, Any]:
-    """Calls `call` twice.  Returns the peak memory of the first call, and the device kernels of the second with a hash.
+    """Calls `call` twice.  Returns the first call's peak memory, and the second call's device kernels and their hash.
 
     The first call may compile and tune.  The peak is that of torch's allocator.  It counts neither the call's result
     nor what was allocated before the call.  If CUPTI records nothing, or if another profiler runs, there are no kernels
@@ -112,7 +112,8 @@ def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str,
     """Returns a hash of the device kernels, or None if there are no kernels.
 
     The hash covers each kernel's name, grid, block and byte counts.  `launched` lists launches as pairs `(kernel_name,
-    code_hash)`.  If it has one pair for each run of a kernel, the hash also covers this kernel's code."""
+    code_hash)`.  The hash also covers a kernel's code if `launched` has as many pairs for this kernel as `kernels` has
+    runs."""
     if not kernels:
         return None
     run_counts = Counter(kernel.name for kernel in kernels)

@@ -77,7 +77,8 @@ class ClockWatch(ExitStack):
         )
 
     def summary(self) -> JsonObject | None:
-        """Returns the readings as JSON values.  Without any, returns only `sm_clock_unread`, or None if unknown.
+        """Returns the readings as JSON values.  If there are none, returns only `sm_clock_unread`, which says why.  If
+        the cause is unknown too, returns None.
 
         The summary has the minimum and maximum of NVML's readings, and all throttle reasons.  `throttled` lists the
         reasons that make a reading invalid.  If NVML gave no reasons, `throttled` is None, and `throttle_unread` says

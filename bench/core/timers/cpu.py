@@ -33,7 +33,8 @@ _thread_cache: dict[tuple[int, int], tuple[int, ...]] = {}
 def pinned_threads() -> Iterator[str]:
     """Pins torch's threads.  Yields `threads pinned`, or the reason why they were not pinned.
 
-    At the end, each thread may run on its former processors again.  New threads get the calling thread's."""
+    At the end, each thread may run on its former processors again.  A thread that was started meanwhile may run on the
+    processors of the calling thread."""
     old_affinities = _affinities()
     allowed_cpus = old_affinities.get(threading.get_native_id(), set())
     if pin_failure := _pin(old_affinities, allowed_cpus):
@@ -68,9 +69,9 @@ def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
 
 
 def assign(last_cpus: Sequence[int], allowed: Collection[int], core_of: Mapping[int, object]) -> list[int]:
-    """Chooses a processor for each thread.  A thread keeps its last processor if no other thread has the core of this
-    processor.  Else it gets a free processor on an idle core.  If no core is idle, it keeps its last processor if that
-    is free, else it gets any free processor."""
+    """Chooses a processor for each thread.  A core is idle if no thread has a processor on it yet.  A thread gets the
+    first that exists of: its last processor, if it is free and its core is idle; a free processor on an idle core; its
+    last processor, if it is free; any free processor."""
     cpus: dict[int, int] = {}
     thread_cores = [core_of.get(cpu) for cpu in last_cpus]
     # Threads that want the core of an earlier thread come last: they are moved if another core is idle.

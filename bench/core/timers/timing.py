@@ -81,10 +81,10 @@ def time_functions(
     6. If a call in the warm-up took less than ten steps of the clock, put several calls into one sample.  Then only
        the first call finds the cache cold, so the reading's L2 state is `warm`.  If a sample still takes less than ten
        steps, the reading is not `resolved`.
-    7. Take samples for `budget_s` seconds in all, warm-up included, but at least `min_samples` samples.  The budget
-       can hold `remaining_time / median_round_time` samples after the warm-up.  If there are fewer than a quarter of
-       these (`noise.few`), double the budget.  If one reading is noisy (`noise.why_noisy`), continue with all
-       functions, until no reading is noisy or `more_s` seconds have passed.  Keep all raw samples in time order.
+    7. Take samples for `budget_s` seconds in all, warm-up included, but at least `min_samples` samples.  After the
+       warm-up, the budget has room for `remaining_time / median_round_time` samples.  If fewer than a quarter of these
+       are taken (`noise.few`), double the budget.  If samples are noisy (`noise.why_noisy`), continue with all
+       functions.  Stop when none are noisy, or after `more_s` more seconds.  Keep all raw samples in time order.
        Python's garbage collector is off.
     8. Afterwards check the clock functions and the number of threads.  A change makes every reading invalid.
 

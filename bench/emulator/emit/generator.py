@@ -148,8 +148,8 @@ class Generator:
         return self.bind(numpy_scalar, (dtype, int(value) % (1 << type_bits)))
 
     def bind(self, value: Any, key: tuple[str, Any]) -> str:
-        """Makes `value` available to the generated functions.  Returns its name there.  An equal `key` gives the same
-        name."""
+        """Makes `value` available to the generated functions, and returns its name there.  If `key` was used before,
+        returns the earlier name."""
         if key not in self._constants:
             name = f"k{len(self._constants)}"
             self._constants[key] = name
@@ -309,7 +309,7 @@ class Generator:
         self._guard = None
 
     def _look_at(self, instruction: syntax.Instruction) -> None:
-        """Emits a race check for each wgmma accumulator that the instruction reads.  A plain `mov` shares it."""
+        """Emits a race check for each wgmma accumulator that the instruction reads.  A plain `mov` needs no check."""
         if instruction.opcode.startswith("wgmma"):  # `multiply_async` checks what it reads
             self._looked_at.clear()
             return

@@ -143,7 +143,8 @@ def hints(g: Generator, instruction: syntax.Instruction) -> None:
 
 
 def located(g: Generator, operand: syntax.Operand, space: str, instruction: syntax.Instruction) -> str:
-    """Returns the Python expression of an operand's address in `space`; a 64-bit shared address counts as generic."""
+    """Returns the Python expression of an operand's address in `space`.  If `space` is `shared` but the address is in a
+    64-bit register, this address counts as generic."""
     pointer = address_of(operand, instruction)
     if space == "shared" and isinstance(pointer.base, syntax.Register) and g.dtypes[pointer.base.index][1] == "8":
         return f"({address(g, pointer, 'generic')}).astype(u4)"
@@ -185,8 +186,8 @@ def copy(g: Generator, instruction: syntax.Instruction) -> None:
 
 
 def _taken(g: Generator, operand: syntax.Operand, size: int) -> str:
-    """Returns the Python expression of the number of bytes that `cp.async` reads.  The operand is this number, or the
-    predicate `ignore-src`.  If the predicate is true, nothing is read, else `size` bytes."""
+    """Returns the Python expression of the number of bytes that `cp.async` reads.  If `operand` is a predicate
+    (`ignore-src`), the number is 0 where it is true, else `size`.  Any other `operand` is the number itself."""
     if isinstance(operand, syntax.Negated) or (isinstance(operand, syntax.Register) and operand.type == "pred"):
         return f"choose({g.value(operand, '?')}, {g.constant(0, 'u4')}, {g.constant(size, 'u4')})"
     return g.value(operand, "u4")

@@ -108,8 +108,8 @@ def _start_load(
 ) -> None:
     """Starts a copy of `size` bytes to the byte offset `start` in the shared memory of the CTAs.
 
-    The copy runs later.  Then `read` returns the data as units of `unit` bytes, and `index` gives each unit's position
-    in shared memory.  At the end, the mbarrier at the offset `barrier` counts the copied bytes."""
+    The copy runs later.  It then calls `read`, which returns the data in units of `unit` bytes.  `index` gives the
+    positions of the units in shared memory.  Last, the mbarrier at the offset `barrier` counts the copied bytes."""
     group, observer = c.group, c.group.run.observer
     transfer = None if observer is None else observer.load_begins(c, lane, start, size, barrier, instruction)
     if group.run.checks.asynchronous:
@@ -253,7 +253,7 @@ def bulk_store(
 
 
 class _Flat(NamedTuple):
-    """Holds the fields of a tensor map that a store needs, for flat copies, which have no tensor map."""
+    """Describes a flat copy, which has no tensor map.  Has the fields that a store reads from a tensor map."""
 
     element: str
     box_bytes: int
@@ -316,7 +316,7 @@ def store_remote(
 
 
 def _watch(c: LaneContext, addresses: Any, size: int, places: list[int], guard: Any, instruction: int) -> None:
-    """Reports stores to the race detector: one asynchronous copy for each CTA whose shared memory receives stores."""
+    """Reports stores to the race detector.  All stores into one CTA's shared memory count as one asynchronous copy."""
     group = c.group
     lanes = c.lanes_under(guard)
     if group.races is None or not len(lanes):

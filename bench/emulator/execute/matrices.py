@@ -1,8 +1,8 @@
 """Runs `ldmatrix`, `stmatrix`, `mma.sync` and `wgmma` for lanes that execute together.
 
 A wgmma adds to a matrix, which is kept apart from its accumulator registers.  Until the kernel waits for the wgmma, the
-registers hold invalid values (poison).  The wait copies the matrix into the registers.  So a chain of wgmmas fills the
-registers only once.  A `mov` without a predicate only shares a register's memory, so the wait fills both registers.
+registers hold invalid values (poison).  The wait copies the matrix into the registers, once for a whole chain of
+wgmmas.  A `mov` without a predicate makes two registers share memory, so the wait's copy reaches both.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class Accumulators:
     """For each warpgroup, the number of unfinished wgmma groups that write its matrix."""
 
     def settle(self, place: int) -> None:
-        """Records that a wgmma group of the warpgroup with index `place` is complete.  If no group is left, fills its
-        registers."""
+        """Records that a wgmma group of warpgroup number `place` is complete.  Fills the registers of this warpgroup if
+        all its groups are complete."""
         self.in_flight[place] -= 1
         if not self.in_flight[place]:
             self.fill(place)
@@ -131,7 +131,8 @@ class Accumulators:
 
 @dataclass
 class Warpgroup:
-    """Holds the wgmma groups of one warpgroup.  A group is a list of pairs `(accumulators, warpgroup_index)`."""
+    """Holds the wgmma groups of one warpgroup.  A group is a list of pairs `(accumulators, index)`.  This warpgroup's
+    matrix is number `index` in `accumulators`."""
 
     open: list[tuple[Accumulators, int]] = field(default_factory=list)
     groups: list[list[tuple[Accumulators, int]]] = field(default_factory=list)

@@ -20,7 +20,7 @@ def _common(value: Any) -> int | None:
 
 
 def _split(c: LaneContext, keys: Any) -> int:
-    """Splits the running lanes into new groups, one for each key.  All groups continue at the same instruction."""
+    """Splits the running lanes into new groups, one for each value in `keys`.  All continue at the same instruction."""
     c.children = [c.part(keys == lane_key, c.place) for lane_key in np.unique(keys)]
     return SPLIT
 
@@ -125,8 +125,8 @@ def update_mbarrier(c: LaneContext, operation: str, *arguments: Any, **options: 
 def mbarrier_wait(c: LaneContext, addresses: Any, state: Any, blocks: bool, guard: Any, instruction: int) -> Any:
     """Runs `mbarrier.try_wait` and `mbarrier.test_wait`: returns for each lane whether its phase is over.
 
-    `blocks` is true for `try_wait`.  If it is true and no lane's phase is over, the lanes stop, and the result is None.
-    In all other cases, a lane with an unfinished phase gets False, as after a time-out."""
+    `blocks` is true for `try_wait`.  A `try_wait` stops the lanes if no lane's phase is over, and returns None.  In all
+    other cases no lane stops, and a lane with an unfinished phase gets False, as after a time-out."""
     mbarriers = waiting_of(c.group).mbarriers
     awaited_phases: list[tuple[int, int]] = []
     complete_lanes: list[Lanes] = []

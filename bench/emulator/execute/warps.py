@@ -21,7 +21,7 @@ _NEUTRAL_VALUES = {"add": 0, "and": -1, "or": 0, "xor": 0}
 def in_warps(c: LaneContext, value: Any, absent: int = 0) -> tuple[npt.NDArray[Any], npt.NDArray[np.intp] | None]:
     """Reshapes a value with one element per lane to `[warps, 32]`.  Missing lanes are filled with the byte `absent`.
 
-    Also returns the index of each lane in this array, or None if all warps are complete and in order."""
+    Also returns each lane's index in the flattened array, or None if all warps are complete and in order."""
     lane_values = c.vector(value)
     lane_index = _places(c)
     if lane_index is None:

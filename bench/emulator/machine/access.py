@@ -85,7 +85,7 @@ def _unpacked(raw: Any, width: int, count: int) -> Values:
 
 
 def _packed(values: Values, width: int, lanes: int) -> Any:
-    """Joins the elements of each lane into one memory unit.  The result is a scalar if all elements are scalars."""
+    """Joins each lane's `values` of `width` bytes into one wider value.  The result is a scalar if all are scalars."""
     if len(values) == 1:
         return values[0]
     element_dtype, unit_dtype = _UNSIGNED_DTYPES[width], UNIT_DTYPES[width * len(values)]

@@ -18,7 +18,7 @@ _CLUSTER_KEY = "cluster"
 
 
 def _order_all(group: CtaGroup, warps: Lanes) -> None:
-    """Tells the race detector that all running threads met at a barrier.  `warps` has each lane's warp, ascending."""
+    """Tells the race detector that all running threads met at a barrier.  `warps` has each lane's warp, sorted."""
     if group.races is None:
         return
     distinct_warps = warps[np.flatnonzero(np.diff(warps, prepend=-1))]
@@ -35,9 +35,9 @@ def _meet(group: CtaGroup, warps: Lanes, instruction: int, together: int, gone: 
     """Records that `warps` leave a barrier of all threads.  Records a fault if another warp left it earlier and has
     ended.
 
-    PTX does not wait for an ended thread (`exit`).  So the barrier no longer orders this thread's accesses.  In CUDA
-    C++ a barrier is undefined if a running thread skips it.  `together` is the number of lanes that share the barrier:
-    those of a CTA or of a cluster.  `gone` marks the lanes that have ended."""
+    The ended warp misses this use of the barrier.  PTX does not wait for it, so the barrier does not order its
+    accesses.  CUDA C++ leaves the behaviour undefined if a running thread skips a barrier.  `together` is the number of
+    lanes that share the barrier: those of a CTA or of a cluster.  `gone` marks the lanes that have ended."""
     passed_warps = group.met.setdefault(instruction, np.zeros(len(group.alive) // 32, np.bool_))
     passed_warps[warps] = True
     ended_warps = np.flatnonzero(passed_warps & gone.reshape(-1, 32).all(axis=1))
@@ -92,8 +92,8 @@ class Barriers:
         """Arrives at a barrier and waits.  Returns the number of the next instruction, or `PARKED` if the lanes must
         wait.
 
-        `vote` is given for `bar.red`: a pair of the lanes' predicates and a function.  When the barrier is complete,
-        the function gets `(true_count, lane_count)` and sets the result."""
+        `vote` is given for `bar.red`, as `(predicates, set_result)`.  `predicates` has one predicate per lane.  When
+        the barrier is complete, `set_result(true_count, lane_count)` is called."""
         group = self._group
         if vote is not None:
             if context.slot is None:

@@ -60,7 +60,7 @@ class LaneContext:
         self._pattern: bytes | None = None
 
     def regrain(self) -> None:
-        """Sets `grain`, the largest unit that the lanes fill: 128 (warpgroups), 32 (warps), 1.  Ignores ended lanes."""
+        """Sets `grain`: 128 if the lanes form warpgroups, 32 if they form warps, else 1.  Ignores ended lanes."""
         self.grain = next((grain for grain in (128, 32) if self.group.whole(self.lanes, grain)), 1)
 
     def vector(self, value: Any) -> npt.NDArray[Any]:
@@ -112,14 +112,14 @@ class LaneContext:
         return LaneContext(self.group, self.lanes[picked_lanes], registers, place)
 
     def polls(self, instruction: int, addresses: Any) -> None:
-        """Records a load or atomic that may poll memory.  After two equal ones in a row, other lanes run next."""
+        """Records a load or atomic that may poll memory.  If it repeats the previous one, other lanes run next."""
         access_key = instruction, addresses.tobytes()
         if self._polled == access_key:
             self.steps += 1
         self._polled = access_key
 
     def repeats(self) -> bool:
-        """Returns whether the lanes repeat an earlier state.  Then only a store by other lanes can end their loop."""
+        """Returns whether the lanes repeat an earlier state.  If so, they loop until other lanes store to memory."""
         change_count = self.group.run.changes
         if change_count != self._changes or len(self._seen) > MAX_SEEN_STATES:
             self._seen.clear()
@@ -132,7 +132,7 @@ class LaneContext:
 
     @property
     def knows_all_changes(self) -> bool:
-        """Returns whether memory is unchanged since these lanes last paused: then they know all changes."""
+        """Returns whether memory has not changed since these lanes last paused.  Then they have seen all changes."""
         return self._changes == self.group.run.changes
 
     @property
@@ -185,14 +185,14 @@ def _in_flight(group: CtaGroup, value: Any) -> Any:
 
 
 def _land(group: CtaGroup, values: Sequence[Any]) -> None:
-    """Fills the registers of unfinished wgmmas.  Called before data of a register is copied: a wait fills no copy."""
+    """Fills the registers of unfinished wgmmas.  Needed before a register is copied: a wait does not fill copies."""
     for chain in {id(chain): chain for value in values if (chain := _in_flight(group, value)) is not None}.values():
         for group_index in range(len(chain.matrices)):
             chain.fill(group_index)
 
 
 def _whole_row(group: CtaGroup, values: Sequence[Any]) -> Any:
-    """Returns an unfinished wgmma's complete accumulator register if `values` are its parts, else None."""
+    """Returns the accumulator register whose parts `values` are, if a wgmma on it is unfinished.  Else returns None."""
     chain = _in_flight(group, values[0])
     if chain is None or sum(np.size(value) for value in values) != chain.buffer.shape[1]:
         return None

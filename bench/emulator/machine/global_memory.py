@@ -28,8 +28,8 @@ def load_located(
     copy: bool = False,
     reduces: bool = False,
 ) -> Any:
-    """Locates units of `size` bytes in global memory and loads them.  With `copy`, an asynchronous copy reads, else the
-    lanes.  With `reduces`, the read is part of a reduction, which also stores its result in the same step."""
+    """Locates units of `size` bytes in global memory and loads them.  With `copy`, the reader is an asynchronous copy,
+    not the lanes.  With `reduces`, the read is part of a reduction, which also stores its result in the same step."""
     location = _located(c, addresses, size, active, instruction)
     if location is None:
         return _each(c, addresses, size, active, instruction, copy, reduces)

@@ -97,7 +97,7 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
 
 
 def _wait_again(run: Run, going: Sequence[object]) -> None:
-    """Restarts the time limit until the next batch ends.  Batches take turns, so the limit grows with their number."""
+    """Restarts the time limit for the end of a batch.  More batches that take turns get a longer limit."""
     run.deadline = time.thread_time() + most_seconds() * min(len(going), MAX_LIMIT_BATCHES)
 
 
@@ -115,7 +115,8 @@ class _Places:
         return resident_ctas(x * y * z, registers, self._run.shared_limit)
 
     def free(self, taken: int, more: int) -> int:
-        """Returns how many CTAs fit beside `taken` CTAs.  Reads the kernel's registers only if `more` may not fit."""
+        """Returns how many more CTAs fit beside `taken` CTAs.  First reads the kernel's exact register count if `more`
+        further CTAs may not fit."""
         if taken + more > self._room and not self._exact:
             self._room, self._exact = self._with(self._registers()), True
         return self._room - taken

@@ -255,7 +255,8 @@ class Observer:
                 races.write(actors, lane_addresses, size, instruction, value, old)
 
     def _actors(self, c: Watched, active: Any, addresses: Any) -> tuple[Lanes, Any]:
-        """Returns each lane's actor in races (its warp if CTAs may wait for CTAs, else its CTA), and its address."""
+        """Returns each lane's actor in the detector of global races, and its address.  An actor is a warp if CTAs may
+        wait for each other, else a CTA."""
         slots, warps = (c.slots, c.warps) if active is None else (c.slots[active], c.warps[active])
         actors_per_cta = self._actors_per_cta
         actors = np.asarray(c.group.ctas)[slots] * actors_per_cta + warps % actors_per_cta

@@ -197,7 +197,7 @@ class CtaGroup:
         self._live: dict[int, list[int]] = {}
 
     def race_slot(self, slot: int) -> int:
-        """Returns the race detector's index for CTA number `slot` of this group: 0 in a cluster, else `slot`."""
+        """Returns the race detector's index for CTA `slot` of this group.  All CTAs of a cluster have index 0."""
         return 0 if self.run.has_clusters else slot
 
     def all_lanes(self) -> Lanes:

@@ -154,7 +154,7 @@ class Schedule:
         return self.ready.pop(best_index)
 
     def _drawn(self, draws: random.Random) -> LaneContext:
-        """Picks random lanes.  If branches split their warp, prefers the part that is behind, so that parts meet."""
+        """Picks random lanes.  In a split warp, prefers the part with the fewest steps, so that the parts meet."""
         context = self.ready[draws.randrange(len(self.ready))]
         if context.grain == 1 and draws.random() < MEET_PROBABILITY:
             warp_peers = [other for other in self.ready if other.grain == 1 and _overlap(context, other)]
@@ -253,7 +253,7 @@ class Schedule:
 
     def _pieces(self, contexts: list[LaneContext], need: int) -> list[list[LaneContext]]:
         """Returns lists of contexts (groups of lanes).  Contexts that share a warp are in one list.  If `need` is 128,
-        this holds for contexts that share a warpgroup."""
+        contexts that share a warpgroup are in one list."""
         context_groups: list[tuple[set[int], list[LaneContext]]] = []
         for context in contexts:
             piece_numbers = set(map(int, np.unique(self.group.pieces(context.lanes, need))))

@@ -1,6 +1,6 @@
 """Implements asynchronous copies (TMA, bulk copies, `cp.async`), and the waits for them.
 
-A copy is delayed until a thread waits for it.  An instruction that reads its destination too early gets invalid values.
+A copy is delayed until a thread waits for it.  If the kernel reads the copied data too early, it gets invalid values.
 """
 
 from __future__ import annotations

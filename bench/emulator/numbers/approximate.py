@@ -96,7 +96,7 @@ def rsqrt_ftz_f64(a: Value) -> Value:
 
 
 def rsqrt_f64(a: Value) -> Value:
-    """Returns `1 / sqrt(a)` (`rsqrt.approx.f64`).  Rounds root and quotient to float64.  PTX states no error bound."""
+    """Returns `1 / sqrt(a)` (`rsqrt.approx.f64`).  Rounds the root, then `1 / root`.  PTX states no error bound."""
     return 1 / np.sqrt(a)
 
 

@@ -211,9 +211,11 @@ def prmt(a: Value, b: Value, selector: Value, mode: str = "") -> Value:
 
 @cache
 def _moves(selector: int) -> tuple[list[tuple[bool, int, int]], list[tuple[bool, int, int]]]:
-    """Splits the selector of `prmt` into a list of moves and a list of sign bytes.  A move `(from_b, distance, mask)`
-    shifts `b` (else `a`) left by `distance` bytes and keeps the bits in `mask`.  A sign byte `(from_b, byte, place)`
-    fills byte `place` of the result with the sign of `byte`."""
+    """Splits the selector of `prmt` into a list of moves and a list of sign bytes.
+
+    A move `(from_b, distance, mask)` shifts a word left by `distance` bytes (right if negative), and keeps the bits in
+    `mask`.  The word is `b` if `from_b` is true, else `a`.  A sign byte `(from_b, byte, place)` fills byte `place` of
+    the result with the sign of `byte`."""
     mask_by_move: dict[tuple[bool, int], int] = {}
     sign_moves = []
     for byte_position in range(4):

@@ -148,8 +148,8 @@ def narrow(x: Value, dtype: np.dtype, rounding: str = "rn") -> Value:
 
 
 def narrow_odd(x: Value) -> Value:
-    """Rounds a float64 to float32 with round-to-odd.  A caller may round the result again, to at most 22 bits.  The
-    final result is then the same as with a single rounding.
+    """Rounds a float64 to float32 with round-to-odd.  The caller may round the float32 again, to at most 22 bits of
+    significand.  The final result is then the same as with a single rounding.
 
     An inexact value becomes the neighbour with an odd last bit (Boldo and Melquiond 2008, "Emulation of a FMA and
     correctly rounded sums: proved algorithms using rounding to odd")."""
@@ -164,10 +164,11 @@ def narrow_odd(x: Value) -> Value:
 
 
 def odd_sum(a: Value, b: Value, rounding: str = "rn") -> Value:
-    """Returns `a + b` in float64, rounded to odd.  A second rounding, to at most 51 bits, is then correct.
+    """Returns `a + b` in float64, rounded to odd.  If the caller rounds it again, to at most 51 bits, the result is
+    correctly rounded.
 
-    `rounding` is the mode of that second rounding.  Here it decides only the sign of an exact sum 0.  If the operands
-    have different signs, the sum is -0 for `rm` and +0 for all other modes."""
+    `rounding` is the mode of the caller's rounding.  It decides only the sign of a zero.  If `a` and `b` have different
+    signs and their sum is 0, the result is -0 for `rm` and +0 for all other modes."""
     total = a + b
     b_virtual = total - a
     sum_error = (a - (total - b_virtual)) + (b - b_virtual)

@@ -59,7 +59,7 @@ def round_fraction(value: Fraction, rounding: str) -> float:
 
 
 def _away(rounding: str, sign: int, whole: int, twice_rest: int, unit: int) -> bool:
-    """Returns whether `rounding` moves a value away from zero, to the adjacent float of larger magnitude."""
+    """Returns whether `rounding` moves the value `sign * (whole + twice_rest / (2 * unit))` away from zero."""
     if rounding == "rn":
         return twice_rest > unit or (twice_rest == unit and whole % 2 == 1)
     return (rounding == "rp" and sign > 0) or (rounding == "rm" and sign < 0)
@@ -162,8 +162,8 @@ def _rounded(
     ftz: bool,
     sat: bool,
 ) -> Value:
-    """Computes an instruction in the mode `rounding`.  rn calls `nearest`.  Any other mode calls `exact` for each lane
-    of float64 operands.  For float32 operands, it calls `wide` in float64 and rounds the result."""
+    """Computes an instruction in the mode `rounding`.  For rn, calls `nearest`.  For other modes and float64 operands,
+    calls `exact` once per lane.  For other modes and float32, calls `wide` in float64 and rounds."""
     if ftz:
         operands = [flush(x) for x in operands]
     if rounding == "rn":
@@ -230,7 +230,7 @@ def _sum_and_error(a: Value, b: Value) -> tuple[Value, Value]:
 
 
 def _redone(function: Callable[..., float], where: Value, result: Value, *operands: Value) -> Value:
-    """Returns a copy of `result`.  In the lanes of the mask `where`, `function` computes the values again with rn."""
+    """Returns a copy of `result` with new values in the lanes of the mask `where`: `function` computes them in rn."""
     if not np.ndim(result):
         return exact_lanes(function, "rn", *operands)
     chosen_operands = [np.broadcast_to(x, result.shape)[where] for x in operands]

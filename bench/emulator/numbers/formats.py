@@ -6,8 +6,8 @@ of a number: a uint16 for f16 and bf16, a uint8 for e4m3 and e5m2.  tf32 has flo
 448.  The canonical NaN is 0x7fff for f16 and bf16, 0x7f for e4m3 and e5m2, and 0x7fffffff for tf32.
 
 `cvt` takes PTX's type names.  The values are NumPy's: s32 is int32, u8 is uint8, f32 is float32 and f64 is float64.  A
-uint16 holds the bits of an f16, of a bf16, or of a pair of fp8.  A uint32 holds the bits of a tf32, or of any other
-pair.  If a value has more bits than its PTX type, `cvt` converts only the low bits.
+uint16 holds the bits of an f16, of a bf16, or of a pair of fp8 (e4m3 or e5m2).  A uint32 holds the bits of a tf32, or
+of a pair of f16 or bf16.  If a value has more bits than its PTX type, `cvt` converts only the low bits.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _encode_f16(x: Value, rounding: str) -> Value:
 
 
 def _dropped(bits: Value, count: int, rounding: str) -> Value:
-    """Rounds the bits of a float32, before the caller drops the last `count` bits."""
+    """Adjusts the bits of a float32 so that the value is rounded once the caller has dropped the last `count` bits."""
     half_unit = 1 << (count - 1)
     if rounding == "rn":
         return bits + np.uint32(half_unit - 1) + ((bits >> count) & _ONE)
@@ -176,11 +176,11 @@ def _encode_tf32(x: Value, rounding: str) -> Value:
 
 
 def _encode_byte(x: Value, name: str, saturate: bool) -> Value:
-    """Encodes float32 values to 8-bit codes by a table.  The upper 16 bits of the float32 index this table.
+    """Encodes float32 values to 8-bit codes by a table.  The index into the table is the upper 16 bits of the float32.
 
-    If the lower 16 bits are not all 0, the last upper bit is set to 1 (round-to-odd).  The upper bits hold 8 bits of
-    significand.  An 8-bit format has at most 4.  Round-to-odd needs only 2 bits more than the format, so the table
-    rounds correctly."""
+    If the lower 16 bits are not all 0, the index gets a last bit of 1 (round-to-odd).  The index then has a significand
+    of 8 bits, and the code has at most 4.  Round-to-odd needs only 2 bits more than the code, so the table rounds
+    correctly."""
     bits = x.view(np.uint32)
     return _byte_table(name, saturate)[(bits >> _HALF_BITS) | ((bits & _LOWER_MASK) != 0)]
 

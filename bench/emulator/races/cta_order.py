@@ -1,14 +1,16 @@
-"""Records the order of the work of a grid's CTAs, as sets of epochs.  Few CTAs ever synchronise, so sets are enough.
+"""Records which work of a grid's CTAs is ordered before which other work, as sets of epochs (periods of work).  Few
+CTAs ever synchronise, so sets are enough.
 
-An actor is a CTA.  If the warps of a CTA are tracked separately, an actor is a warp.  An epoch is a period of an
-actor's work.  A CTA's epoch ends when the CTA releases its work.  A warp's epoch ends when the warp's clock advances.
-Epochs are numbered over the grid in order of their start; 0 means no epoch.  A set of epochs is an integer with one bit
-per epoch.  An actor knows an epoch if the epoch is ordered before the actor's next access.
+An actor is a CTA, or a warp if the warps of a CTA are tracked separately.  An epoch is a period of an actor's work.  It
+ends when the actor executes a release or a fence.  A warp's epoch also ends when the warp's clock advances.  Epochs are
+numbered over the grid in order of their start; 0 means no epoch.  A set of epochs is an integer with one bit per epoch.
+An actor knows an epoch if the epoch is ordered before the actor's next access.
 
 CTAs synchronise through atomics, strong loads and strong stores on the same global address (PTX ISA 8.7, section
 "Memory Consistency Model").  A release is an access with .release, or an access after a fence.  An acquire is an access
-with .acquire, or an access before a fence.  Fences and atomics of .cta scope order nothing here.  Fences and atomics of
-.cluster scope (`near`) order only CTAs of one cluster, so their releases are stored separately.
+with .acquire, or an access before a fence.  Fences and atomics of .cta scope do not order CTAs.  Fences and atomics of
+.cluster scope (the argument `near`) order only CTAs of one cluster.  So the releases for a cluster are stored
+separately.
 
 A warp's release covers the warp's own work.  It also covers what the CTA's other warps did before the last barrier of
 all these warps.  After one warp acquires epochs, the other warps know them from the next barrier on.  `attach` takes
@@ -100,10 +102,11 @@ class CtaOrder:
         self._released: dict[Hashable, int] = {}
 
     def attach(self, cta: int, clocks: VectorClocks, slot: int, first: int = 0, leader: int | None = None) -> None:
-        """Connects `cta` with the vector clocks `clocks`, which record the barriers of its warps.
+        """Connects `cta` with `clocks`, the vector clocks that record the barriers of its warps.
 
-        `slot` is the number in `clocks` of the CTA or its cluster.  The CTA's warps have the numbers `first`, `first +
-        1`, ... in it.  All CTAs of a cluster pass one CTA of the cluster as `leader`."""
+        `slot` is the slot (CTA or cluster) of `clocks` that contains `cta`.  The CTA's warps have the numbers `first`,
+        `first + 1`, ... in this slot.  All CTAs of a cluster pass one of these CTAs as `leader`.
+        """
         self._clocks[cta] = clocks, slot, first
         if leader is not None:
             self._leaders[cta] = leader
@@ -122,7 +125,8 @@ class CtaOrder:
         return self.current.take(actors)
 
     def fence(self, actor: int, near: bool = False) -> None:
-        """Records a fence: the actor acquires observed releases, and its later atomics release its earlier work."""
+        """Records a fence of `actor`.  The actor acquires the releases that its earlier atomics and strong loads read.
+        Its later atomics and strong stores release its work before the fence."""
         observed_epochs = self._seen(self._observed_near, actor) | (0 if near else self._seen(self._observed, actor))
         if observed_epochs:
             self._note(self._known, actor, observed_epochs)

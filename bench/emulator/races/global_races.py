@@ -237,7 +237,7 @@ class GlobalRaces(CtaOrder):
         old: Callable[[], Values] | None = None,
         beyond: bool = False,
     ) -> None:
-        """Reports a race for each earlier access of `cells` by another CTA that is not ordered before this access.
+        """Reports a race for each earlier access of `cells` by another CTA, unless it is ordered before this access.
 
         With `beyond`, considers only CTAs of other clusters."""
         if touched.untouched:

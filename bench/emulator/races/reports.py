@@ -38,8 +38,8 @@ class Race:
 
     @property
     def harmless(self) -> bool:
-        """Returns whether both accesses store the same value.  They must come from two CTAs or from one instruction.
-        Compilers generate such code."""
+        """Returns whether both accesses store the same value, and belong to two CTAs or to one instruction.  Compilers
+        generate such accesses."""
         between_ctas = self.space == "global" and self.kind == "write-write"
         return self.same_value and (between_ctas or self.first == self.second)
 

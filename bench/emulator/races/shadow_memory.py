@@ -152,7 +152,8 @@ class Lanes:
     def late_writes(self, of_mbarrier: bool = False) -> Late | None:
         """Returns the last writes that are not ordered before the accesses.
 
-        With `of_mbarrier`, the order of mbarrier inits (INIT in `vector_clocks.py`) is enough."""
+        With `of_mbarrier`, the accesses use an mbarrier.  Then a write that is ordered only by INIT (the order of
+        mbarrier inits, see `vector_clocks.py`) counts as ordered too."""
         known_stamps = self._clocks.known[GENERIC].reshape(-1)
         stamps = self._shadow.writes.take(self.cells.granules)
         is_late = stamps >= known_stamps.take((stamps & ACTOR_MASK) + (self._rows * self._clocks.actors)[:, None])
@@ -173,7 +174,7 @@ class Lanes:
         return self.actors[late.access]
 
     def but_for_proxy(self, late: Late) -> Bools:
-        """Returns False for each stamp (m,): accesses of the generic proxy never lack a proxy fence."""
+        """Returns whether only a proxy fence is missing: False for all stamps (m,).  The generic proxy needs none."""
         return np.zeros(late.access.size, np.bool_)
 
     def collisions(self) -> tuple[Ints, Ints] | None:
@@ -207,7 +208,7 @@ class Operation:
     def late_writes(self, plane: int = ASYNC) -> Late | None:
         """Returns the last writes that are not ordered before the operation.
 
-        The needed kind of order is `plane`: ASYNC, GENERIC or INIT (see `vector_clocks.py`)."""
+        The kind of order to check is `plane`: ASYNC, GENERIC or INIT (see `vector_clocks.py`)."""
         stamps = self._shadow.writes.take(self.cells.granules)
         is_late = stamps >= self._transfer.known[plane].take(stamps & ACTOR_MASK)
         return _late(is_late, self.cells, stamps) if is_late.any() else None
@@ -263,8 +264,9 @@ def nearly_equal(values: Values, others: Values, accesses: int) -> Bools:
 
 
 def _as_floats(value: npt.NDArray[Any], other: npt.NDArray[Any]) -> Iterator[tuple[Any, Any, float]]:
-    """Yields `value` and `other` as floats, and the largest difference by rounding.  16-bit values are yielded as fp16
-    and as bf16.  A format is skipped if all numbers in it are tiny, because the bits are then integers."""
+    """Yields `value` and `other` as floats, with the largest difference that rounding can cause.  16-bit values are
+    yielded twice: as fp16 and as bf16.  A format in which all numbers are tiny is skipped: such bits are taken for
+    integers."""
     if value.itemsize % 4 == 0:
         yield value.view(np.float32), other.view(np.float32), MAX_FP32_ROUNDING
     elif value.itemsize == 2:

@@ -7,9 +7,9 @@ If two warps write one address, only the values of their last lanes are compared
 warps that hold a row store the row's sum to one address.  A fused multiply-add rounds this sum differently in each
 lane.  Order is tracked per warp, not per thread: if half of a warp reaches a barrier, the whole warp counts as arrived.
 
-A slot is the shared memory of a CTA or a cluster.  Slot `s` has the byte addresses `[s * size, (s + 1) * size)`.
-`width` is a power of two from the granule size to 1024 bytes.  Addresses are multiples of `width`, as PTX requires.
-This file does not check the addresses.
+A slot is the shared memory of a CTA or a cluster.  Slot `s` has the byte addresses `[s * size, (s + 1) * size)`, with
+the `size` of `SharedRaces`.  An access has `width` bytes: a power of two from the granule size to 1024 bytes.
+Addresses are multiples of `width`, as PTX requires.  This file does not check the addresses.
 """
 
 from __future__ import annotations
@@ -46,12 +46,14 @@ MBARRIER_BYTES = 8
 
 
 class SharedRaces(VectorClocks):
-    """Detects races on the shared memory of `slots` CTAs.  With `ctas`, detects them on one cluster of these CTAs.
+    """Detects races on the shared memory of `slots` slots.  A slot is a CTA.  With `ctas`, there is one slot: the
+    cluster of the CTAs with these numbers.
 
-    Each CTA (or the cluster) has `warps` warps and `size` bytes.  `granule_bytes`, a power of two up to 16, is the
-    width of the kernel's narrowest access.  Up to `async_slots` TMA loads of a CTA are told apart.  At most `limit`
-    different races are stored.  Raises `ValueError` if `size` is not a multiple of 1024, on another `granule_bytes`,
-    and if a CTA (or the cluster) would have more than 4096 actors."""
+    A slot has `warps` warps and `size` bytes of shared memory.  `granule_bytes`, a power of two up to 16, is the width
+    of the kernel's narrowest access.  A slot has `async_slots` actors for its TMA loads (see `vector_clocks.py`).  At
+    most `limit` different races are stored.  Raises `ValueError` if `size` is not a multiple of 1024, if
+    `granule_bytes` has any other value, and if a slot would have more than 4096 actors.
+    """
 
     def __init__(
         self,
@@ -150,7 +152,8 @@ class SharedRaces(VectorClocks):
         self.latest[transfer.slot, transfer.actor] = access.stamp
 
     def end(self, slot: int) -> None:
-        """Ends the CTA in `slot`.  Reports operations that no warp waited for, as the next CTA gets their memory."""
+        """Ends the CTA in `slot`.  Reports asynchronous operations that no warp waited for: they may run on while the
+        next CTA already uses the memory."""
         for stamp in self.never_awaited(slot):
             instruction, actor_name = (stamp & LOWER_MASK) >> ACTOR_BITS, self.name_of(stamp & ACTOR_MASK)
             self.findings.add(Race("shared", "end", instruction, instruction, actor_name, actor_name, 0, slot))

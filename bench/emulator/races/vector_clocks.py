@@ -20,8 +20,8 @@ A slot is a CTA, or a cluster with CTAs that access each other's memory.  A slot
 - W cp.async streams for writes, also in order;
 - a pool for TMA loads: loads complete in any order, and each load takes the next actor of the pool.
 
-After the last actor of the pool, loads take the first one again.  An earlier load that no warp waited for is forgotten
-once a warp waits for the later load of the same actor.
+After the last actor of the pool, loads take the first one again.  So two loads may share an actor.  A wait for the
+later load then also counts as a wait for the earlier one, even if no warp waited for that one.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class VectorClocks:
         self._advance(slot, w)
 
     def signal_inits(self, slot: int, warps: IndexOrArray, key: Hashable) -> None:
-        """Records a relaxed arrival.  It releases only mbarrier inits that come before a `fence_mbarrier_init`."""
+        """Records a relaxed arrival at `key`.  It releases only mbarrier inits that precede a `fence_mbarrier_init`."""
         self._object(slot, key).join_one(INIT, slice(None), self.known[INIT, slot, _flat(warps)].max(axis=0))
 
     def complete(self, slot: int, key: Hashable) -> None:

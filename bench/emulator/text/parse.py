@@ -150,7 +150,8 @@ class Body:
         self.tables[table_label] = tuple(names)
 
     def _label_key(self, name: str) -> str:
-        """Returns the label's name and all open scopes, the innermost first, as one text.  `find_label` parses it."""
+        """Returns a label's name, then the numbers of all open scopes, the innermost first: `name|2|1`.  `find_label`
+        uses this text to find the label."""
         return "|".join([name, *(str(scope.number) for scope in reversed(self._scopes))])
 
     def _register(self, name: str, kind: str) -> syntax.Register:

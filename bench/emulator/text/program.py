@@ -82,7 +82,7 @@ class Program:
         """For each instruction, the number of lanes that execute it as one piece."""
 
     def function(self, place: int, grain: int) -> BlockFunction:
-        """Returns the Python function of the basic block that begins at instruction `place`.  Groups have `grain`
+        """Returns the Python function of the basic block that begins at instruction `place`, for groups of `grain`
         lanes."""
         block_key = (place, grain)
         if block_key not in self._functions:
@@ -99,7 +99,7 @@ class Program:
     @cached_property
     def strong(self) -> dict[int, str]:
         """Returns the memory order (relaxed, acquire or release) of each strong load or store, by instruction number.
-        PTX calls loads and stores with such an order strong, and volatile ones too.  They do not race."""
+        PTX calls an access strong if it has such an order or is volatile.  Two strong accesses do not race."""
         order_by_number = {}
         for instruction in self.kernel.instructions:
             if instruction.parts[0] in ("ld", "st"):
@@ -126,8 +126,8 @@ class Program:
 
     @cached_property
     def unfenced(self) -> list[tuple[Instruction, Instruction | None]]:
-        """Returns pairs: a wgmma that lacks a fence, and the access before it that needs the fence.  None as the access
-        stands for the kernel's start."""
+        """Returns pairs: a wgmma that lacks a fence, and the access before it that needs the fence.  The access is None
+        if the fence is missing between the kernel's start and its first wgmma."""
         return unfenced(self.flow)
 
     @cached_property

@@ -277,8 +277,8 @@ def declared_variable(text: str) -> syntax.Variable | None:
 def _initial(
     text: str, kind: str, width: int, references: list[syntax.Reference], sizes: list[int], start: int = 0
 ) -> bytes:
-    """Returns an initialiser's bytes, which begin at byte `start` of the variable.  Addresses are written as zeros, and
-    are added to `references`."""
+    """Returns an initialiser's bytes, which begin at byte `start` of the variable.  An address becomes zero bytes, and
+    a `Reference` that describes it is appended to `references`."""
     item_texts = split(text[1:-1]) if text.startswith("{") else [text]
     initial_bytes = b""
     for item_text in item_texts:

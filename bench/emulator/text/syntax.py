@@ -158,7 +158,7 @@ class Reference(NamedTuple):
 
 @dataclass(frozen=True)
 class Variable:
-    """Describes a variable that a module or a kernel declares, or that holds a parameter of a call."""
+    """Describes a variable.  A module or a kernel declares it, or it holds a parameter of a call."""
 
     name: str
     space: str

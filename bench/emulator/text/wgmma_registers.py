@@ -26,7 +26,7 @@ _Ages = dict[int, tuple[int, int]]
 
 
 def accumulators(kernel: PtxKernel) -> frozenset[int]:
-    """Returns the registers that a wgmma writes, and the registers that copy their values."""
+    """Returns the registers that a wgmma writes, and all registers to which a `mov` copies their values."""
     registers: set[int] = set()
     copy_pairs: list[tuple[int, int]] = []
     for instruction in kernel.instructions:
@@ -68,9 +68,10 @@ def _follow(
 ) -> list[tuple[Instruction, int]]:
     """Follows every path from a kernel's start, and collects facts on registers until no basic block learns a new one.
 
-    `entry` has the facts at the kernel's start.  `step` updates the facts in place for one instruction.  It returns the
-    numbers of earlier instructions that conflict with this one.  `new` returns the facts that a basic block does not
-    know yet.  Returns pairs: an instruction, and the number of an earlier instruction that conflicts with it."""
+    `entry` has the facts at the kernel's start.  `step` handles one instruction: it updates the facts in place, and
+    returns the numbers of the earlier instructions that conflict with this one.  `new(facts, known)` returns those of
+    `facts` that are not in `known`, the facts of a basic block.  Returns pairs: an instruction, and the number of an
+    earlier instruction that conflicts with it."""
     blocks = {start: flow.block(start, 128) for start in sorted(flow.starts(128))}
     entry_facts: dict[int, _Facts] = {start: type(entry)() for start in blocks}
     entry_facts[0].update(entry)
@@ -149,9 +150,11 @@ def _a_registers(instruction: Instruction) -> list[int]:
 
 
 def _step_reads(instruction: Instruction, ages: _Ages) -> set[int]:
-    """Updates `ages` for an instruction.  `ages` has the registers that a wgmma may still read.  The age of a register
-    is the number of groups committed since the wgmma.  Returns the numbers of the wgmmas whose registers the
-    instruction overwrites."""
+    """Updates `ages` for an instruction.  Returns the numbers of the wgmmas whose A registers the instruction
+    overwrites.
+
+    `ages` has a pair for each register that a wgmma may still read.  The pair is the number of groups committed since
+    the wgmma, and the wgmma's number."""
     if instruction.opcode.startswith("wgmma.mma_async"):
         ages.update(dict.fromkeys(_a_registers(instruction), (0, instruction.number)))
         return set()

@@ -2,7 +2,7 @@
 
 All layouts of PTX ISA 8.7, "Matrix Fragments for mma.m16n8k...", follow the formulas below.  `group` is the lane
 divided by 4, and `thread` is the remainder.  A register of A or B holds `per` elements along K; `e` counts a register's
-elements.  `half` is 0 or 1, but always 0 in a shape with 8 rows (m8).  `step` counts along K:
+elements.  `half` is 0 or 1, but always 0 in a shape with 8 rows (m8).  `step` counts blocks of `4 * per` along K:
 
 - A: register `2 * step + half`, element `e` is row `8 * half + group`, column `(4 * step + thread) * per + e`;
 - B: register `step`, element `e` is row `(4 * step + thread) * per + e`, column `group`;
@@ -21,11 +21,11 @@ product sums them in float32 in its own order; the ISA defines no order.  C is a
 
 `truncated_wgmma` models the imprecise sums of fp8 on Hopper.  DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) found that
 fp8 GEMM on H800 keeps about 14 bits: products are shifted right to the largest exponent and truncated.  MMA-Sim (arXiv
-2511.10909) found the model that is used here.  It agrees bit for bit with an H100.  Let `e` be the largest exponent of
-the accumulator and of the K products of one instruction.  `F` is the number of bits below `2**e` that are kept: 13 for
-fp8 into f32.  First, the accumulator and the products are truncated towards zero, to multiples of `2**(e - F)`.  Then
-they are added exactly.  Last, the sum is truncated to `F` bits of mantissa.  The exponent of a product is the sum of
-its factors' exponents, before the product is normalised.  For the 16-bit types and tf32, MMA-Sim's paper gives `F =
+2511.10909) found the model that is used here.  It agrees bit for bit with an H100.  Let `top` be the largest exponent
+of the accumulator and of the K products of one instruction.  `F` is the number of bits below `2**top` that are kept: 13
+for fp8 into f32.  First, the accumulator and the products are truncated towards zero, to multiples of `2**(top - F)`.
+Then they are added exactly.  Last, the sum is truncated to `F` bits of mantissa.  The exponent of a product is the sum
+of its factors' exponents, before the product is normalised.  For the 16-bit types and tf32, MMA-Sim's paper gives `F =
 25`; the sum then keeps 23 bits of mantissa.  This code has not been compared with a GPU.
 """
 
@@ -243,9 +243,10 @@ def wgmma(
     """Returns `a @ b.T + d`, or `a @ b.T` if `d` is None (scale-d is false).
 
     `a` is (..., 64, K) and `b` is (..., N, K), both float32, as `read_operand` and `a_from_registers` return them.  The
-    result is (..., 64, N).  Its dtype is int32 for s32, and float32 for f32 and f16; for f16, it is rounded to f16.
-    s32 wraps around; with `saturate` it is clamped.  `scale_a` and `scale_b` are 1 or -1.  Products are exact and
-    summed in float32; `d` is added last, once per instruction.  Raises `ValueError` on any other type or scale."""
+    result is (..., 64, N).  Its dtype is int32 for s32, and float32 for f32 and f16.  An f16 result is rounded to f16,
+    but stored as float32.  s32 wraps around; with `saturate` it is clamped.  `scale_a` and `scale_b` are 1 or -1.
+    Products are exact and summed in float32; `d` is added last, once per instruction.  Raises `ValueError` on any other
+    type or scale."""
     if {scale_a, scale_b} - {1, -1}:
         raise ValueError(f"scale: expected 1 or -1, got {scale_a} and {scale_b}")
     product: np.ndarray = np.matmul(a, np.swapaxes(b, -1, -2))
@@ -326,7 +327,8 @@ def truncated_wgmma(
 
 
 def _exponents(values: np.ndarray, element: str) -> np.ndarray:
-    """Returns the exponents (int32) of values of type `element`, for significands in [1, 2).  Zero gets the lowest."""
+    """Returns the exponent (int32) of each value of type `element`, as for a significand in [1, 2).  Denormals get the
+    exponent of the smallest normal number.  Zero gets one that is lower than any other."""
     exponents = np.maximum(np.frexp(values)[1] - 1, _MIN_EXPONENTS[element])
     return np.where(values == 0, _ZERO_EXPONENT, exponents)
 

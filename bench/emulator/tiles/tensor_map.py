@@ -213,9 +213,9 @@ def replace(raw: bytes, field: str, ordinal: int, value: int, *, stride_unit: in
     field has none.  `value` is the new value.  For rank, it is the rank minus one; for a mode, its number in PTX's
     table.
 
-    For global_stride, `value` counts units of `stride_unit` bytes.  In code for PTX up to 8.5, such as Triton's, a unit
-    is 16 bytes, because ptxas shifted the value.  Other fields of the map may still be unset.  Raises `ValueError` on
-    an unknown field or a value that no map can hold."""
+    For global_stride, `value` counts units of `stride_unit` bytes.  A unit is 16 bytes in code for PTX up to 8.5, such
+    as Triton's: for this code, ptxas takes strides in 16-byte units.  Other fields of the map may still be unset.
+    Raises `ValueError` on an unknown field or a value that no map can hold."""
     map_record = _record(raw)
     if field not in (_MAP_DTYPE.names or ())[1:-1]:
         raise ValueError(f"field: expected one of {(_MAP_DTYPE.names or ())[1:-1]}, got {field!r}")
@@ -341,9 +341,9 @@ def reduce_values(op: str, old: np.ndarray, new: np.ndarray, element: str) -> np
     """Returns the result of `cp.reduce.async.bulk.tensor`: `old` combined with `new`, raw elements of one shape.
 
     PTX ISA 8.7, `red` and `cp.reduce.async.bulk.tensor`: `op` is add, min, max, inc, dec, and, or, xor.  `element` is
-    one of `tensor_map.ELEMENT_TYPES`.  f16 and bf16 are added in float32 and rounded to nearest even, also subnormals.
-    The min or max of a number and a NaN is the number.  inc and dec exist for u32 alone.  Raises `ValueError` on a
-    combination that PTX does not have."""
+    one of `tensor_map.ELEMENT_TYPES`.  f16 and bf16 are added in float32 and rounded to nearest even; subnormals are
+    kept.  The min or max of a number and a NaN is the number.  inc and dec exist for u32 alone.  Raises `ValueError` on
+    a combination that PTX does not have."""
     if element not in REDUCIBLE_TYPES[op]:
         raise ValueError(f"op: expected a reduction that {element} has, got {op!r}")
     word_dtype = UNSIGNED[ELEMENT_BYTES[element]]

@@ -3,7 +3,7 @@ draws.
 
 The emulator counts the bytes of compiled kernels.  For a naive kernel, the bytes are computed from the operands of its
 torch calls (`kernels/traffic.py`).  Both methods assume that L2 is empty at the start of each torch call or launch.  An
-elementwise call reads each operand from L2 once per result element, even if a broadcast repeats the operand.  A matrix
+elementwise call reads one element of each operand from L2 per result element, also for a broadcast operand.  A matrix
 product reads the rows and columns of a tile once per tile.  A tile of 128 x 128 results is an assumption, because
 torch's library chooses the real tile.
 """
@@ -68,8 +68,8 @@ META = torch.device("meta")
 def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, seed: int = 0) -> list[Record]:
     """Counts the bytes that each kernel moves on one case.  Returns one record per kernel, in the order of `kernels`.
 
-    Raises `ValueError` on an unknown name, and on a kernel that rejects the case or gives wrong results on it.  Also
-    raises `ValueError` on a kernel without compiled code that is not naive."""
+    Raises `ValueError` on an unknown name, and on a kernel that rejects the case or gives wrong results on it.  A
+    kernel must have compiled code or be naive, else it raises `ValueError` too."""
     spec = registry.get_op(op)
     dtypes = choose_scheme(spec, scheme)
     (shape,) = choose_cases(spec, [case], dtypes)

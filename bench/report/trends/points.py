@@ -151,7 +151,7 @@ def _point(measured: Sequence[tuple[Record, Any]]) -> TrendPoint:
 
 
 def repository(folder: Path | None = None) -> Path | None:
-    """Returns the git checkout that contains `folder`, or else the one of the running program, or None."""
+    """Returns the git checkout that contains `folder`, or else the checkout of this file, or else None."""
     for candidate_folder in (folder or Path.cwd(), Path(__file__).parent):
         with suppress(ValueError):
             return Path(git(candidate_folder, "rev-parse", "--show-toplevel"))

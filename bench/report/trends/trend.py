@@ -33,12 +33,15 @@ def find_steps(logs: Sequence[float]) -> list[int]:
     """Finds the points at which the level of the times changes.  `logs` are natural logarithms of the times in order.
     Returns the index of the first point of each new level.
 
-    The function tries all partitions into pieces of 2 points or more, and takes the partition with the lowest cost.
-    The cost of a piece is the sum of |x - median| over its logarithms x, in standard deviations of the noise.  So one
-    slow run hardly raises the cost.  Each step between pieces costs 4 + 1.5 ln n for n points.  In simulations without
-    a step, the function finds a false step in at most 1% of normal series of 5 to 100 points.  It finds one in 2% of
-    the series if every tenth run is 8 deviations slow.  A step of 5 deviations is found in over 75% of series with 3
-    points after it, and in 98% with 5 points (checked by `tests/report/test_history.py`).
+    The function tries all partitions into pieces of 2 points or more, and takes the one with the lowest cost.  With the
+    noise as unit (one standard deviation), the cost of a partition of `n` points is
+
+        sum over all pieces and their logarithms x of |x - median of the piece|  +  (4 + 1.5 ln n) * (pieces - 1)
+
+    Absolute values are used, so one slow run hardly raises the cost.  Simulations with 5 to 100 points gave these rates
+    (checked by `tests/report/test_history.py`).  With normal noise and no step, at most 1% of the series show a false
+    step.  If every tenth run is 8 deviations slow, 2% show one.  A step of 5 deviations is found in over 75% of series
+    with 3 points after it, and in 98% with 5 points after it.
 
     The run time is quadratic in the number of points.  Raises `ValueError` on values that are not finite."""
     if not np.isfinite(np.asarray(logs, float)).all():
@@ -121,7 +124,7 @@ class Trend:
         }
 
     def next(self, step: LevelStep) -> str:
-        """Returns the next command, which compares the commits around an unexplained slowdown, or an empty text."""
+        """Returns a command that compares the commits around an unexplained slowdown, or "" in all other cases."""
         has_commits = self.by_commit and "+" not in step.before + step.after and step.before != step.after
         if step.effect < 0 or step.cause or not has_commits:
             return ""
@@ -136,8 +139,8 @@ def find_trends(
     last: int = COMPARED_POINTS,
     threshold: float = CHANGE_THRESHOLD,
 ) -> list[Trend]:
-    """Returns one trend for each kernel, case and machine, sorted by key.  `places` gives the position of each known
-    commit in the git history.
+    """Returns one trend for each kernel, case and machine, sorted by the values of `KEY_FIELDS`.  `places` gives the
+    position of each known commit in the git history.
 
     Raises `ValueError` if `threshold` is below 0, or if `last` is too small for a comparison."""
     if not threshold >= 0:
@@ -188,10 +191,10 @@ def _judge(logs: np.ndarray, begin: int, last: int, limit: float) -> tuple[float
     """Returns the robust z-score of the last point, and whether the point is unusual.  The point is compared with
     earlier points of its level, which begins at the index `begin`.
 
-    A point is unusual if its z-score is beyond 3.5 (Iglewicz and Hoaglin, "How to detect and handle outliers", 1993).
-    It must also differ from the median of the earlier points by more than the share `limit`.  With only n earlier
-    points, the spread is uncertain.  So the limit of the z-score is `3.5 * (1 + 6 / n)`: about 0.5% of normal points
-    lie beyond it."""
+    An unusual point differs from the median of the earlier points by more than the share `limit`.  Its z-score is also
+    beyond `3.5 * (1 + 6 / n)`, where `n` is the number of earlier points.  The 3.5 is from Iglewicz and Hoaglin, "How
+    to detect and handle outliers", 1993.  The factor is there because few points give an uncertain spread.  About 0.5%
+    of normal points have a larger z-score."""
     earlier_logs, value = logs[max(begin, len(logs) - 1 - last) : -1], float(logs[-1])
     if len(earlier_logs) < MIN_HISTORY:
         return None, False
