@@ -127,7 +127,7 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Returns False.  With True, torch would import its compiler, which takes 1 s."""
+        """Returns False, because with True torch would import its compiler, which takes 1 s."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
