@@ -18,7 +18,7 @@ from rooflab.reference.special import common_sets
 from rooflab.roofline.model import Cost, Traffic
 from rooflab.roofline.names import values_by_name
 
-CONTRACT = 5
+CONTRACT = 6
 """The version of the interface of `kernels`, `reference` and `roofline` that `bench` uses.  An A/B comparison measures
 two trees with one `bench`, so it refuses a tree with another version.  The version grows when a field, a function or a
 meaning that `bench` uses changes."""
