@@ -20,7 +20,7 @@ from rooflab.bench.plugin.plugin import SKIP_REASON, asked
 from rooflab.kernels.registry import get_kernel, get_op, interpreting, kernels, ops
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 
-SUITES = ("smoke", "smollm2_135m")
+SUITE_NAMES = ("smoke", "smollm2_135m")
 BUDGET_S = 0.1
 """Seconds of timing for one kernel on one case."""
 MIN_SAMPLES = 3
@@ -37,7 +37,7 @@ def scheme_here(spec: OpSpec) -> str:
 def timeable() -> Iterator[Any]:
     """Yields a pytest parameter for each kernel and case that can be timed on this device."""
     for spec in ops().values():
-        cases = dict.fromkeys(case for suite_name in SUITES for case in spec.cases.get(suite_name, ()))
+        cases = dict.fromkeys(case for suite_name in SUITE_NAMES for case in spec.cases.get(suite_name, ()))
         for case in cases:
             for kernel in kernels(spec.name).values():
                 is_interpreted = kernel.backend == "triton" and interpreting()
@@ -54,10 +54,10 @@ def timeable() -> Iterator[Any]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Lists the kernels only for a benchmark run.  Other test runs would import every kernel only to skip it."""
     if asked(metafunc.config):
-        parameters = list(timeable())
+        pytest_params = list(timeable())
     else:
-        parameters = [pytest.param(None, None, None, None, id="all", marks=pytest.mark.skip(reason=SKIP_REASON))]
-    metafunc.parametrize(("op", "kernel", "case", "scheme"), parameters)
+        pytest_params = [pytest.param(None, None, None, None, id="all", marks=pytest.mark.skip(reason=SKIP_REASON))]
+    metafunc.parametrize(("op", "kernel", "case", "scheme"), pytest_params)
 
 
 @functools.cache
@@ -73,16 +73,16 @@ def test_kernel(kernel_benchmark: Callable[..., Any], op: str, kernel: str, case
     """Checks the kernel, times it, and then checks the outputs of the timed calls."""
     spec, target_kernel, kernel_scheme = get_op(op), get_kernel(op, kernel), get_scheme(scheme)
     input_args = spec, spec.check_case(Case.parse(case)), kernel_scheme, pick_device(None)
-    if refusal := target_kernel.why_not_args(spec.make_inputs(*input_args[1:3], torch.device("meta"), SEED), spec):
-        pytest.skip(str(refusal))
-    status, reason = gate(op, kernel)
-    assert status in ("OK", "UNSUPPORTED"), f"{status}: {reason}"  # UNSUPPORTED holds for the small case only
+    if args_refusal := target_kernel.why_not_args(spec.make_inputs(*input_args[1:3], torch.device("meta"), SEED), spec):
+        pytest.skip(str(args_refusal))
+    gate_status, reason = gate(op, kernel)
+    assert gate_status in ("OK", "UNSUPPORTED"), f"{gate_status}: {reason}"  # UNSUPPORTED holds for the small case only
     input_copies = Rotation.copies(*input_args, SEED)
     input_rotation, first_check = Rotation(target_kernel, spec, input_copies), Unseen(*input_args, input_copies, SEED)
 
     def afterwards() -> str | None:
-        if fault := first_check.wrong({"": input_rotation}).get(""):
-            return fault
+        if check_fault := first_check.wrong({"": input_rotation}).get(""):
+            return check_fault
         second_check = Unseen(*input_args, input_copies, SEED)
         for _ in input_copies:
             input_rotation()

@@ -40,7 +40,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
     settled_texts = _settled() if device.type == "cpu" else {}
     rows: list[Row] = []
     for op in ops or registry.ops():
-        spec = registry.get_op(op)
+        op_spec = registry.get_op(op)
         for kernel in registry.kernels(op).values():
             reason = kernel.why_not_here(device)
             row: Row = {"op": op, "name": kernel.name, "role": kernel.role, "backend": kernel.backend}
@@ -49,9 +49,9 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
             if device.type == "cpu" and kernel.has_code and (reason is None or reason.status == "UNSUPPORTED"):
                 reason_parts.append("`rooflab check` emulates it")
             rows.append(row | {"available": reason is None, "reason": "; ".join(reason_parts)})
-        if spec.no_library:
+        if op_spec.no_library:
             row = {"op": op, "name": "library", "role": "library", "backend": "torch", "available": False}
-            rows.append(row | {"reason": f"none in torch: {spec.no_library}"})
+            rows.append(row | {"reason": f"none in torch: {op_spec.no_library}"})
     for name, refusal in registry.broken_plugins.items():
         row = {"op": "", "name": name, "role": "plug-in", "backend": "", "available": False}
         rows.append(row | {"reason": str(refusal)})
@@ -81,9 +81,9 @@ def _settled() -> dict[str, str]:
 def count_benches(chosen: Selection) -> int:
     """Returns the number of records that `run_benches` makes."""
     scheme = default_scheme(chosen.device)
-    specs = ((registry.get_op(op), kernels) for op, kernels in _with_baselines(chosen).items())
+    op_specs = ((registry.get_op(op), kernels) for op, kernels in _with_baselines(chosen).items())
     return sum(
-        len(kernels) * len(chosen.cases_of(spec)) * len(chosen.schemes_of(spec, scheme)) for spec, kernels in specs
+        len(kernels) * len(chosen.cases_of(spec)) * len(chosen.schemes_of(spec, scheme)) for spec, kernels in op_specs
     )
 
 
@@ -111,27 +111,27 @@ def run_benches(
     With a time limit, a broken CUDA context raises `ContextBroken`."""
     check_caches()
     records = [] if into is None else into
-    deadline = time.monotonic() + settings.limit_s
+    bench_deadline = time.monotonic() + settings.limit_s
     measured_keys = {(record.op, record.kernel, record.case_id, record.scheme) for record in records}
     kernel_budget_s = max(MIN_TIMING_S, TIMING_SHARE * settings.limit_s / max(1, count_benches(chosen)))
     settings = replace(settings, device=str(chosen.device), budget_s=min(settings.budget_s, kernel_budget_s))
     for op, kernels in _with_baselines(chosen).items():
-        spec = registry.get_op(op)
-        for scheme in chosen.schemes_of(spec, default_scheme(chosen.device)):
+        op_spec = registry.get_op(op)
+        for scheme in chosen.schemes_of(op_spec, default_scheme(chosen.device)):
             cases = [
                 case
-                for case in chosen.cases_of(spec)
+                for case in chosen.cases_of(op_spec)
                 if any((op, kernel.name, case.id, scheme.name) not in measured_keys for kernel in kernels)
             ]
-            if time.monotonic() > deadline:
+            if time.monotonic() > bench_deadline:
                 return records
             planted_names = frozenset(kernel.name for kernel in kernels if (kernel.id, scheme.name) in planted_before)
-            measurement = Measurement(spec, scheme, settings, writer.run_id, planted_before=planted_names)
+            measurement = Measurement(op_spec, scheme, settings, writer.run_id, planted_before=planted_names)
             for record_number, record in enumerate(measurement.records(kernels, cases)):
                 writer.write(record)
                 records.append(record)
                 advance(f"{op}/{record.kernel} {record.case_id}")
-                if (record_number + 1) % len(kernels) == 0 and time.monotonic() > deadline:
+                if (record_number + 1) % len(kernels) == 0 and time.monotonic() > bench_deadline:
                     break
     return records
 
@@ -158,29 +158,29 @@ def _read(path: Path) -> list[Record]:
 
 def gpu_bounds(gpu: str, suite: str, scheme: str, ops: Sequence[str]) -> tuple[Drawing, str | None]:
     """Returns the lower bound of every kernel's time on a GPU, and a message if the name `gpu` fits several GPUs."""
-    device, note = resolve(gpu)
+    device, gpu_note = resolve(gpu)
     for op in ops:
         registry.get_op(op).get_cases(suite)
-    points, ceilings = bounds_on(device, suite, get_scheme(scheme).name, ops)
-    return Drawing(points, ceilings, ceilings[0].device), note
+    plot_points, ceilings = bounds_on(device, suite, get_scheme(scheme).name, ops)
+    return Drawing(plot_points, ceilings, ceilings[0].device), gpu_note
 
 
 def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing, list[str]]:
     """Returns a roofline plot for the GPU `gpu`, and messages.  A record of the emulator is drawn with its counted
     bytes.  A benchmark's time is drawn only if it was measured on this GPU.  Messages use `name` as the name of the
     records.  Raises `ValueError` if no record can be drawn."""
-    device, note = resolve(gpu)
-    points, unplaced_reasons = placed_on(records, device)
-    if not points:
+    device, gpu_note = resolve(gpu)
+    plot_points, unplaced_reasons = placed_on(records, device)
+    if not plot_points:
         expected_text = "records of the emulator, or benchmarks with a cost that this GPU can do"
-        reason = f": {unplaced_reasons[0]}" if unplaced_reasons else ""
-        raise ValueError(f"records: expected {expected_text}, got none in {name}{reason}")
-    notes = [note] if note else []
+        reason_text = f": {unplaced_reasons[0]}" if unplaced_reasons else ""
+        raise ValueError(f"records: expected {expected_text}, got none in {name}{reason_text}")
+    gpu_notes = [gpu_note] if gpu_note else []
     has_imports = any("imported" in record.environment for record in records)
-    if all(point.seconds is None for point in points):
+    if all(plot_point.seconds is None for plot_point in plot_points):
         no_gpu_text = "no GPU, which `import --column gpu==h100` names"
-        card_names = {str((record.environment.get("gpu") or {}).get("name") or no_gpu_text) for record in records}
-        reason = f" (its records name {', '.join(sorted(card_names))})" if has_imports else ""
-        notes.append(f"nothing in {name} was measured on {device.full_name}{reason}, so these are bounds")
-    label_suffix = ", imported times" if has_imports and any(point.seconds for point in points) else ""
-    return Drawing(points, [device.ceilings()], device.name + label_suffix, unplaced=unplaced_reasons), notes
+        gpu_names = {str((record.environment.get("gpu") or {}).get("name") or no_gpu_text) for record in records}
+        reason_text = f" (its records name {', '.join(sorted(gpu_names))})" if has_imports else ""
+        gpu_notes.append(f"nothing in {name} was measured on {device.full_name}{reason_text}, so these are bounds")
+    label_suffix = ", imported times" if has_imports and any(plot_point.seconds for plot_point in plot_points) else ""
+    return Drawing(plot_points, [device.ceilings()], device.name + label_suffix, unplaced=unplaced_reasons), gpu_notes

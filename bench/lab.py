@@ -53,7 +53,7 @@ from rooflab.kernels.tuning import bucket_of, rows_of
 from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.numbers import digits
 
-BENCH_S = 0.15
+BENCH_BUDGET_S = 0.15
 """Seconds of timing for each kernel and case."""
 BENCH_FLOPS = 2e9
 """The most FLOPs of a timed case.  5e9 (attention of 2,048 tokens) take a naive kernel half a second on two cores."""
@@ -77,13 +77,13 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     With `smoke`, uses fewer prompts and tokens.  Returns the content of `summary.json`."""
     with show.waiting("fetching the model"):
         fetch()  # first, because without the model minutes of work would end without a summary
-    folder = out or result_folder()
+    result_dir = out or result_folder()
     start_time = time.monotonic()
     environment = Environment.now()
     show.line(f"rooflab on {environment.gpu.name if environment.gpu else environment.cpu}\n", "bold")
-    writer = RunWriter(folder)
-    engine, ops = _run_engine(writer, smoke)
-    results, records = _run_kernels(writer, smoke)
+    run_writer = RunWriter(result_dir)
+    engine_results, ops = _run_engine(run_writer, smoke)
+    results, records = _run_kernels(run_writer, smoke)
     checks, scheme = summarize_checks(results), default_scheme(pick_device(None))
     wrong_count = sum(int(row["failed"]) for row in checks)
     noisy_count = sum(record.status == "NOISY" for record in records)
@@ -93,60 +93,60 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     if noisy_count:
         show.line(f"{noisy_count} times are NOISY: the machine was busy; no ratio is made of them", "yellow")
     finding_texts = findings(records, partial(served_by_engine, ops))
-    for text in finding_texts:
-        show.line(text, "yellow")
+    for finding_text in finding_texts:
+        show.line(finding_text, "yellow")
     with show.waiting("3 pictures"):
-        figure_paths = draw_records(records, folder)
-        report = write_report([folder], folder / "report.html", "The lab on this machine")
-    summary = {
+        figure_paths = draw_records(records, result_dir)
+        lab_report = write_report([result_dir], result_dir / "report.html", "The lab on this machine")
+    lab_summary = {
         "wrong": wrong_count,
         "statuses": sorted(({result.status for result in results} | {record.status for record in records}) - {"NOISY"}),
         "noisy": noisy_count,
         "seconds": round(time.monotonic() - start_time, 1),
-        "folder": str(folder),
+        "folder": str(result_dir),
         "findings": finding_texts,
         "best": best_of_each_op(records),
         "checks": checks,
         "benches": [bench_row(record) for record in records],
-        "figures": [path.name for path in figure_paths],
-        "engine": engine,
+        "figures": [fig_path.name for fig_path in figure_paths],
+        "engine": engine_results,
     }
-    write_whole(folder / "summary.json", json.dumps(plain(summary), indent=2, allow_nan=False) + "\n")
-    png_paths = ", ".join(str(folder / path.name) for path in figure_paths if path.suffix == ".png")
+    write_whole(result_dir / "summary.json", json.dumps(plain(lab_summary), indent=2, allow_nan=False) + "\n")
+    png_paths = ", ".join(str(result_dir / fig_path.name) for fig_path in figure_paths if fig_path.suffix == ".png")
     show.line(f"\n3 roofline  {png_paths or 'none: every time is NOISY'}", "bold")
-    show.line(f"  report    {report.file}")
-    show.line(f"  all       {folder / 'summary.json'}, after {summary['seconds']:.0f} s")
+    show.line(f"  report    {lab_report.file}")
+    show.line(f"  all       {result_dir / 'summary.json'}, after {lab_summary['seconds']:.0f} s")
     show.line("\nnext:")
-    show.pairs([(command, reason) for command, reason in NEXT])
-    return summary
+    show.pairs([(next_command, command_reason) for next_command, command_reason in NEXT])
+    return lab_summary
 
 
 def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], list[Record]]:
     """Checks and times every kernel, op by op.  Prints a line for each op as soon as its checks and times are done."""
     device, environment = pick_device(None), Environment.now()
-    suite_name, budget_s = ("smoke", 0.1) if smoke else ("smollm2_135m", BENCH_S)
+    suite_name, budget_s = ("smoke", 0.1) if smoke else ("smollm2_135m", BENCH_BUDGET_S)
     results: list[CheckResult] = []
     records: list[Record] = []
     show.line("\n2 kernels   against the fp64 oracle, then timed", "bold")
     show.line(HEADER, "dim")
     checkers = Checkers(device)
     for op, op_spec in registry.ops().items():
-        scheme = (
+        op_scheme = (
             next(iter(op_spec.schemes)) if default_scheme(device) not in op_spec.schemes else default_scheme(device)
         )
-        checks = few_checks(listed_checks(Selection.of(op, None, ["smoke"], None, [scheme], None)))
-        case = largest_case(op_spec, op_spec.get_cases(suite_name), get_scheme(scheme), BENCH_FLOPS)
-        benches = Selection.of(op, None, [], [case.id], [scheme], None)
-        with show.progress(op, len(checks) + count_benches(benches), ended=False) as advance:
+        op_checks = few_checks(listed_checks(Selection.of(op, None, ["smoke"], None, [op_scheme], None)))
+        case = largest_case(op_spec, op_spec.get_cases(suite_name), get_scheme(op_scheme), BENCH_FLOPS)
+        benches = Selection.of(op, None, [], [case.id], [op_scheme], None)
+        with show.progress(op, len(op_checks) + count_benches(benches), ended=False) as move_bar:
             op_results = []
-            for index, result in checkers.each(checks):
-                writer.write(result.record(checks[index].kernel, writer.run_id, environment))
+            for check_index, result in checkers.each(op_checks):
+                writer.write(result.record(op_checks[check_index].kernel, writer.run_id, environment))
                 op_results.append(result)
-                advance(result.kernel)
+                move_bar(result.kernel)
             wrong_names = {result.kernel for result in op_results if result.status not in ("OK", *NOT_RUN)}
             passed_names = {result.kernel for result in op_results if result.status == "OK"} - wrong_names
-            passed_kernels = frozenset((f"{op}/{name}", scheme) for name in passed_names)
-            timings = run_benches(benches, Settings(budget_s=budget_s), writer, advance, planted_before=passed_kernels)
+            passed_kernels = frozenset((f"{op}/{kernel_name}", op_scheme) for kernel_name in passed_names)
+            timings = run_benches(benches, Settings(budget_s=budget_s), writer, move_bar, planted_before=passed_kernels)
         _show_op(op, op_results, timings)
         results += op_results
         records += timings
@@ -162,22 +162,22 @@ def few_checks(checks: Sequence[CheckTask]) -> list[CheckTask]:
 
 
 def _show_op(op: str, results: Sequence[CheckResult], records: Sequence[Record]) -> None:
-    (row,) = best_of_each_op(records) or [{}]
-    best_kernel = row.get("best")
-    roof = next((record.bound_fraction for record in records if record.kernel == best_kernel), None)
-    texts = [_short(row.get(f"{name}_ms")) for name in ("naive", "library", "best")]
-    vs_library, ok_count = row.get("vs_library") or "", sum(result.status == "OK" for result in results)
+    (best_row,) = best_of_each_op(records) or [{}]
+    best_kernel = best_row.get("best")
+    roof = next((bench_record.bound_fraction for bench_record in records if bench_record.kernel == best_kernel), None)
+    texts = [_short(best_row.get(f"{row_name}_ms")) for row_name in ("naive", "library", "best")]
+    ratio_text, ok_count = best_row.get("vs_library") or "", sum(result.status == "OK" for result in results)
     show.line(
         ROW_FORMAT.format(
-            op, *texts[:2], best_kernel or "-", texts[2], vs_library, "" if roof is None else f"{roof:.0%}", ok_count
+            op, *texts[:2], best_kernel or "-", texts[2], ratio_text, "" if roof is None else f"{roof:.0%}", ok_count
         )
     )
     for result in results:
         if result.status not in ("OK", *NOT_RUN):
             show.line(f"  {result.describe()}", "red")
-    for record in records:
-        if record.status not in ("OK", "NOISY", *NOT_RUN):
-            show.failure(bench_row(record))
+    for bench_record in records:
+        if bench_record.status not in ("OK", "NOISY", *NOT_RUN):
+            show.failure(bench_row(bench_record))
 
 
 def _short(ms: float | str | None) -> str:
@@ -194,7 +194,7 @@ def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
     ok_ms = {(record.op, record.kernel): record.latency_median_ms for record in timings if record.status == "OK"}
     noisy_ms = {(record.op, record.kernel): record.latency_median_ms for record in timings if record.status == "NOISY"}
     for op, case in {record.op: record.case_id for record in timings if record.latency_median_ms}.items():
-        kernel_ms = {kernel: ms for (kernel_op, kernel), ms in ok_ms.items() if kernel_op == op and ms}
+        kernel_ms = {kernel: time_ms for (kernel_op, kernel), time_ms in ok_ms.items() if kernel_op == op and time_ms}
         winner = min(kernel_ms, key=lambda kernel: kernel_ms[kernel]) if kernel_ms else None
         row: dict[str, Any] = {"op": op, "case": case}
         for name in ("naive", "library"):
@@ -216,20 +216,20 @@ def served_by_engine(ops: OpSet, op: str, case: Case) -> str | None:
 def _run_engine(writer: RunWriter, smoke: bool) -> tuple[dict[str, Any], OpSet]:
     """Answers the first prompt alone, and then all prompts at once.  Returns the results and the engine's kernels."""
     prompts = PROMPT_SET[:2] if smoke else PROMPT_SET
-    params = SamplingParams(max_tokens=16 if smoke else 64)
+    sampling_params = SamplingParams(max_tokens=16 if smoke else 64)
     with show.waiting("1 engine    loading the model"):
         llm = LLM(max_num_seqs=len(prompts), prefix_caching=False)  # the first prompt comes twice
         warm_up(llm)
     show.line(f"1 engine    {llm.arch.name} on {llm.device.type} in {llm.dtype_name}", "bold")
     show.line(f"            kernels: {', '.join(f'{op}={name}' for op, name in kernel_names(llm).items())}\n")
     show.line(f"> {prompts[0]}", "dim")
-    single_run = stream_one(llm, as_prompt(llm, prompts[0]), params, lambda event: show.piece(event.text))
+    single_run = stream_one(llm, as_prompt(llm, prompts[0]), sampling_params, lambda event: show.piece(event.text))
     show.line(f"\n\nTTFT {single_run.summary.ttft_p50_ms:.0f} ms, {_itl(single_run)}", "bold")
     with show.waiting(f"            {len(prompts)} prompts at once"):
-        batch_run = run_batch(llm, [as_prompt(llm, prompt) for prompt in prompts], params)
+        batch_run = run_batch(llm, [as_prompt(llm, prompt_text) for prompt_text in prompts], sampling_params)
     rows = []
     for name, engine_run in (("one prompt", single_run), (f"{len(prompts)} prompts at once", batch_run)):
-        writer.write(engine_record(llm, engine_run, name, {"max_tokens": params.max_tokens}, writer.run_id))
+        writer.write(engine_record(llm, engine_run, name, {"max_tokens": sampling_params.max_tokens}, writer.run_id))
         rows.append(
             {"run": name, "status": engine_run.status, "reason": engine_run.noise, **asdict(engine_run.summary)}
         )
@@ -237,8 +237,8 @@ def _run_engine(writer: RunWriter, smoke: bool) -> tuple[dict[str, Any], OpSet]:
         "model": llm.arch.name,
         "runs": rows,
         "answers": [
-            {"prompt": prompt, "text": result["text"]}
-            for prompt, result in zip(prompts, batch_run.outputs, strict=True)
+            {"prompt": prompt_text, "text": result["text"]}
+            for prompt_text, result in zip(prompts, batch_run.outputs, strict=True)
         ],
         "first_answer": single_run.outputs[0]["text"],
     }
@@ -246,6 +246,6 @@ def _run_engine(writer: RunWriter, smoke: bool) -> tuple[dict[str, Any], OpSet]:
 
 
 def _itl(run: EngineRun) -> str:
-    summary = run.summary
-    itl_text = "no ITL: one token" if summary.itl_p50_ms is None else f"ITL {summary.itl_p50_ms:.1f} ms (p50)"
-    return f"{itl_text}, {summary.output_tokens_per_s:.1f} tokens/s{f'; NOISY: {run.noise}' if run.noise else ''}"
+    run_summary = run.summary
+    itl_text = "no ITL: one token" if run_summary.itl_p50_ms is None else f"ITL {run_summary.itl_p50_ms:.1f} ms (p50)"
+    return f"{itl_text}, {run_summary.output_tokens_per_s:.1f} tokens/s{f'; NOISY: {run.noise}' if run.noise else ''}"

@@ -33,12 +33,12 @@ def namespace(root: Path, build: Path) -> Path:
     (checkout_folder / "rooflab").mkdir(parents=True, exist_ok=True)
     (checkout_folder / "rooflab" / "__init__.py").touch()  # Python prefers an installed wheel's package to a namespace
     for name in SOURCE_FOLDERS:
-        link = checkout_folder / "rooflab" / name
-        if link.is_symlink() and link.resolve() == root / name:
+        package_link = checkout_folder / "rooflab" / name
+        if package_link.is_symlink() and package_link.resolve() == root / name:
             continue
-        new_link = link.with_name(f".{name}.{os.getpid()}")
-        new_link.symlink_to(os.path.relpath(root / name, link.parent.resolve()), target_is_directory=True)
-        new_link.replace(link)  # in one step, so that two commands may start at the same time
+        temporary_link = package_link.with_name(f".{name}.{os.getpid()}")
+        temporary_link.symlink_to(os.path.relpath(root / name, package_link.parent.resolve()), target_is_directory=True)
+        temporary_link.replace(package_link)  # in one step, so that two commands may start at the same time
     return checkout_folder
 
 
@@ -55,9 +55,9 @@ def carried(wheelhouse: Path, build: Path) -> Path | None:
         site_dir = Path(folder) / "site"
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
         pip += ["--disable-pip-version-check", "--no-cache-dir", "--root-user-action=ignore", "--target", str(site_dir)]
-        process = subprocess.run([*pip, *map(str, wheels)], capture_output=True, text=True)
-        if process.returncode:
-            raise SystemExit(f"wheelhouse: pip cannot unpack it: {process.stderr.strip()[-500:]}")
+        pip_process = subprocess.run([*pip, *map(str, wheels)], capture_output=True, text=True)
+        if pip_process.returncode:
+            raise SystemExit(f"wheelhouse: pip cannot unpack it: {pip_process.stderr.strip()[-500:]}")
         if not wheels_folder.is_dir():
             site_dir.replace(wheels_folder)
     return wheels_folder

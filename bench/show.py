@@ -28,7 +28,7 @@ BEAT_S = 10.0
 """The most seconds without a new line during a long step, if the output goes to a pipe or a file."""
 COLUMN_GAP, TEXT = 2, 16
 """The characters between two columns, and the least width of a text column, whose texts are folded to fit."""
-_OK, _FAULTS = ("OK",), ("INCORRECT", "INVALID", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT")
+_OK, _FAULT_STATUSES = ("OK",), ("INCORRECT", "INVALID", "COMPILE_ERROR", "RUNTIME_ERROR", "OUT_OF_MEMORY", "TIMEOUT")
 
 
 _as_json = False
@@ -68,7 +68,7 @@ def table(
     columns = [name for name in columns if not filled or any(row.get(name) not in (None, "") for row in rows)]
     numeric_columns = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in columns]
     cells = [[_cell(name, row.get(name)) for name in columns] for row in rows]
-    widths = [max(len(name), *(row[index].cell_len for row in cells), 0) for index, name in enumerate(columns)]
+    widths = [max(len(name), *(row[col_index].cell_len for row in cells), 0) for col_index, name in enumerate(columns)]
     head = None if title is None else Text(visible(title))
     gap_width = COLUMN_GAP * (len(columns) - 1)
     if (
@@ -109,7 +109,7 @@ def _cell(column: str, value: Any) -> Text:
         return Text(f"{value:.0%}")
     if isinstance(value, float):
         return Text(digits(value))
-    colour = "green" if value in _OK else "red" if value in _FAULTS else "yellow"
+    colour = "green" if value in _OK else "red" if value in _FAULT_STATUSES else "yellow"
     text = " ".join(str(value).split()) if column in ("reason", "why") else str(value)
     return Text(visible(text), style=colour if column == "status" else "")
 
@@ -120,8 +120,8 @@ def pairs(rows: Iterable[tuple[str, str]], title: str | None = None) -> None:
     grid = Table(title=head, title_justify="left", show_header=False, box=None, pad_edge=False, title_style="bold")
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for label, value in rows:
-        grid.add_row(Text(visible(label)), Text(visible(value, keep="\n\t")))
+    for row_label, cell_value in rows:
+        grid.add_row(Text(visible(row_label)), Text(visible(cell_value, keep="\n\t")))
     out.print(grid)
 
 
@@ -215,7 +215,7 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     untimed_rows = [row for row in rows if row["latency_ms"] is None and row["status"] in fine_statuses]
     noisy_rows = [row for row in rows if row["status"] == "NOISY"]
     notes = [row for row in rows if row["status"] == "OK" and row["reason"]]
-    for kind, kind_rows, style in (
+    for kind, kind_rows, line_style in (
         ("not timed", untimed_rows, "dim"),
         ("NOISY", noisy_rows, "yellow"),
         ("note", notes, "yellow"),
@@ -226,7 +226,7 @@ def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
         for group in groups.values():
             names = dict.fromkeys(f"{row['op']}/{row['kernel']}" for row in group)
             row_hint = " (the first one's numbers)" if any(row["reason"] != group[0]["reason"] for row in group) else ""
-            line(f"{kind}: {', '.join(names)}: {group[0]['reason']}{row_hint}", style)
+            line(f"{kind}: {', '.join(names)}: {group[0]['reason']}{row_hint}", line_style)
     if noisy_rows:
         line("A quieter machine, fewer threads (OMP_NUM_THREADS=1) or a longer --budget helps against NOISY.", "yellow")
     for row in rows:
@@ -249,7 +249,7 @@ def engine_summary(result: Mapping[str, Any]) -> None:
     if "ttft_p50_ms" in result:
         rows.append(("TTFT", f"{result['ttft_p50_ms']:.1f} ms"))
         if result["itl_p50_ms"] is not None:
-            itl_text = " / ".join(f"{result[f'itl_p{q}_ms']:.1f}" for q in (50, 90, 99))
+            itl_text = " / ".join(f"{result[f'itl_p{percentile}_ms']:.1f}" for percentile in (50, 90, 99))
             rows.append(("ITL p50 / p90 / p99", f"{itl_text} ms"))
         if result["reason"]:
             rows.append((result["status"], result["reason"]))

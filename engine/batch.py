@@ -61,24 +61,24 @@ class DecodeBatch:
 
     def prepare(self) -> None:
         """Computes `block_table`, `seq_lens` and `slot_mapping` of the step from the positions."""
-        n = len(self.rows)
-        positions = self.positions[:n]
+        num_rows = len(self.rows)
+        positions = self.positions[:num_rows]
         was_advanced, self._advanced = self._advanced, False
         if not self.changed and (positions % self.block_size).all():  # no row begins a page
-            self.seq_lens[:n] += was_advanced
-            self.slot_mapping[:n] += was_advanced
+            self.seq_lens[:num_rows] += was_advanced
+            self.slot_mapping[:num_rows] += was_advanced
             return
         self.changed = False
         block_index = positions // self.block_size
-        for row in np.flatnonzero(block_index >= self.num_blocks[:n]):
+        for row in np.flatnonzero(block_index >= self.num_blocks[:num_rows]):
             self.set_blocks(self.rows[row])
-        np.add(positions, 1, out=self.seq_lens[:n], casting="same_kind")
-        pages = self.block_table[self._row_index[:n], block_index].astype(np.int64)
-        self.slot_mapping[:n] = pages * self.block_size + positions % self.block_size
+        np.add(positions, 1, out=self.seq_lens[:num_rows], casting="same_kind")
+        pages = self.block_table[self._row_index[:num_rows], block_index].astype(np.int64)
+        self.slot_mapping[:num_rows] = pages * self.block_size + positions % self.block_size
 
     def advance(self) -> None:
         """Adds 1 to every position, for the token that the step draws.  Row i's token is at index i of the draw."""
-        n = len(self.rows)
-        self.source[:n] = self._row_index[:n]
-        self.positions[:n] += 1
+        num_rows = len(self.rows)
+        self.source[:num_rows] = self._row_index[:num_rows]
+        self.positions[:num_rows] += 1
         self._advanced = True

@@ -57,7 +57,7 @@ class Core:
 
     def _step(self) -> list[Sequence]:
         scheduler = self.scheduler
-        draw = self.last = None
+        step_draw = self.last = None
         if scheduler.has_work:
             step = self.last = scheduler.schedule()
             for sequence in step.preempted:
@@ -67,14 +67,14 @@ class Core:
                 if ended := [sequence for sequence in dict.fromkeys(sequences) if sequence.finish_reason is not None]:
                     self._remove(ended)
                 return sequences
-            draw = self.runner.run(step)
+            step_draw = self.runner.run(step)
         sequences = self._read()
         if self.last is not None:
             self._computed(self.last)
-        if draw is not None:
-            self._unread = draw
-            self._expect(draw.sequences)
-            if draw.read_at_once or not self.overlap:
+        if step_draw is not None:
+            self._unread = step_draw
+            self._expect(step_draw.sequences)
+            if step_draw.read_at_once or not self.overlap:
                 sequences += self._read()
         return sequences
 
@@ -82,15 +82,15 @@ class Core:
         for chunk in step.chunks:
             self.scheduler.computed(chunk)
             if chunk.last:
-                for sibling in chunk.sequence.siblings:
-                    self.scheduler.submit(sibling)
+                for sibling_sequence in chunk.sequence.siblings:
+                    self.scheduler.submit(sibling_sequence)
                 chunk.sequence.siblings = []
 
     def _expect(self, sequences: list[Sequence]) -> None:
         """Marks one token of each sequence as expected: drawn, but not read yet.  The next step computes this token.  A
         sequence that reaches its full length with this token is removed."""
         blocks = self.scheduler.blocks
-        page_size, full_sequences = blocks.block_size, []
+        page_size, growing_sequences = blocks.block_size, []
         for draw_index, sequence in enumerate(sequences):
             if sequence.finish_reason is not None:
                 continue  # the token before, which has just been read, was its last
@@ -99,11 +99,11 @@ class Core:
             if next_length % page_size == 1 % page_size:
                 blocks.publish(sequence, next_length - 1)
             if next_length >= sequence.max_length:
-                full_sequences.append(sequence)
+                growing_sequences.append(sequence)
             elif sequence.row < 0:
                 self.runner.join(sequence, draw_index)
-        if full_sequences:
-            self._remove(full_sequences)
+        if growing_sequences:
+            self._remove(growing_sequences)
 
     def _read(self) -> list[Sequence]:
         """Waits for the tokens of the last draw and appends them.  Returns the sequences that got a token."""

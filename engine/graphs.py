@@ -55,7 +55,7 @@ class DecodeGraphs:
 
     def step(self, size: int | None = None) -> None:
         """Computes the logits of the first `size` rows, or of all rows if `size` is None."""
-        token_ids, positions, slots, block_table, lengths = (column[:size] for column in self._columns)
+        token_ids, positions, slots, block_table, lengths = (input_column[:size] for input_column in self._columns)
         self._logits[:size] = self._forward(StepInput(token_ids, positions, slots, block_table, lengths))
 
     def __call__(self, step: StepInput) -> torch.Tensor:
@@ -101,31 +101,31 @@ class DecodeReplays:
             return None
         self._batch.prepare()
         self._ids[:n] = drawn.numpy()[self._batch.source[:n]]
-        recording = self.recordings.get((n, torch.get_num_threads()))
-        note_time = recording and self.note_time  # the first step is an eager one too, whose ops are timed then
-        recording = recording or self._record(n)
-        if recording is None:
+        recorded_step = self.recordings.get((n, torch.get_num_threads()))
+        note_time = recorded_step and self.note_time  # the first step is an eager one too, whose ops are timed then
+        recorded_step = recorded_step or self._record(n)
+        if recorded_step is None:
             return None
-        if kernel := recording.timed(note_time) if note_time else recording():
+        if kernel := recorded_step.timed(note_time) if note_time else recorded_step():
             self._step(n)  # the kernel's own check says what is wrong
             raise RuntimeError(f"{kernel} refused its arguments in a replayed step, and not in the same step again")
         return self._logits[:n]
 
     def _step(self, n: int) -> torch.Tensor:
         batch = self._batch
-        arrays = (self._ids, batch.positions, batch.slot_mapping, batch.block_table, batch.seq_lens)
-        ids, positions, slots, block_table, lengths = (torch.from_numpy(array[:n]) for array in arrays)
+        step_arrays = (self._ids, batch.positions, batch.slot_mapping, batch.block_table, batch.seq_lens)
+        ids, positions, slots, block_table, lengths = (torch.from_numpy(step_array[:n]) for step_array in step_arrays)
         return self._forward(StepInput(ids, positions, slots, block_table, lengths))
 
     def _record(self, n: int) -> Recording | None:
         try:
-            recording = record(partial(self._step, n), self._logits[:n])
+            recorded_step = record(partial(self._step, n), self._logits[:n])
         except RecordError as error:
             self.refusals[bucket_of(n)] = str(error)
             logging.getLogger(__name__).warning("decode steps of %s run eagerly: %s", bucket_of(n), error)
             return None
-        self.recordings[n, torch.get_num_threads()] = recording
-        return recording
+        self.recordings[n, torch.get_num_threads()] = recorded_step
+        return recorded_step
 
 
 def record_graph(pool: Any, function: Callable[[], None]) -> Callable[[], None]:
@@ -148,5 +148,5 @@ def record_graph(pool: Any, function: Callable[[], None]) -> Callable[[], None]:
             f"enforce_eager: a decode step with these kernels cannot be captured as a CUDA graph ({first_line}); "
             "expected kernels that do not wait for the device, or enforce_eager=True"
         ) from error
-    replay: Callable[[], None] = graph.replay
-    return replay
+    replay_graph: Callable[[], None] = graph.replay
+    return replay_graph

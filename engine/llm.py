@@ -107,13 +107,13 @@ class LLM:
         if max_len > self.arch.max_position:
             raise ValueError(f"max_model_len: expected at most {self.arch.max_position}, got {max_model_len}")
         block_size = max_len if study.contiguous_kv else block_size
-        chunked = chunked_prefill and study.kv_cache
+        may_chunk = chunked_prefill and study.kv_cache
         # Without chunks a prompt that is longer than a step's budget runs alone, in one step.
-        step_tokens = max_num_batched_tokens if chunked else max(max_num_batched_tokens, max_len)
+        step_tokens = max_num_batched_tokens if may_chunk else max(max_num_batched_tokens, max_len)
         open_draft = partial(open_model, dummy=dummy, seed=seed, device=self.device)
         draft_source = opened(self.speculation, self.arch, self.tokenizer, max_len, self.dtype, self.device, open_draft)
-        max_drawn = min(max_num_seqs * draft_source.rows, step_tokens)
-        limit_sizes = (block_size, max_len, step_tokens, min(max_num_seqs, step_tokens), max_drawn, weight_codes)
+        max_drawn_rows = min(max_num_seqs * draft_source.rows, step_tokens)
+        limit_sizes = (block_size, max_len, step_tokens, min(max_num_seqs, step_tokens), max_drawn_rows, weight_codes)
         self.limits = LargestSizes(self.arch, self.device, self.dtype, *limit_sizes)
         check_weights_fit(self.limits, draft_source.arch)  # before kernels are timed
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
@@ -126,7 +126,7 @@ class LLM:
             num_blocks = self._allocate(num_kv_blocks, enforce_eager, pdl, draft_source.arch)
         self.scheduler = Scheduler(
             BlockManager(num_blocks, block_size, prefix_caching and study.kv_cache),
-            *(max_num_seqs, max_num_batched_tokens, prefill_chunk or step_tokens, chunked, study.continuous_batching),
+            *(max_num_seqs, max_num_batched_tokens, prefill_chunk or step_tokens, may_chunk, study.continuous_batching),
         )
         overlap = self.device.type == "cuda" and speculator is None if overlap is None else overlap
         core_class = Core if study.kv_cache else RecomputingCore
@@ -136,12 +136,12 @@ class LLM:
     def _allocate(self, num_kv_blocks: int | None, enforce_eager: bool, pdl: bool, beside: Architecture | None) -> int:
         """Allocates the KV cache and, on a GPU, records the decode graphs.  Returns the number of cache pages."""
         graphs = None if enforce_eager else self.runner.decode_graphs()
-        rehearse = partial(self.runner.rehearse, self.limits.max_rows, self.limits.max_drawn)
-        rehearsals: list[Callable[[], object]] = [
-            rehearse,
+        rehearse_step = partial(self.runner.rehearse, self.limits.max_rows, self.limits.max_drawn)
+        rehearsal_steps: list[Callable[[], object]] = [
+            rehearse_step,
             *([graphs.step] if isinstance(graphs, DecodeGraphs) else []),
         ]
-        num_blocks = kv_cache_blocks(self.limits, rehearsals, num_kv_blocks, beside)
+        num_blocks = kv_cache_blocks(self.limits, rehearsal_steps, num_kv_blocks, beside)
         self.runner.allocate(num_blocks)
         if isinstance(graphs, DecodeGraphs):
             with dependent_launches(pdl):
@@ -283,5 +283,5 @@ def _one(params: SamplingParams | None) -> SamplingParams:
 def _as_list(prompts: Any) -> list[Any]:
     if not isinstance(prompts, Sequence) or not prompts:
         raise ValueError(f"prompts: expected a prompt or a list of prompts, got {prompts!r}")
-    is_single = isinstance(prompts, str) or is_chat(prompts) or all(isinstance(item, int) for item in prompts)
+    is_single = isinstance(prompts, str) or is_chat(prompts) or all(isinstance(token_id, int) for token_id in prompts)
     return [prompts] if is_single else list(prompts)

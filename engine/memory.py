@@ -54,7 +54,7 @@ def kv_cache_blocks(
             raise ValueError(f"num_kv_blocks: {wanted} take {wanted * block_bytes / 1e9:.2f} GB, more than is free")
         return wanted
     on_cpu = limits.device.type == "cpu"
-    step_bytes = 0 if on_cpu else sum(peak_bytes(rehearsal, limits.device) for rehearsal in rehearsals)
+    step_bytes = 0 if on_cpu else sum(peak_bytes(trial_step, limits.device) for trial_step in rehearsals)
     budget_bytes = (CPU_FRACTION if on_cpu else CUDA_FRACTION) * free_bytes(limits.device) - step_bytes
     num_blocks = min(int(budget_bytes // block_bytes), limits.sequences * max_pages)
     if num_blocks < max_pages:
@@ -68,7 +68,7 @@ def kv_cache_blocks(
 def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
     """Runs `function` and returns the peak of its device memory in bytes, without the memory in use before the call."""
     torch.cuda.reset_peak_memory_stats(device)
-    start_bytes = torch.cuda.memory_allocated(device)
+    bytes_before = torch.cuda.memory_allocated(device)
     function()
     torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - start_bytes
+    return torch.cuda.max_memory_allocated(device) - bytes_before

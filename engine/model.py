@@ -72,11 +72,11 @@ class Model:
         while weights.layers:
             layer = weights.layers.pop(0)
             # One layer is packed at a time, so that memory never holds two copies of the whole model.
-            projections = {name: ops.prepare(getattr(layer, name)) for name in ("qkv", "o", "gate_up", "down")}
+            packed_projections = {name: ops.prepare(getattr(layer, name)) for name in ("qkv", "o", "gate_up", "down")}
             vector_weights = {name: getattr(layer, name) for name in ("input_norm", "qkv_bias", "post_norm")}
             qk_norms = {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "norm_eps": arch.rms_norm_eps}
             qk_norms = {} if layer.q_norm is None else qk_norms
-            self.layers.append(SimpleNamespace(**projections, **vector_weights, norms=qk_norms))
+            self.layers.append(SimpleNamespace(**packed_projections, **vector_weights, norms=qk_norms))
         self.lm_head = ops.prepare(weights.lm_head)
 
     def forward(self, step: StepInput, cache: KVCache, ops: Any) -> torch.Tensor:
@@ -91,13 +91,13 @@ class Model:
         if self.embedding_scale != 1:
             x = x * self.embedding_scale
         residual = x
-        for index, layer in enumerate(self.layers):
-            if index == 0:
+        for layer_index, layer in enumerate(self.layers):
+            if layer_index == 0:
                 x = ops.rmsnorm(x, layer.input_norm, eps)
             else:
                 x, residual = ops.fused_add_rmsnorm(x, residual, layer.input_norm, eps)
-            x = self.attention(x, layer, step, cache.keys[index], cache.values[index], ops)
-            if step.drawn is not None and index == len(self.layers) - 1:
+            x = self.attention(x, layer, step, cache.keys[layer_index], cache.values[layer_index], ops)
+            if step.drawn is not None and layer_index == len(self.layers) - 1:
                 x, residual = x[step.drawn], residual[step.drawn]  # nobody needs the other tokens any more
             x = ops.gemm(x, layer.o)
             x, residual = ops.fused_add_rmsnorm(x, residual, layer.post_norm, eps)
@@ -128,13 +128,13 @@ class Model:
             pages = (k_cache, v_cache, step.block_table, step.seq_lens)
             output_parts.append(ops.decode_attention(q[:n], *pages, **self._window))
         if (chunks := step.chunks) is not None:
-            cu, longest_chunk = chunks.cu_seqlens, chunks.longest
+            cu_seqlens, longest_chunk = chunks.cu_seqlens, chunks.longest
             if chunks.history is None:
                 rotated_keys = k_cache.flatten(0, 1)[step.slot_mapping[n:]]
-                chunk_args = (q[n:], rotated_keys, v[n:], cu, cu, longest_chunk, longest_chunk)
+                chunk_args = (q[n:], rotated_keys, v[n:], cu_seqlens, cu_seqlens, longest_chunk, longest_chunk)
                 output_parts.append(ops.flash_attention_varlen(*chunk_args, causal=True, **self._window))
             else:
                 pages = (k_cache, v_cache, *chunks.history)
-                output_parts.append(ops.paged_attention(q[n:], *pages, cu_seqlens_q=cu, **self._window))
+                output_parts.append(ops.paged_attention(q[n:], *pages, cu_seqlens_q=cu_seqlens, **self._window))
         attention_output = output_parts[0] if len(output_parts) == 1 else torch.cat(output_parts)
         return attention_output.reshape(T, -1)

@@ -61,7 +61,7 @@ class OpSet:
                 self._ways += [] if pack_function in self._ways else [pack_function]
                 name = FUSED_OP if choice.op == FUSED_OP else "gemm"
                 kernel_table[choice.bucket][name] = partial(_product, choice.kernel.fn, self._ways.index(pack_function))
-        self._steps = {bucket: SimpleNamespace(**functions) for bucket, functions in kernel_table.items()}
+        self._steps = {bucket: SimpleNamespace(**op_functions) for bucket, op_functions in kernel_table.items()}
         self._by_rows: dict[tuple[int, int], SimpleNamespace] = {}
 
     def step(self, num_decodes: int, num_prompt_tokens: int = 0, num_drafted: int = 0) -> SimpleNamespace:
@@ -90,8 +90,8 @@ class OpSet:
         for choice in self.choices:
             table_rows.setdefault((choice.op, choice.kernel.name, choice.why), []).append(choice.bucket)
         return [
-            {"op": op, "kernel": kernel, "buckets": " ".join(buckets), "why": reason}
-            for (op, kernel, reason), buckets in table_rows.items()
+            {"op": op, "kernel": kernel, "buckets": " ".join(buckets), "why": choice_reason}
+            for (op, kernel, choice_reason), buckets in table_rows.items()
         ]
 
 
@@ -125,30 +125,30 @@ def resolve(
                 usable_choices[op, bucket] = [preferred_choice]
     if limits.device.type == "cpu":
         usable_choices = choose_kernels(usable_choices, timed_rows, limits, replays)
-    return OpSet([choices[0] for choices in usable_choices.values()])
+    return OpSet([op_choices[0] for op_choices in usable_choices.values()])
 
 
 def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> list[Choice]:
     """Returns the kernels that can run `op` in a bucket, the preferred kernel first."""
-    reasons: list[str] = []
+    refused_kernels: list[str] = []
     if swap:
         kernel = registry.get_kernel(registered(op), swap)
-        reason = why_not(kernel)
-        if reason is None:
+        why_refused = why_not(kernel)
+        if why_refused is None:
             return [Choice(op, bucket, kernel, "asked for")]
-        reasons.append(f"{kernel.id}: {reason}")
-    choices = []
+        refused_kernels.append(f"{kernel.id}: {why_refused}")
+    op_choices = []
     # A kernel may serve decoding rows and not chunks of prompts: one that is asked for need not serve both.
     if not swap or op == "paged_attention":
         for kernel, choice_reason in candidates(op, bucket, device):
-            reason = why_not(kernel)
-            if reason is None:
-                choices.append(Choice(op, bucket, kernel, "; ".join([choice_reason, *reasons])))
+            why_refused = why_not(kernel)
+            if why_refused is None:
+                op_choices.append(Choice(op, bucket, kernel, "; ".join([choice_reason, *refused_kernels])))
             else:
-                reasons.append(f"{kernel.id}: {reason}")
-    if not choices:
-        raise ValueError(f"swap: no kernel for {op} in {bucket}: {'; '.join(reasons)}")
-    return [choice for choice in choices if choice.kernel.role != "naive"] or choices
+                refused_kernels.append(f"{kernel.id}: {why_refused}")
+    if not op_choices:
+        raise ValueError(f"swap: no kernel for {op} in {bucket}: {'; '.join(refused_kernels)}")
+    return [choice for choice in op_choices if choice.kernel.role != "naive"] or op_choices
 
 
 def _preferred(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> Choice | None:
@@ -176,24 +176,24 @@ def candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel,
     name = None if op == "paged_attention" else recorded_choice(registered(op), gpu, bucket).get("kernel")
     from_record = [(kernel, "by record") for kernel in kernels if kernel.name == name]
     fallbacks = [registry.get_kernel(registered(op), preferred) for preferred in FIRST_ON_CUDA.get(registered(op), ())]
-    for role in ("library", "naive"):
-        fallbacks += [kernel for kernel in kernels if kernel.backend == "torch" and kernel.role == role]
+    for kernel_role in ("library", "naive"):
+        fallbacks += [kernel for kernel in kernels if kernel.backend == "torch" and kernel.role == kernel_role]
     return from_record + [(kernel, f"no record for {gpu} that can run") for kernel in fallbacks if kernel.name != name]
 
 
 def _why_not(kernel: Kernel, op: str, rows: tuple[int, ...], limits: LargestSizes, interpret: bool) -> str | None:
     if kernel.backend == "triton" and limits.device.type == "cpu" and not interpret:
         return "UNSUPPORTED: needs a CUDA device (--interpret runs it on the CPU, without times)"
-    if reason := kernel.why_not_served(limits.device):
-        return f"UNSUPPORTED: {reason}"
-    refusal = kernel.why_not_here(limits.device)
-    if refusal:
-        return str(refusal)
+    if why_not_served := kernel.why_not_served(limits.device):
+        return f"UNSUPPORTED: {why_not_served}"
+    kernel_refusal = kernel.why_not_here(limits.device)
+    if kernel_refusal:
+        return str(kernel_refusal)
     for M in rows:
         for inputs in model_inputs(op, M, limits):
-            refusal = kernel.why_not_args(inputs)
-            if refusal:
-                return str(refusal)
+            kernel_refusal = kernel.why_not_args(inputs)
+            if kernel_refusal:
+                return str(kernel_refusal)
     return None
 
 

@@ -15,9 +15,9 @@ CODES = ("int8", "int4")
 def check_sizes(**sizes: int | None) -> None:
     """Raises `ValueError` if a size is not an integer, is too small, or conflicts with another size."""
     for name, value in sizes.items():
-        minimum = 2 if name == "max_model_len" else 1  # a token of the prompt, and one after it
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < minimum):
-            raise ValueError(f"{name}: expected an integer of at least {minimum}, got {value!r}")
+        least_value = 2 if name == "max_model_len" else 1  # a token of the prompt, and one after it
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least_value):
+            raise ValueError(f"{name}: expected an integer of at least {least_value}, got {value!r}")
     max_tokens, seqs = sizes["max_num_batched_tokens"], sizes["max_num_seqs"]
     if max_tokens is not None and seqs is not None and max_tokens < seqs:
         raise ValueError(

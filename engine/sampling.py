@@ -103,5 +103,5 @@ class SamplingTensors:
         columns = (np.array(ids, np.int32), np.array(token_counts, np.int32), np.array(bias, np.float32).view(np.int32))
         packed_arrays = on_device(np.concatenate([lengths.cumsum(dtype=np.int32), *columns]), self._device)  # one copy
         names = ("edit_offsets", "edit_ids", "edit_counts", "edit_bias")
-        edit_arguments = dict(zip(names, torch.split(packed_arrays, [len(lengths), *[len(ids)] * 3]), strict=True))
-        return self._factors | edit_arguments | {"edit_bias": edit_arguments["edit_bias"].view(torch.float32)}
+        edit_tensors = dict(zip(names, torch.split(packed_arrays, [len(lengths), *[len(ids)] * 3]), strict=True))
+        return self._factors | edit_tensors | {"edit_bias": edit_tensors["edit_bias"].view(torch.float32)}

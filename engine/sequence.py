@@ -93,12 +93,12 @@ class SamplingParams:
         return not (self.penalised or self.min_tokens or self.logit_bias or self.logprobs is not None)
 
     def __post_init__(self) -> None:
-        for name, (minimum, maximum) in _VALUE_RANGES.items():
+        for name, (min_value, max_value) in _VALUE_RANGES.items():
             value, is_integer = getattr(self, name), name in _INTEGER_FIELDS
-            is_valid = _is(int if is_integer else int | float, value) and minimum <= value <= maximum
+            is_valid = _is(int if is_integer else int | float, value) and min_value <= value <= max_value
             if not is_valid and not (value is None and name in _OPTIONAL_FIELDS):
                 type_name = "an integer" if is_integer else "a number"
-                raise ValueError(f"{name}: expected {type_name} in [{minimum}, {maximum}], got {value!r}")
+                raise ValueError(f"{name}: expected {type_name} in [{min_value}, {max_value}], got {value!r}")
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop: expected texts that are not empty, got {self.stop!r}")
         if self.min_tokens > self.max_tokens:

@@ -59,8 +59,8 @@ def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn:
     span_ends, span_bounds = span_starts + span_lengths, np.concatenate([[0], np.cumsum(span_lengths)])
     pages = -(-span_ends // batch.block_size)
     tables = np.full((len(spans), pages.max()), -1, np.int32)
-    for row, (span, count) in enumerate(zip(spans, pages.tolist(), strict=True)):
-        tables[row, :count] = span.block_ids[:count]
+    for row, (span, num_pages) in enumerate(zip(spans, pages.tolist(), strict=True)):
+        tables[row, :num_pages] = span.block_ids[:num_pages]
     span_positions = ramp(span_lengths) + np.repeat(span_starts, span_lengths)
     page = tables[np.repeat(np.arange(len(spans)), span_lengths), span_positions // batch.block_size].astype(np.int64)
     history = (on_device(tables, device), on_device(span_ends.astype(np.int32), device)) if span_starts.any() else None

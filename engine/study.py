@@ -26,11 +26,11 @@ def switched(study: StudyOptions | None, beside: Mapping[str, Any]) -> StudyOpti
     """Returns `study`, or the default switches if `study` is None.  `beside` holds options that `LLM` does not know.
 
     If one is a field of `StudyOptions`, raises `ValueError` with the right spelling.  Else raises `TypeError`."""
-    for name, value in beside.items():
-        if name not in StudyOptions.__dataclass_fields__:
-            raise TypeError(f"LLM: got an option that it does not have, {name}")
-        new_spelling = f"study=StudyOptions({name}={value!r}), of rooflab.engine.study"
-        raise ValueError(f"{name}: expected {new_spelling}, got it as an option of LLM")
+    for option_name, option_value in beside.items():
+        if option_name not in StudyOptions.__dataclass_fields__:
+            raise TypeError(f"LLM: got an option that it does not have, {option_name}")
+        new_spelling = f"study=StudyOptions({option_name}={option_value!r}), of rooflab.engine.study"
+        raise ValueError(f"{option_name}: expected {new_spelling}, got it as an option of LLM")
     return study or StudyOptions()
 
 

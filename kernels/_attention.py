@@ -24,8 +24,8 @@ def traffic(inputs: Arguments) -> Traffic:
     q, k, key_fraction = inputs.q, inputs.k, 1
     if inputs.window is not None and q.ndim == 4:
         key_fraction = min(k.shape[1], q.shape[1] - 1 + inputs.window) / max(1, k.shape[1])
-    optional_names = ("sinks", "q_scale", "k_scale", "v_scale", "cu_seqlens_q", "cu_seqlens_k")
-    read_bytes = nbytes(q, *(vars(inputs).get(name) for name in optional_names)) + nbytes(k, inputs.v) * key_fraction
+    optional_inputs = ("sinks", "q_scale", "k_scale", "v_scale", "cu_seqlens_q", "cu_seqlens_k")
+    read_bytes = nbytes(q, *(vars(inputs).get(field) for field in optional_inputs)) + nbytes(k, inputs.v) * key_fraction
     lse_bytes = 4 * math.prod(q.shape[:-1]) if inputs.return_lse else 0
     return Traffic(read_bytes, max(2, q.element_size()) * q.numel() + lse_bytes)
 
@@ -71,7 +71,7 @@ def options(of: Arguments, keys: int) -> tuple[tuple[float, ...], tuple[int, ...
     D, scale, has_softcap = of.q.shape[-1], get_scale(of.q, of.softmax_scale), of.softcap is not None
     has_window = of.window is not None and of.window < keys  # a wider window hides nothing
     score_factor = LOG2E * (1.0 if has_softcap else max(abs(scale), SMALLEST_SCALE))
-    constants = {
+    constexpr_args = {
         "CAUSAL": of.causal,
         "WINDOW": has_window,
         "CAP": has_softcap,
@@ -81,4 +81,4 @@ def options(of: Arguments, keys: int) -> tuple[tuple[float, ...], tuple[int, ...
         **of.config.launch_arguments,
     }
     strides = *of.out.stride()[:-1], *strides_of(of.lse, of.q.ndim - 1), *strides_of(of.sinks, 1)
-    return (of.window if has_window else 0, scale, score_factor, float(of.softcap or 0.0)), strides, constants
+    return (of.window if has_window else 0, scale, score_factor, float(of.softcap or 0.0)), strides, constexpr_args

@@ -45,15 +45,15 @@ def staged_tiles(config: Config, scheme: Scheme) -> int:
     compiled kernels; tests/contracts/test_configs.py checks it."""
     # wgmma (64 rows and more) reads a stage while others are filled; mma.sync frees a stage at once.
     uses_wgmma = config.block_m >= 64 and scheme.activation != torch.float32
-    staged_count = config.num_stages if uses_wgmma else config.num_stages - 1
-    return 2 * staged_count if config.num_stages > 1 else 1
+    stage_count = config.num_stages if uses_wgmma else config.num_stages - 1
+    return 2 * stage_count if config.num_stages > 1 else 1
 
 
 def registers(config: Config, head_dim: int, weights: bool = False, others: int = ADDRESS_REGISTERS) -> int:
     """Returns the registers per thread: fp32 accumulator, scores, and `others` (such as addresses).  If `weights` is
     True, also counts the softmax weights in 16 bits."""
-    columns = head_dim + config.block_n + (config.block_n // 2 if weights else 0)
-    return int(cdiv(config.block_m * columns, 32 * config.num_warps)) + others
+    column_count = head_dim + config.block_n + (config.block_n // 2 if weights else 0)
+    return int(cdiv(config.block_m * column_count, 32 * config.num_warps)) + others
 
 
 def pointers_footprint(
@@ -74,7 +74,7 @@ def by_pointers(weights: bool = True, others: int = ADDRESS_REGISTERS, widest: C
     """Returns the tuning (configs to try, default configs, a CTA's resources) of a kernel that loads by pointers.
     `widest` is the default config for fp32 with a head_dim above 128.  `weights` and `others` are arguments of the
     function `registers`."""
-    defaults = Defaults(
+    default_configs = Defaults(
         (
             ({"itemsize": 2, "D": 64}, Config(128, 64, 4, 2)),
             ({"itemsize": 2, "D": 128}, Config(128, 64, 8, 2)),
@@ -89,11 +89,11 @@ def by_pointers(weights: bool = True, others: int = ADDRESS_REGISTERS, widest: C
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
         if scheme.activation != torch.float32:
             return TILES(case)
-        columns = padded(int(case["D"]))
-        return tuple(c for c in FMA_TILES(case) if c.block_m * (columns + c.block_n) <= FMA_OUTPUTS * 32 * c.num_warps)
+        head_dim = padded(int(case["D"]))
+        return tuple(c for c in FMA_TILES(case) if c.block_m * (head_dim + c.block_n) <= FMA_OUTPUTS * 32 * c.num_warps)
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         ctas = cdiv(int(case["T"]), config.block_m) * int(case["B"]) * int(case["H"])
         return pointers_footprint(config, case, scheme, ctas, weights, others)
 
-    return Tuning(Config, configs, defaults, footprint)
+    return Tuning(Config, configs, default_configs, footprint)

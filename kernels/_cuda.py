@@ -82,26 +82,26 @@ def compiler_log(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] 
 
 def _key(source: str, arch: str, options: Sequence[str], headers: Sequence[str]) -> str:
     # CUDA's folders by their time of change: a new version of a package creates its folder again.
-    mtimes = [(header, os.stat(header).st_mtime_ns) for header in headers if header != str(LIB_FOLDER)]
-    inputs = (source, arch, tuple(options), nvrtc_version(), mtimes, _own_headers() if '#include "' in source else "")
+    mtime_ns = [(header, os.stat(header).st_mtime_ns) for header in headers if header != str(LIB_FOLDER)]
+    inputs = (source, arch, tuple(options), nvrtc_version(), mtime_ns, _own_headers() if '#include "' in source else "")
     return hashlib.sha256(repr(inputs).encode()).hexdigest()[:32]
 
 
 @cache
 def _own_headers() -> str:
-    return "".join(path.read_text() for path in sorted(LIB_FOLDER.glob("*.h")))
+    return "".join(header_path.read_text() for header_path in sorted(LIB_FOLDER.glob("*.h")))
 
 
 def _compile(source: str, arch: str, options: Sequence[str]) -> tuple[bytes, str]:
     nvrtc = _nvrtc()
-    program = nvrtc.createProgram(source, "kernel.cu", (), ())
+    nvrtc_program = nvrtc.createProgram(source, "kernel.cu", (), ())
     try:
-        nvrtc.compileProgram(program, (f"--gpu-architecture={arch}", CXX_STANDARD, *options))
-        return _whole(nvrtc.getCUBIN(program)), _log(nvrtc, program)
+        nvrtc.compileProgram(nvrtc_program, (f"--gpu-architecture={arch}", CXX_STANDARD, *options))
+        return _whole(nvrtc.getCUBIN(nvrtc_program)), _log(nvrtc, nvrtc_program)
     except nvrtc.NVRTCError as error:
-        raise CudaCompileError(_log(nvrtc, program) or str(error)) from error
+        raise CudaCompileError(_log(nvrtc, nvrtc_program) or str(error)) from error
     finally:
-        nvrtc.destroyProgram(program)
+        nvrtc.destroyProgram(nvrtc_program)
 
 
 def _log(nvrtc: Any, program: int) -> str:
@@ -118,8 +118,8 @@ def _whole(cubin: bytes) -> bytes:
 
 def nvrtc_version() -> tuple[int, int]:
     """Returns NVRTC's version, such as (13, 0) for CUDA 13.0.  Raises `ValueError` if NVRTC is not installed."""
-    major, minor = _nvrtc().getVersion()
-    return int(major), int(minor)
+    major_version, minor_version = _nvrtc().getVersion()
+    return int(major_version), int(minor_version)
 
 
 @cache
@@ -164,8 +164,8 @@ def include_folders() -> tuple[str, ...]:
 
 def architecture(device: torch.device | int | None = None) -> str:
     """Returns the architecture of a GPU: `sm_90a` on Hopper, because wgmma and TMA need the `a`.  Requires a GPU."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{10 * major + minor}" + ("a" if major >= 9 else "")
+    gpu_major, gpu_minor = torch.cuda.get_device_capability(device)
+    return f"sm_{10 * gpu_major + gpu_minor}" + ("a" if gpu_major >= 9 else "")
 
 
 def macros(**values: str | int | bool) -> tuple[str, ...]:
@@ -206,10 +206,10 @@ class CudaKernel:
         """Launches the kernel.  Raises `ValueError` on an argument of an unknown type.  Also raises it if tensors are
         on a CPU or on several GPUs."""
         device = _device(arguments)
-        checked_args = [_value(index, argument) for index, argument in enumerate(arguments)]
-        tensor_maps = {id(value): value for value in checked_args if isinstance(value, CudaMap)}
-        encoded_maps = {argument_id: value.encoded() for argument_id, value in tensor_maps.items()}  # each map once
-        launch_values = tuple(encoded_maps.get(id(value), value) for value in checked_args)
+        checked_args = [_value(arg_index, argument) for arg_index, argument in enumerate(arguments)]
+        tensor_maps = {id(arg): arg for arg in checked_args if isinstance(arg, CudaMap)}
+        encoded_maps = {argument_id: arg.encoded() for argument_id, arg in tensor_maps.items()}  # each map once
+        launch_values = tuple(encoded_maps.get(id(arg), arg) for arg in checked_args)
         with torch.cuda.device(device):
             cupy_kernel = self.raw(device)
             if shared_bytes > self._shared_bytes.get(device, STATIC_SHARED_BYTES):

@@ -23,10 +23,10 @@ def write_whole(path: Path, content: str | bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     temp_path = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
-        with temp_path.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())  # a machine that shuts down must not leave an empty file
+        with temp_path.open("wb") as temp_file:
+            temp_file.write(content)
+            temp_file.flush()
+            os.fsync(temp_file.fileno())  # a machine that shuts down must not leave an empty file
         temp_path.replace(path)
     except OSError as error:
         error.filename = str(path)  # a full disk names no file

@@ -27,5 +27,5 @@ def check_writable(name: str, folder: Path) -> None:
         with tempfile.TemporaryDirectory(dir=next(p for p in (folder, *folder.absolute().parents) if p.exists())):
             return
     except OSError as error:
-        problem = f"{str(folder)!r} ({error.strerror})"
-        raise ValueError(f"{name}: expected a folder that can be written to, got {problem}") from error
+        problem_text = f"{str(folder)!r} ({error.strerror})"
+        raise ValueError(f"{name}: expected a folder that can be written to, got {problem_text}") from error

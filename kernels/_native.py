@@ -28,7 +28,7 @@ HEADERS = sorted(Path(__file__).parent.glob("_native*.h"))
 COMPILER_OPTIONS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The number that stands for each dtype in a C++ function."""
-REPLAY = '#include "_native.h"\nextern "C" int replay(const Slot* slots) { return unpacked(run, slots); }\n'
+REPLAY_CPP = '#include "_native.h"\nextern "C" int replay(const Slot* slots) { return unpacked(run, slots); }\n'
 """The second entry of each C++ file, for `_replay.py`."""
 TYPES = {"i": ctypes.c_int, "n": ctypes.c_int64, "f": ctypes.c_float, "p": ctypes.c_void_p}
 
@@ -37,7 +37,7 @@ TYPES = {"i": ctypes.c_int, "n": ctypes.c_int64, "f": ctypes.c_float, "p": ctype
 def compiler() -> str | None:
     """Returns the path of the C++ compiler: `$CXX`, g++ or clang++.  Returns None if there is no compiler."""
     compiler_names = (os.environ.get("CXX"), "g++", "clang++")
-    return next((path for name in compiler_names if name and (path := shutil.which(name))), None)
+    return next((path for tool in compiler_names if tool and (path := shutil.which(tool))), None)
 
 
 def why_no_compiler() -> str | None:
@@ -55,10 +55,10 @@ def _why_too_old(path: str) -> str | None:
     marker_path = _folder() / f"understood-{hashlib.sha256(repr(hashed_texts).encode()).hexdigest()[:24]}"
     if marker_path.is_file():
         return None
-    command = [path, *COMPILER_OPTIONS, "-fsyntax-only", "-x", "c++", *map(str, HEADERS)]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
-    if process.returncode:
-        return f"needs GCC 12 or Clang 15; {path} says: {_first_error(process.stderr)}"
+    check_command = [path, *COMPILER_OPTIONS, "-fsyntax-only", "-x", "c++", *map(str, HEADERS)]
+    compiler_process = subprocess.run(check_command, capture_output=True, text=True, check=False)
+    if compiler_process.returncode:
+        return f"needs GCC 12 or Clang 15; {path} says: {_first_error(compiler_process.stderr)}"
     check_writable("ROOFLAB_CACHE", marker_path.parent)
     marker_path.parent.mkdir(parents=True, exist_ok=True)
     marker_path.touch()
@@ -75,7 +75,7 @@ def _folder() -> Path:
 
 
 def _first_error(text: str) -> str:
-    return next((line for line in text.splitlines() if "error" in line), text.strip())
+    return next((error_line for error_line in text.splitlines() if "error" in error_line), text.strip())
 
 
 class NativeFunction:
@@ -95,19 +95,19 @@ class NativeFunction:
     def addresses(self, arguments: tuple[Any, ...]) -> list[int]:
         """Returns the addresses of tensors, which are some of the arguments."""
         typed_arguments = zip(self._types, arguments, strict=True)
-        return [value for type_letter, value in typed_arguments if type_letter == "p" and isinstance(value, int)]
+        return [address for type_letter, address in typed_arguments if type_letter == "p" and isinstance(address, int)]
 
     def slots(self, arguments: tuple[Any, ...], moved: Callable[[int], int]) -> ctypes.Array[ctypes.c_uint64]:
         """Packs each argument in 8 bytes (a slot) for a replay.  `moved` gives a tensor's address in the replay."""
         slot_values = []
-        for type_letter, value in zip(self._types, arguments, strict=True):
+        for type_letter, argument in zip(self._types, arguments, strict=True):
             if type_letter == "f":
-                value = int.from_bytes(struct.pack("<f", value), "little")
-            elif type_letter == "p" and not isinstance(value, int):
-                value = 0 if value is None else ctypes.addressof(value)
+                argument = int.from_bytes(struct.pack("<f", argument), "little")
+            elif type_letter == "p" and not isinstance(argument, int):
+                argument = 0 if argument is None else ctypes.addressof(argument)
             elif type_letter == "p":
-                value = moved(value)
-            slot_values.append(value & 0xFFFF_FFFF_FFFF_FFFF)
+                argument = moved(argument)
+            slot_values.append(argument & 0xFFFF_FFFF_FFFF_FFFF)
         return (ctypes.c_uint64 * len(slot_values))(*slot_values)
 
 
@@ -136,19 +136,19 @@ def library(source: Path) -> Path:
         raise ValueError(f"{source.parent.name}/{source.stem}: {why_no_compiler()}")
     openmp_path = _openmp_of_torch()
     headers = (header.read_text() for header in HEADERS)
-    texts = (source.read_text(), REPLAY, *headers, _version(path), processor(), openmp_path, *COMPILER_OPTIONS)
-    build_hash = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:24]
+    lib_texts = (source.read_text(), REPLAY_CPP, *headers, _version(path), processor(), openmp_path, *COMPILER_OPTIONS)
+    build_hash = hashlib.sha256("\0".join(lib_texts).encode()).hexdigest()[:24]
     library_path = _folder() / f"{source.parent.name}-{build_hash}.so"
     if library_path.is_file():
         return library_path
     library_path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library_path.parent) as temp_folder:
-        compiled, new_library = Path(temp_folder) / "compiled.o", Path(temp_folder) / "linked.so"
+        obj_path, linked_library = Path(temp_folder) / "compiled.o", Path(temp_folder) / "linked.so"
         # In two steps, because with -fopenmp the linker would take the compiler's own runtime.
-        unit = f'#include "{source}"\n{REPLAY}'
-        _run([path, *COMPILER_OPTIONS, f"-I{HEADERS[0].parent}", "-c", "-xc++", "-", "-o", str(compiled)], source, unit)
-        _run([path, "-shared", str(compiled), openmp_path, "-o", str(new_library)], source)
-        new_library.replace(library_path)
+        unit = f'#include "{source}"\n{REPLAY_CPP}'
+        _run([path, *COMPILER_OPTIONS, f"-I{HEADERS[0].parent}", "-c", "-xc++", "-", "-o", str(obj_path)], source, unit)
+        _run([path, "-shared", str(obj_path), openmp_path, "-o", str(linked_library)], source)
+        linked_library.replace(library_path)
     return library_path
 
 
@@ -167,4 +167,4 @@ def _openmp_of_torch() -> str:
 def processor() -> str:
     """Returns the processor's model and features.  A library that was built for another processor may not run here."""
     cpu_lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-    return "\n".join(line for line in cpu_lines if line.startswith(("model name", "flags")))
+    return "\n".join(cpu_line for cpu_line in cpu_lines if cpu_line.startswith(("model name", "flags")))

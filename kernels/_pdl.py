@@ -21,28 +21,28 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
-_on = ContextVar("pdl", default=False)
+_pdl_enabled = ContextVar("pdl", default=False)
 
 
 @contextmanager
 def pdl(on: bool = True) -> Iterator[None]:
     """Makes a context in which kernels that support PDL are launched with PDL.  This needs compute capability 9.0.
     Kernels prefetch weights before they wait, so no earlier kernel may still write weights when the context begins."""
-    reset_token = _on.set(on)
+    reset_token = _pdl_enabled.set(on)
     try:
         yield
     finally:
-        _on.reset(reset_token)
+        _pdl_enabled.reset(reset_token)
 
 
 def pdl_is_on() -> bool:
     """Returns whether the caller is inside the context `pdl`."""
-    return _on.get()
+    return _pdl_enabled.get()
 
 
 def pdl_arguments() -> dict[str, bool]:
     """Returns the arguments of a Triton launch: the kernel's flag `PDL` and, if PDL is on, the option `launch_pdl`."""
-    return {"PDL": True, "launch_pdl": True} if _on.get() else {"PDL": False}
+    return {"PDL": True, "launch_pdl": True} if _pdl_enabled.get() else {"PDL": False}
 
 
 class _Attribute(ctypes.Structure):
@@ -82,10 +82,10 @@ def launch_dependent(
     argument_bytes = ctypes.create_string_buffer(b"".join(values))
     first_address = ctypes.addressof(argument_bytes)
     argument_addresses = accumulate((value.nbytes for value in values[:-1]), initial=first_address)
-    arguments = (ctypes.c_void_p * len(values))(*argument_addresses) if values else None
+    arg_array = (ctypes.c_void_p * len(values))(*argument_addresses) if values else None
     launch_sizes = [(*map(int, dim_lengths), 1, 1)[:3] for dim_lengths in (grid, block)]
     launch_config = _Config(*launch_sizes, shared_bytes, stream, _PROGRAMMATIC_STREAM_SERIALIZATION, 1)
-    error_code = _driver().cuLaunchKernelEx(ctypes.byref(launch_config), ctypes.c_void_p(function), arguments, None)
+    error_code = _driver().cuLaunchKernelEx(ctypes.byref(launch_config), ctypes.c_void_p(function), arg_array, None)
     if error_code:
         error_name = ctypes.c_char_p()
         _driver().cuGetErrorName(error_code, ctypes.byref(error_name))

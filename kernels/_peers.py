@@ -18,12 +18,12 @@ import torch
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.registry import Backend, get_op
 
-MAX_SHAPES = 512
+MAX_RECOMPILES = 512
 """The most shapes that may be compiled in a process.  At torch's default limit of 8 a call raises."""
 LIGER_LIMITS = {"H": 65536}
 """Liger's limit of the row length H (`calculate_settings`)."""
 PACKAGES = {"liger": "liger_kernel", "quack": "quack"}
-BACKENDS: dict[str, Backend] = {"compiled": "torch", "liger": "triton", "quack": "cuda"}
+PEER_BACKENDS: dict[str, Backend] = {"compiled": "torch", "liger": "triton", "quack": "cuda"}
 
 
 def peer(**takes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -37,7 +37,7 @@ def peer(**takes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         name = call.__name__
         return kernel(
             role="peer",
-            backend=BACKENDS[name],
+            backend=PEER_BACKENDS[name],
             min_sm=90 if name == "quack" else 80,
             devices=("cuda",),
             requires=(PACKAGES[name],) if name in PACKAGES else (),
@@ -57,7 +57,7 @@ def compiled(formula: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(formula)
     def call(**inputs: Any) -> Any:
-        with torch._dynamo.config.patch(recompile_limit=MAX_SHAPES, accumulated_recompile_limit=MAX_SHAPES):
+        with torch._dynamo.config.patch(recompile_limit=MAX_RECOMPILES, accumulated_recompile_limit=MAX_RECOMPILES):
             return made()(**inputs)
 
     return call

@@ -25,7 +25,7 @@ from rooflab.kernels._native import NativeFunction, built
 SOURCE = Path(__file__).with_suffix(".cpp")
 ALIGNMENT = 64
 """The bytes of a cache line.  Each planned tensor begins at a multiple of them."""
-ALLOCATING = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
+ALLOCATING_OPS = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"}
 
 
 class RecordError(ValueError):
@@ -60,22 +60,22 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        schema = func._schema
-        if schema.name in ALLOCATING:
+        op_schema = func._schema
+        if op_schema.name in ALLOCATING_OPS:
             self.buffers.append(result)
-        elif not all(value.alias_info and not value.alias_info.is_write for value in schema.returns):
-            raise RecordError(f"{_kernel_of_call()} calls {schema.name.replace('aten::', 'torch.')}")
+        elif not all(value.alias_info and not value.alias_info.is_write for value in op_schema.returns):
+            raise RecordError(f"{_kernel_of_call()} calls {op_schema.name.replace('aten::', 'torch.')}")
         return result
 
 
 def _kernel_of_call() -> str:
     """Returns the kernel that runs now, such as `gemm/library`, by the file of the outermost launcher on the stack."""
-    kernel, frame = "the function", sys._getframe(1)
-    while frame is not None:
-        code_path = Path(frame.f_code.co_filename)
+    kernel, caller_frame = "the function", sys._getframe(1)
+    while caller_frame is not None:
+        code_path = Path(caller_frame.f_code.co_filename)
         if code_path.parent.parent == SOURCE.parent:
             kernel = f"{code_path.parent.name}/{code_path.stem}"
-        frame = frame.f_back  # type: ignore[assignment]
+        caller_frame = caller_frame.f_back  # type: ignore[assignment]
     return kernel
 
 
@@ -96,20 +96,20 @@ def planned(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
 
     Two buffers may share memory if the last use of one comes before the first use of the other.  The buffers are placed
     in the order of their first use, each at the lowest free offset."""
-    offsets = [0] * len(buffers)
+    buffer_offsets = [0] * len(buffers)
     live_buffers: list[tuple[int, int, int]] = []
     block_bytes = 0
     for index in sorted(range(len(buffers)), key=lambda index: buffers[index].first):
-        buffer, offset = buffers[index], 0
-        live_buffers = sorted(taken_span for taken_span in live_buffers if taken_span[2] >= buffer.first)
+        next_buffer, buffer_offset = buffers[index], 0
+        live_buffers = sorted(taken_span for taken_span in live_buffers if taken_span[2] >= next_buffer.first)
         for start_offset, end_offset, _ in live_buffers:
-            if start_offset - offset >= buffer.nbytes:
+            if start_offset - buffer_offset >= next_buffer.nbytes:
                 break
-            offset = max(offset, end_offset)
-        end_offset = offset + -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
-        live_buffers.append((offset, end_offset, buffer.last))
-        offsets[index], block_bytes = offset, max(block_bytes, end_offset)
-    return offsets, block_bytes
+            buffer_offset = max(buffer_offset, end_offset)
+        end_offset = buffer_offset + -(-next_buffer.nbytes // ALIGNMENT) * ALIGNMENT
+        live_buffers.append((buffer_offset, end_offset, next_buffer.last))
+        buffer_offsets[index], block_bytes = buffer_offset, max(block_bytes, end_offset)
+    return buffer_offsets, block_bytes
 
 
 class Recording:
@@ -124,9 +124,9 @@ class Recording:
         """The memory of all tensors between the launches, as bytes."""
         self._kept = launches, out  # the lists below hold addresses only
         self._slots = [launch.function.slots(launch.arguments, moved) for launch in launches]
-        addresses = ctypes.c_void_p * len(launches)
-        self._entries = addresses(*(launch.function.entry for launch in launches))
-        self._addresses = addresses(*map(ctypes.addressof, self._slots))
+        pointer_array = ctypes.c_void_p * len(launches)
+        self._entries = pointer_array(*(launch.function.entry for launch in launches))
+        self._addresses = pointer_array(*map(ctypes.addressof, self._slots))
         self._run = built(SOURCE, "pppn").run
 
     def __call__(self, seconds: ctypes.Array[ctypes.c_double] | None = None) -> str | None:
@@ -140,8 +140,8 @@ class Recording:
         kernel and the seconds of each launch."""
         seconds = (ctypes.c_double * len(self.kernels))()
         failed_kernel = self(seconds)
-        for kernel, spent_s in zip(self.kernels, seconds, strict=True):
-            note(kernel, spent_s)
+        for kernel, kernel_seconds in zip(self.kernels, seconds, strict=True):
+            note(kernel, kernel_seconds)
         return failed_kernel
 
 

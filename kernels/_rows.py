@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-LARGEST_CODE = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+MAX_CODES = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The number to which the largest magnitude of a row is scaled, for each 8-bit dtype."""
-LEAST_SCALE = 2.0**-126
+MIN_ROW_SCALE = 2.0**-126
 """The smallest normal fp32 number, which is the smallest scale: 1 / scale would overflow for a smaller scale."""
 
 
@@ -16,6 +16,6 @@ def write_rows(values: torch.Tensor, out: torch.Tensor, scale: torch.Tensor | No
         out.copy_(values)
         return
     row_maximum = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
-    scale.copy_(torch.where(row_maximum > 0, (row_maximum / LARGEST_CODE[out.dtype]).clamp(min=LEAST_SCALE), 1.0))
-    codes = values / scale[:, None]
-    out.copy_(codes.round() if out.dtype == torch.int8 else codes)
+    scale.copy_(torch.where(row_maximum > 0, (row_maximum / MAX_CODES[out.dtype]).clamp(min=MIN_ROW_SCALE), 1.0))
+    row_codes = values / scale[:, None]
+    out.copy_(row_codes.round() if out.dtype == torch.int8 else row_codes)

@@ -10,7 +10,7 @@ from rooflab.kernels._sizes import cdiv, next_power_of_2
 from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Case, Scheme
 
-MAX_HIDDEN = 16384
+MAX_HIDDEN_SIZE = 16384
 """The widest row: 512 threads then hold 32 fp32 values each.  With 64 values each, ptxas spills."""
 ADDRESS_REGISTERS = 16
 """Registers per thread for pointers, masks and the scale, besides the rows."""
@@ -29,28 +29,28 @@ class Config:
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Returns the configs to try: 1 to 32 warps.  For short rows, also several rows per program."""
-    row_length = int(next_power_of_2(int(case["H"])))
-    block_rows = [block_t for block_t in (1, 2, 4, 8, 16, 32) if block_t == 1 or block_t * row_length <= 2 * SHORT_ROW]
+    padded_size = int(next_power_of_2(int(case["H"])))
+    block_rows = [block_t for block_t in (1, 2, 4, 8, 16, 32) if block_t == 1 or block_t * padded_size <= 2 * SHORT_ROW]
     return tuple(Config(*config_values) for config_values in itertools.product(block_rows, (1, 2, 4, 8, 16, 32)))
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the resources of a CTA.  The registers are for the rows in fp32; the norm's weight is not counted."""
-    threads = 32 * config.num_warps
+    thread_count = 32 * config.num_warps
     tile_values = config.block_t * int(next_power_of_2(int(case["H"])))
-    thread_registers = cdiv(tile_values, threads) + ADDRESS_REGISTERS
-    return Footprint(threads, thread_registers, 0, cdiv(int(case["T"]), config.block_t))
+    thread_registers = cdiv(tile_values, thread_count) + ADDRESS_REGISTERS
+    return Footprint(thread_count, thread_registers, 0, cdiv(int(case["T"]), config.block_t))
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     """Returns the default config, with 1 to 16 warps.  A thread has eight elements (16 bytes in bf16).  With more rows
     than an H100 has SMs, a thread has 16 elements, and a program has several short rows."""
-    row_length, many_rows = int(next_power_of_2(int(case["H"]))), int(case["T"]) > HOPPER_SMS
-    block_t = max(1, SHORT_ROW // row_length) if many_rows else 1
-    thread_elements = 16 if many_rows else 8
-    return Config(block_t, min(max(block_t * row_length // (thread_elements * 32), 1), 16))
+    padded_size, has_many_rows = int(next_power_of_2(int(case["H"]))), int(case["T"]) > HOPPER_SMS
+    block_t = max(1, SHORT_ROW // padded_size) if has_many_rows else 1
+    thread_elements = 16 if has_many_rows else 8
+    return Config(block_t, min(max(block_t * padded_size // (thread_elements * 32), 1), 16))
 
 
 TUNING = Tuning(Config, configs, heuristic, footprint)
-LIMITS = {"H": MAX_HIDDEN}
+LIMITS = {"H": MAX_HIDDEN_SIZE}
 """The limit of H: the widest row that registers hold."""

@@ -18,7 +18,7 @@ ELEMENT_TYPES = {torch.float8_e4m3fn: ("u8", 0), torch.float16: ("f16", 6), torc
 """The name in PTX and the number in CUtensorMapDataType (cuda.h) of each dtype."""
 DRIVER_LIBRARY = "libcuda.so.1"
 """The file name of CUDA's driver."""
-NO_INTERLEAVE, SWIZZLE_128, PROMOTE_TO_128, FILL_ZERO = 0, 3, 2, 0
+INTERLEAVE_NONE, SWIZZLE_128_BYTES, L2_PROMOTE_128, OOB_FILL_ZERO = 0, 3, 2, 0
 """Values of the driver's enumerations: the layout in memory, the swizzle, the size of L2's requests, and how elements
 out of bounds are filled."""
 
@@ -43,8 +43,8 @@ class CudaMap:
         """Returns the 128 bytes of the map as a NumPy array of one element.  A kernel takes this array by value.
         Raises `ValueError` if there is no driver, or if the driver refuses the map."""
         map_buffer = np.zeros(MAP_BYTES + ALIGNMENT, np.uint8)
-        aligned_start = -map_buffer.ctypes.data % ALIGNMENT
-        map_bytes = map_buffer[aligned_start : aligned_start + MAP_BYTES]
+        map_offset = -map_buffer.ctypes.data % ALIGNMENT
+        map_bytes = map_buffer[map_offset : map_offset + MAP_BYTES]
         driver_status = _encode()(
             ctypes.c_void_p(map_bytes.ctypes.data),
             ELEMENT_TYPES[self.base.dtype][1],
@@ -54,17 +54,17 @@ class CudaMap:
             (ctypes.c_uint64 * 1)(self.stride * self.base.element_size()),
             (ctypes.c_uint32 * 2)(*self.box),
             (ctypes.c_uint32 * 2)(1, 1),
-            NO_INTERLEAVE,
-            SWIZZLE_128,
-            PROMOTE_TO_128,
-            FILL_ZERO,
+            INTERLEAVE_NONE,
+            SWIZZLE_128_BYTES,
+            L2_PROMOTE_128,
+            OOB_FILL_ZERO,
         )
         if driver_status:
             expected_matrix = "a matrix that cuTensorMapEncodeTiled takes"
-            problem = (
+            problem_text = (
                 f"error {driver_status} for {self.rows} rows {self.stride} elements apart at {self.base.data_ptr():#x}"
             )
-            raise ValueError(f"tensor map: expected {expected_matrix}, got {problem}")
+            raise ValueError(f"tensor map: expected {expected_matrix}, got {problem_text}")
         return map_bytes.view([("bytes", np.uint8, MAP_BYTES)])
 
 

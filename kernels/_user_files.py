@@ -41,14 +41,14 @@ def import_file(path: Path) -> ModuleType:
     module_name = f"{inner_package}.{path.stem.replace('.', '_')}"
     module_spec = importlib.util.spec_from_file_location(module_name, path)
     assert module_spec is not None and module_spec.loader is not None, "a .py file always has a loader"
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_name] = module  # Triton reads a kernel's source through its module
+    user_module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_name] = user_module  # Triton reads a kernel's source through its module
     try:
-        module_spec.loader.exec_module(module)
+        module_spec.loader.exec_module(user_module)
     except BaseException:
         del sys.modules[module_name]
         raise
-    return module
+    return user_module
 
 
 def _put_first(folder: Path) -> None:
@@ -56,8 +56,8 @@ def _put_first(folder: Path) -> None:
     if str(folder) in sys.path:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))
-    for name, module in list(sys.modules.items()):
-        module_file = Path(getattr(module, "__file__", None) or "")
+    for name, loaded_module in list(sys.modules.items()):
+        module_file = Path(getattr(loaded_module, "__file__", None) or "")
         module_folder = module_file.parent.parent if module_file.name == "__init__.py" else module_file.parent
         if "." not in name and module_folder != folder and module_folder in _user_folders and _has(folder, name):
             for unloaded_name in [loaded_name for loaded_name in sys.modules if loaded_name.partition(".")[0] == name]:

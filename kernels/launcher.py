@@ -29,7 +29,7 @@ from rooflab.reference.contract import Argument, CallArguments, Contract, Dims, 
 from rooflab.reference.spec import DTYPE_NAMES, Arguments, Case, OpSpec, extent, get_scheme
 from rooflab.roofline.model import Traffic
 
-MAX_LAYOUTS = 4096
+MAX_KNOWN_LAYOUTS = 4096
 """The most layouts that a kernel remembers: enough for a serving engine's row counts.  A layout takes about 1 KB."""
 
 
@@ -85,8 +85,8 @@ class Launcher:
 
     def _signature(self, fn_parameters: Mapping[str, inspect.Parameter]) -> inspect.Signature:
         """Makes the kernel's signature: the op's arguments, then `out`, `plan`, `config`, as the launcher has them."""
-        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in fn_parameters.values())
-        parameters = [parameter for parameter in self.spec.parameters if takes_all or parameter.name in fn_parameters]
+        has_kwargs = any(parameter.kind is parameter.VAR_KEYWORD for parameter in fn_parameters.values())
+        parameters = [parameter for parameter in self.spec.parameters if has_kwargs or parameter.name in fn_parameters]
         if self.results:
             parameters.append(inspect.Parameter("out", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None))
         optional_parameters = [fn_parameters[name] for name in ("plan", "config") if name in fn_parameters]
@@ -99,23 +99,23 @@ class Launcher:
         if len(args) > len(self.positional) or (kwargs and not kwargs.keys().isdisjoint(positional_values)):
             self.signature.bind(*args, **kwargs)
         arguments = {**self.defaults, **positional_values, **kwargs}
-        passed_out = arguments.pop("out", None)
-        if passed_out is not None and not isinstance(passed_out, tuple):
-            passed_out = (passed_out,)
-        bound = self.bound(arguments, passed_out)
+        out_argument = arguments.pop("out", None)
+        if out_argument is not None and not isinstance(out_argument, tuple):
+            out_argument = (out_argument,)
+        bound = self.bound(arguments, out_argument)
         if self.contract.bounds is not None or _checks.CHECK_VALUES:
             self._check_values(arguments, bound.dims)
-        outputs = {} if passed_out is None else dict(zip(bound.made, passed_out, strict=True))
-        if passed_out is None:
+        outputs = {} if out_argument is None else dict(zip(bound.made, out_argument, strict=True))
+        if out_argument is None:
             for name, (shape, strides, dtype) in bound.made.items():  # 1.3 us; torch.empty takes 2.4
                 outputs[name] = torch.empty_strided(shape, strides, dtype=dtype, device=bound.device)
         arguments.update(bound.absent)
         arguments.update(outputs)
         results = tuple(outputs.values())
         result = results[0] if len(results) == 1 else results or None
-        for name, nbytes, other_name, other_nbytes, in_place, error in bound.apart:
-            start, start2 = arguments[name].data_ptr(), arguments[other_name].data_ptr()
-            if start < start2 + other_nbytes and start2 < start + nbytes and not (in_place and start == start2):
+        for name, nbytes, other_name, other_size, in_place, error in bound.apart:
+            out_ptr, arg_ptr = arguments[name].data_ptr(), arguments[other_name].data_ptr()
+            if out_ptr < arg_ptr + other_size and arg_ptr < out_ptr + nbytes and not (in_place and out_ptr == arg_ptr):
                 raise ValueError(error)
         if bound.instead is not None:
             bound.instead(Arguments(**arguments))
@@ -155,7 +155,7 @@ class Launcher:
             self.signature.bind(**arguments)
             bound = self._bind(arguments, outs)
             assert layout_key is not None, "an argument without a layout is refused"
-            if len(self._known) >= MAX_LAYOUTS:
+            if len(self._known) >= MAX_KNOWN_LAYOUTS:
                 self._known.clear()
             self._known[layout_key] = bound
         return bound
@@ -176,10 +176,10 @@ class Launcher:
         gpu_index = device.index if device.type == "cuda" else None
         if self.on_cpu and device.type != "cpu":  # an address there means nothing to C++
             raise ValueError(f"{self.tensors[0]}: expected a tensor on the CPU, got one on {device}")
-        if reason := self.kernel.unsupported(self.spec.arguments(arguments, config=None, device="cuda")):
+        if refusal_text := self.kernel.unsupported(self.spec.arguments(arguments, config=None, device="cuda")):
             op_arguments = {name: arguments[name] for name in self.signature.parameters if name not in EXTRA_ARGUMENTS}
             # Nobody else takes a packed form.
-            raise ValueError(reason + ("" if self.kernel.prepare else who_takes(self.kernel, op_arguments)))
+            raise ValueError(refusal_text + ("" if self.kernel.prepare else who_takes(self.kernel, op_arguments)))
         results = {name: result for name, result in self.results.items() if result.wanted(arguments)}
         if outs is not None and len(outs) != len(results):
             raise ValueError(f"out: expected {len(results)} tensors, got {len(outs)}")
@@ -221,9 +221,9 @@ class Launcher:
         """Returns the config for a call with these `arguments`, if the caller passes no config."""
         contract, first_tensor = self.contract, arguments[self.tensors[0]]
         name = DTYPE_NAMES[first_tensor.dtype] if contract.scheme is None else contract.scheme(arguments)
-        case = {dim_name: dims[dim_name] for dim_name in self.spec.cases["smoke"][0] if dim_name in dims}
-        case |= {} if contract.case is None else contract.case(arguments)
-        return self.kernel.config_for(Case(**case), get_scheme(name), first_tensor.device)
+        case_sizes = {dim_name: dims[dim_name] for dim_name in self.spec.cases["smoke"][0] if dim_name in dims}
+        case_sizes |= {} if contract.case is None else contract.case(arguments)
+        return self.kernel.config_for(Case(**case_sizes), get_scheme(name), first_tensor.device)
 
     def traffic_of(self, traffic: Callable[[Arguments], Traffic], inputs: Arguments) -> Traffic:
         """Returns `traffic(inputs)`.  If `inputs` have no config, first adds the config that a launch would use."""
@@ -234,10 +234,10 @@ class Launcher:
 
 def _getter(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
     """Returns a function that reads the values of `names` from a mapping.  Reads several names by one call into C."""
-    keys = tuple(names)
-    if len(keys) > 1:
-        return itemgetter(*keys)
-    return (lambda arguments: (arguments[keys[0]],)) if keys else lambda arguments: ()
+    getter_keys = tuple(names)
+    if len(getter_keys) > 1:
+        return itemgetter(*getter_keys)
+    return (lambda arguments: (arguments[getter_keys[0]],)) if getter_keys else lambda arguments: ()
 
 
 def kernel(
@@ -280,11 +280,11 @@ def kernel(
             raise TypeError(f"{spec.name}: the op declares no contract; use registry.register")
         contract = spec.contract if packed is None else spec.contract.with_packed(str(spec.prepared), packed)
         contract = replace(contract, bounds=None) if backend == "cpp" else contract
-        set_options = {option: value for option, value in options.items() if value is not None}
-        takes_options = set_options.keys() & {field.name for field in fields(Takes)}
-        takes = Takes(**{option: set_options.pop(option) for option in takes_options})
+        set_options = {option_name: value for option_name, value in options.items() if value is not None}
+        options_of_takes = set_options.keys() & {takes_field.name for takes_field in fields(Takes)}
+        takes = Takes(**{option_name: set_options.pop(option_name) for option_name in options_of_takes})
         takes.check(contract, [parameter.name for parameter in spec.parameters])
-        why_unsupported = partial(takes.why_not, contract=contract, rest=unsupported)
+        get_refusal = partial(takes.why_not, contract=contract, rest=unsupported)
         aligned_names = (*aligned, *takes.whole, *takes.mapped)
         launcher = Launcher(spec, contract, fn, aligned_names, bind, empty, backend == "cpp", allocates)
 
@@ -295,7 +295,7 @@ def kernel(
         launch.__signature__ = launcher.signature  # type: ignore[attr-defined]  # what help() and the registry read
         default_role = name if name in ("naive", "library") else "optimized"
         launcher.kernel = add_kernel(
-            spec, name, cast(Role, role or default_role), backend, launch, unsupported=why_unsupported,
+            spec, name, cast(Role, role or default_role), backend, launch, unsupported=get_refusal,
             takes=takes, traffic=partial(launcher.traffic_of, traffic) if callable(traffic) else traffic, **set_options,
         )  # fmt: skip
         return cast(Function, launch)

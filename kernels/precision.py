@@ -17,8 +17,8 @@ def pin_matmul_precision() -> None:
 
 def matmul_precision() -> str:
     """Returns the name of the current precision: `highest`, plus `+16-bit reductions` if torch allows them."""
-    reductions_allowed = (
+    allows_reductions = (
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
         or torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
     )
-    return torch.get_float32_matmul_precision() + ("+16-bit reductions" if reductions_allowed else "")
+    return torch.get_float32_matmul_precision() + ("+16-bit reductions" if allows_reductions else "")

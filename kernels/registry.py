@@ -108,13 +108,13 @@ class Kernel:
 
     def why_not_here(self, device: torch.device) -> Refusal | None:
         """Returns the reason why this kernel cannot run on `device` in this process, or None."""
-        if (reason := excluded().get(self.id)) is not None:
-            return Refusal("UNAVAILABLE", f"excluded: {reason}")
+        if (refusal_text := excluded().get(self.id)) is not None:
+            return Refusal("UNAVAILABLE", f"excluded: {refusal_text}")
         for package in self.requires:
             if importlib.util.find_spec(package) is None:
                 return Refusal("UNAVAILABLE", f"{package} is not installed")
-        reason = self._why_not_on_cpu() if device.type == "cpu" else self._why_not_on_gpu(device)
-        return Refusal("UNSUPPORTED", reason) if reason else None
+        refusal_text = self._why_not_on_cpu() if device.type == "cpu" else self._why_not_on_gpu(device)
+        return Refusal("UNSUPPORTED", refusal_text) if refusal_text else None
 
     def _why_not_on_cpu(self) -> str | None:
         if _device.is_emulated and self.has_code:
@@ -148,9 +148,9 @@ class Kernel:
         describes it.  Without `spec`, the reason also names a kernel that can take the arguments."""
         defaults = {parameter.name: parameter.default for parameter in (spec or get_op(self.op)).parameters}
         others = [name for name in inputs if name not in self.accepted and inputs[name] is not defaults.get(name, self)]
-        reason = f"it has no {others[0]!r}" if others else self.unsupported(self._arguments(inputs, spec))
-        alternative_text = "" if spec or not reason else who_takes(self, inputs)
-        return Refusal("UNSUPPORTED", f"{self.id}: {reason}{alternative_text}") if reason else None
+        refusal_text = f"it has no {others[0]!r}" if others else self.unsupported(self._arguments(inputs, spec))
+        alternative_text = "" if spec or not refusal_text else who_takes(self, inputs)
+        return Refusal("UNSUPPORTED", f"{self.id}: {refusal_text}{alternative_text}") if refusal_text else None
 
     @property
     def tunable(self) -> Tuning:
@@ -168,8 +168,8 @@ class Kernel:
         choice_entry = {} if rows is None else recorded_choice(self.op, gpu_name, bucket_of(rows))
         config_values = choice_entry["configs"].get(self.name) if choice_entry.get("scheme") == scheme.name else None
         config = None if config_values is None else self.tuning.make_config(config_values)
-        use_record = config is not None and self.tuning.is_legal(config, case, scheme)
-        return config if use_record else self.tuning.heuristic(case, scheme)
+        has_legal_record = config is not None and self.tuning.is_legal(config, case, scheme)
+        return config if has_legal_record else self.tuning.heuristic(case, scheme)
 
     def with_config(self, config: Any) -> Kernel:
         """Returns a kernel that launches and counts traffic with `config`.  Raises `ValueError` on a wrong type."""
@@ -202,8 +202,8 @@ def interpreting() -> bool:
 def excluded() -> Mapping[str, str]:
     """Returns the kernels that must not run in this process, by id, with the reasons.  Such a kernel broke an earlier
     process of this bench run.  The environment variable `ROOFLAB_EXCLUDE` names the JSON file with these reasons."""
-    path = os.environ.get("ROOFLAB_EXCLUDE")
-    return cast(Mapping[str, str], json.loads(Path(path).read_text())) if path else {}
+    exclude_path = os.environ.get("ROOFLAB_EXCLUDE")
+    return cast(Mapping[str, str], json.loads(Path(exclude_path).read_text())) if exclude_path else {}
 
 
 def add_op(op: OpSpec) -> OpSpec:
@@ -317,11 +317,11 @@ def get_kernel(op: str, name: str) -> Kernel:
 
 def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
     """Returns a text such as `; gemm/tma takes it`, or an empty one.  Tries simpler kernels, then library and naive."""
-    spec, kernel_by_name, lower_name, names = get_op(kernel.op), kernels(kernel.op), kernel.over, list[str]()
-    while lower_name in kernel_by_name and lower_name not in (*names, "naive"):
-        names.append(lower_name)
+    spec, kernel_by_name, lower_name, lower_names = get_op(kernel.op), kernels(kernel.op), kernel.over, list[str]()
+    while lower_name in kernel_by_name and lower_name not in (*lower_names, "naive"):
+        lower_names.append(lower_name)
         lower_name = kernel_by_name[lower_name].over
-    candidates = (kernel_by_name[name] for name in (*names, "library", "naive") if name in kernel_by_name)
+    candidates = (kernel_by_name[name] for name in (*lower_names, "library", "naive") if name in kernel_by_name)
     able_kernels = (other for other in candidates if other != kernel and other.why_not_args(inputs, spec) is None)
     return "".join(f"; {other.id} takes it" for other in islice(able_kernels, 1))
 
@@ -329,7 +329,7 @@ def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
 @cache
 def _folders() -> tuple[str, ...]:
     """Returns the names of the repository's ops.  Each op has a folder of kernels, and a reference of the same name."""
-    return tuple(sorted(path.parent.name for path in Path(__file__).parent.glob("*/__init__.py")))
+    return tuple(sorted(init_path.parent.name for init_path in Path(__file__).parent.glob("*/__init__.py")))
 
 
 @cache
@@ -348,17 +348,17 @@ def load_plugins() -> None:
         _load(op)
     for entry_point in plugin_entries:
         if (error := _broken(entry_point.load)) is not None:
-            reason = f"plug-in {entry_point.name} cannot be imported: {first_line(error)}"
-            broken_plugins.setdefault(entry_point.name, Refusal("UNAVAILABLE", reason))
+            refusal_text = f"plug-in {entry_point.name} cannot be imported: {first_line(error)}"
+            broken_plugins.setdefault(entry_point.name, Refusal("UNAVAILABLE", refusal_text))
 
 
 def _broken(load: Callable[[], object]) -> BaseException | None:
     """Calls `load`, which imports another package.  If this fails, undoes its registrations and returns the error."""
-    snapshots: list[tuple[dict[str, Any], ...]] = [(_ops, _ops.copy()), (_kernels, _kernels.copy())]
+    registry_snapshots: list[tuple[dict[str, Any], ...]] = [(_ops, _ops.copy()), (_kernels, _kernels.copy())]
     try:
         load()
     except IMPORT_ERRORS as error:
-        for registered_entries, saved_entries in snapshots:
+        for registered_entries, saved_entries in registry_snapshots:
             registered_entries.clear()
             registered_entries.update(saved_entries)
         return error

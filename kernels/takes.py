@@ -97,14 +97,14 @@ class Takes:
             for condition, expected_text in self.holds.items():
                 names = _compiled(condition).co_names
                 if values.keys() >= {*names} and not eval(_compiled(condition), {"__builtins__": {}}, values):
-                    actual = ", ".join(f"{name}={values[name]}" for name in names) if names[1:] else values[names[0]]
-                    yield f"{_argument(contract, names[0])}: expected {expected_text}, got {actual}"
+                    got_text = ", ".join(f"{name}={values[name]}" for name in names) if names[1:] else values[names[0]]
+                    yield f"{_argument(contract, names[0])}: expected {expected_text}, got {got_text}"
         for name in self.contiguous:
             if name in tensors and not tensors[name].is_contiguous():
                 yield f"{name}: expected a contiguous tensor, got strides {tensors[name].stride()}"
-        for for_tma, layouts in ((False, self.whole), (True, self.mapped)):
+        for is_for_tma, layouts in ((False, self.whole), (True, self.mapped)):
             for name, inner_dims in layouts.items():
-                if name in tensors and (refusal := why_not_mapped(tensors[name], inner_dims, for_tma)):
+                if name in tensors and (refusal := why_not_mapped(tensors[name], inner_dims, is_for_tma)):
                     yield f"{name}: {refusal}"
 
 

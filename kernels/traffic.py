@@ -71,24 +71,24 @@ def counted(kernel: Callable[..., Any], inputs: Mapping[str, Any], device: str) 
     """Returns the traffic of the torch calls that `kernel` makes with these real or `meta` inputs, as on `device` (cpu
     or cuda).  Returns None if the kernel refuses the inputs with a `ValueError`."""
     with torch.inference_mode(False):
-        arguments = {name: _without_data(x) if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
+        meta_arguments = {name: _without_data(x) if isinstance(x, torch.Tensor) else x for name, x in inputs.items()}
         try:
-            calls = calls_of(lambda: kernel(**arguments), device)
+            torch_calls = calls_of(lambda: kernel(**meta_arguments), device)
         except ValueError:
             return None
-    return steps(*[(sum(map(held, call.read)), sum(map(held, call.written))) for call in calls])
+    return steps(*[(sum(map(held, call.read)), sum(map(held, call.written))) for call in torch_calls])
 
 
 def calls_of(run: Callable[[], object], device: str = "cuda") -> list[TorchCall]:
     """Returns the torch calls that `run()` makes and that move data, in order, as on `device` (cpu or cuda)."""
-    calls: list[TorchCall] = []
+    torch_calls: list[TorchCall] = []
     previous_device, _device.counted_device_type = _device.counted_device_type, device
     try:
-        with _Whole(calls), _Calls(calls):
+        with _Whole(torch_calls), _Calls(torch_calls):
             run()
     finally:
         _device.counted_device_type = previous_device
-    return calls
+    return torch_calls
 
 
 def is_elementwise(func: Any, name: str) -> bool:
@@ -208,8 +208,8 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, An
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     elementwise = is_elementwise(func, name)
     shape = torch.broadcast_shapes(*(x.shape for x in tensors)) if elementwise else ()  # type: ignore[no-untyped-call]
-    all_small = max([math.prod(shape), *(x.numel() for x in tensors)]) <= MAX_KEPT_ELEMENTS
-    if not any(x.is_meta for x in tensors) and (all_small or func.is_view):
+    has_few_elements = max([math.prod(shape), *(x.numel() for x in tensors)]) <= MAX_KEPT_ELEMENTS
+    if not any(x.is_meta for x in tensors) and (has_few_elements or func.is_view):
         return func(*args, **kwargs)
     if changed:
         return changed[0] if len(changed) == 1 else tuple(changed)
@@ -222,8 +222,8 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, An
         stride_source = next((x for x in tensors if x.shape == shape), torch.empty(shape, device="meta"))
         memory_format = kwargs.get("memory_format") or torch.preserve_format
         return torch.empty_like(stride_source, dtype=dtype, device="meta", memory_format=memory_format)
-    keep_values = name in ROW_READS and not any(x.is_meta for x in tensors[1:])  # a mask must have values
-    meta_args = [x if keep_values and index else tree_map_only(torch.Tensor, _meta, x) for index, x in enumerate(args)]
+    keeps_values = name in ROW_READS and not any(x.is_meta for x in tensors[1:])  # a mask must have values
+    meta_args = [x if keeps_values and index else tree_map_only(torch.Tensor, _meta, x) for index, x in enumerate(args)]
     return func(*meta_args, **tree_map_only(torch.Tensor, _meta, dict(kwargs)))
 
 

@@ -107,13 +107,13 @@ class Tuning:
     """`rule(config, case, scheme=BF16)`: returns whether a config whose footprint fits meets a further condition."""
 
     def __post_init__(self) -> None:
-        name = self.config_type.__name__
+        type_name = self.config_type.__name__
         if not dataclasses.is_dataclass(self.config_type) or not self.config_type.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-            raise TypeError(f"tuning: expected {name} to be a frozen dataclass")
-        for field, type_hint in get_type_hints(self.config_type).items():
+            raise TypeError(f"tuning: expected {type_name} to be a frozen dataclass")
+        for field_name, type_hint in get_type_hints(self.config_type).items():
             allowed_types = {*map(type, get_args(type_hint))} if get_origin(type_hint) is Literal else {type_hint}
             if not allowed_types <= {*get_args(Scalar)}:
-                raise TypeError(f"tuning: expected {name}.{field} to be a JSON scalar, got {type_hint}")
+                raise TypeError(f"tuning: expected {type_name}.{field_name} to be a JSON scalar, got {type_hint}")
         if isinstance(self.heuristic, Defaults):
             object.__setattr__(self, "heuristic", partial(self.heuristic, is_legal=self.is_legal))
 
@@ -133,7 +133,7 @@ class Tuning:
         try:
             return self.config_type(**values)
         except TypeError as error:
-            field_names = ", ".join(field.name for field in dataclasses.fields(self.config_type))
+            field_names = ", ".join(config_field.name for config_field in dataclasses.fields(self.config_type))
             raise ValueError(f"config: expected {field_names}, got {', '.join(values)}") from error
 
 

@@ -48,9 +48,9 @@ from rooflab.roofline.model import Cost
 
 WALK = 4.0
 """The constant c of the tolerance: the random walk of rounding errors may reach this number of standard deviations."""
-FP8_ACCUMULATION = 2.0**-13
+FP8_SUM_ROUNDOFF = 2.0**-13
 """The u_acc of products in fp8: the accumulator keeps 13 bits behind the leading bit and does not round."""
-FLUSH_LIMIT = 2.0**-126
+MIN_NORMAL = 2.0**-126
 """The least normal fp32 number: smaller results may become 0."""
 MAX_SCORES_BY_DEVICE = {"cuda": 2**26}
 """The number of scores that are held at once, by device."""
@@ -104,11 +104,11 @@ class KeyRange:
         """Writes `value` in place into `x` (..., rows, keys), at each key that the row's query does not see."""
         first_keys, end_keys = self.first[rows], self.end[rows]
         # All queries see the keys in front of the first end, if no window begins among them.
-        start = int(end_keys.min()) if int(first_keys.max()) <= keys.start else keys.start
-        if start < keys.stop:
-            positions = torch.arange(start, keys.stop, device=x.device)
-            unseen_mask = (positions < first_keys.to(x.device)[:, None]) | (positions >= end_keys.to(x.device)[:, None])
-            x[..., start - keys.start :].masked_fill_(unseen_mask, value)
+        mask_start = int(end_keys.min()) if int(first_keys.max()) <= keys.start else keys.start
+        if mask_start < keys.stop:
+            key_ids = torch.arange(mask_start, keys.stop, device=x.device)
+            unseen_mask = (key_ids < first_keys.to(x.device)[:, None]) | (key_ids >= end_keys.to(x.device)[:, None])
+            x[..., mask_start - keys.start :].masked_fill_(unseen_mask, value)
         return x
 
 
@@ -158,8 +158,8 @@ def _pieces(q: torch.Tensor, k: torch.Tensor, seen: KeyRange) -> Iterator[Piece]
     max_scores = MAX_SCORES_BY_DEVICE.get(q.device.type, DEFAULT_MAX_SCORES)
     heads = H_kv if H * S * min(T, MIN_BLOCK_ROWS) <= max_scores else 1
     row_count = max(1, max_scores // max(1, heads * (H // max(1, H_kv)) * S))
-    for start in range(0, T, row_count):
-        query_range = slice(start, min(start + row_count, T))
+    for first_row in range(0, T, row_count):
+        query_range = slice(first_row, min(first_row + row_count, T))
         first_key, end_key = int(seen.first[query_range].min()), int(seen.end[query_range].max())
         for head in range(0, H_kv, heads):
             yield Piece(slice(head, min(head + heads, H_kv)), query_range, slice(first_key, max(first_key, end_key)))
@@ -207,8 +207,8 @@ def together(
     """Joins the results of B sequences: outputs (B, ..., `width`) and log-sum-exps (B, ...). q is (B, ..., D)."""
     out = torch.zeros(*q.shape[:-1], width, dtype=torch.float64, device=q.device)
     lse = torch.zeros(q.shape[:-1], dtype=torch.float64, device=q.device)
-    for b, result in enumerate(results):
-        out[b], lse[b] = result
+    for b, sequence_result in enumerate(results):
+        out[b], lse[b] = sequence_result
     return out, lse
 
 
@@ -229,7 +229,7 @@ def error_bounds(
     p_dtype = scheme.activation
     weight_roundoff = torch.finfo(p_dtype).eps / 2
     eta, eta_out = (torch.finfo(kind).smallest_normal * torch.finfo(kind).eps / 2 for kind in (p_dtype, scheme.output))
-    walk = WALK * (FP8_ACCUMULATION if p_dtype.itemsize == 1 else FP32_ROUNDOFF)
+    walk = WALK * (FP8_SUM_ROUNDOFF if p_dtype.itemsize == 1 else FP32_ROUNDOFF)
     sum_error = walk * (math.sqrt(S) + 1)
     out = torch.zeros(T, H, v.shape[-1], dtype=torch.float64, device=q.device)
     lses = torch.zeros(T, H, dtype=torch.float64, device=q.device)
@@ -239,8 +239,8 @@ def error_bounds(
         delta = walk * math.sqrt(D) * abs(scores.scale) * _largest(q, k, seen, tile) + WALK * FP32_ROUNDOFF * cap_terms
         magnitude = _columns(v, tile).abs().nan_to_num(0.0, 0.0, 0.0)  # there may be NaN where no query sees it
         weighted_magnitude, max_scores, lse = _averaged(_scores(q, k, seen, scores, tile), tile_sinks, magnitude)
-        underflow = eta * torch.exp((max_scores - lse).nan_to_num(nan=0.0, neginf=-math.inf))
-        absolute_error = (underflow + FLUSH_LIMIT)[..., None] * _sums(magnitude, seen, tile)[:, None] + eta_out
+        weight_underflow = eta * torch.exp((max_scores - lse).nan_to_num(nan=0.0, neginf=-math.inf))
+        absolute_error = (weight_underflow + MIN_NORMAL)[..., None] * _sums(magnitude, seen, tile)[:, None] + eta_out
         relative_error = weight_roundoff + torch.expm1(2 * delta) + sum_error
         _spread(out, tile, relative_error[..., None] * weighted_magnitude + absolute_error, H_kv)
         lse_magnitude = lse.nan_to_num(nan=0.0, neginf=0.0).abs()
@@ -270,8 +270,8 @@ def _scores(q: torch.Tensor, k: torch.Tensor, seen: KeyRange, scores: Scores, pi
 
 
 def _by_group(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    group = q.shape[1] // k.shape[1]
-    return x.reshape(x.shape[0], group, x.shape[1] // group, x.shape[2])
+    heads_per_group = q.shape[1] // k.shape[1]
+    return x.reshape(x.shape[0], heads_per_group, x.shape[1] // heads_per_group, x.shape[2])
 
 
 def _averaged(
@@ -286,8 +286,8 @@ def _averaged(
     # A column of ones gives the denominator, without another pass over the weights.
     sums = _weighted(weights.flatten(1, 2), torch.nn.functional.pad(values, (0, 1), value=1.0))
     sums = sums.reshape(*weights.shape[:3], -1)
-    total = sums[..., -1] if sink is None else sums[..., -1] + torch.exp(sink - row_shift)
-    return sums[..., :-1] / torch.where(total == 0.0, 1.0, total)[..., None], max_scores, row_shift + torch.log(total)
+    sum_w = sums[..., -1] if sink is None else sums[..., -1] + torch.exp(sink - row_shift)
+    return sums[..., :-1] / torch.where(sum_w == 0.0, 1.0, sum_w)[..., None], max_scores, row_shift + torch.log(sum_w)
 
 
 def _weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -354,12 +354,12 @@ def attention_cost(
     """Returns the cost of attention with `pairs` visible (query, key) pairs, summed over all heads. The output has the
     shape of q, with `value_dim` (default: `head_dim`) as the last dimension. The op writes `lse_rows` log-sum-exps."""
     value_width = head_dim if value_dim is None else value_dim
-    name = DTYPE_NAMES.get(q.dtype, "fp8_e4m3")
+    dtype_name = DTYPE_NAMES.get(q.dtype, "fp8_e4m3")
     output_bytes = 2 if q.element_size() == 1 else q.element_size()
     return Cost(
         read_bytes=read_bytes,
         write_bytes=q.numel() // max(1, q.shape[-1]) * value_width * output_bytes + 4 * lse_rows,
-        tensor_flops={name: 2.0 * (head_dim + value_width) * pairs},
+        tensor_flops={dtype_name: 2.0 * (head_dim + value_width) * pairs},
         vector_flops=3.0 * pairs,  # scale and shift in one multiply-add, and the sum of the denominator
         sfu_ops=float(pairs),
     )

@@ -105,14 +105,14 @@ def _pieces(
 
 def _plain(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> _PieceStats | None:
     """Compares a chunk by plain subtraction and division. Returns None if these give an infinity or a NaN."""
-    error = (values - right).abs_()
-    ratio = error / limit
+    abs_error = (values - right).abs_()
+    ratio = abs_error / limit
     worst_index = int(ratio.argmax())
-    max_error, max_ratio = float(error.max()), float(ratio[worst_index])
+    max_error, max_ratio = float(abs_error.max()), float(ratio[worst_index])
     if not (math.isfinite(max_error) and math.isfinite(max_ratio)):
         return None
     # A ratio of 1 may be rounded.
-    wrong_count = int((error > limit).sum()) if max_ratio > 0.999 else 0
+    wrong_count = int((abs_error > limit).sum()) if max_ratio > 0.999 else 0
     return _PieceStats(wrong_count, max_error, max_ratio, worst_index)
 
 

@@ -17,7 +17,7 @@ import torch
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 INDEX_DTYPES = (torch.int32, torch.int64)
-LAYOUTS = ("rows", "contiguous", "any")
+LAYOUT_NAMES = ("rows", "contiguous", "any")
 FP32_AND_FP64 = (torch.float32, torch.float64)
 ANY_SHAPE = "..."
 PACKED_TEXT = "a weight packed by this kernel's prepare"
@@ -45,25 +45,25 @@ class Dim:
         dim_match = re.fullmatch(r"(\d*)([A-Za-z_]\w*)?(?:([/+])(\d+))?", text)
         if dim_match is None or not (dim_match[1] or dim_match[2]):
             raise ValueError(f"shape: expected dimensions such as T, 2I, K/2 or B+1, got {text!r}")
-        factor_text, name, op_text, operand = dim_match.groups()
-        extra_fields = {"over": int(operand)} if op_text == "/" else {"plus": int(operand)} if op_text == "+" else {}
+        factor_text, name, op_text, op_value = dim_match.groups()
+        extra_fields = {"over": int(op_value)} if op_text == "/" else {"plus": int(op_value)} if op_text == "+" else {}
         return cls(text, name, int(factor_text or 1), **extra_fields)
 
     def size(self, dims: Mapping[str, int]) -> int | None:
         """Returns the size of this dimension, or None if `dims` has no value for the dimension's name."""
         if self.name is None:
             return self.times
-        name_value = dims.get(self.name)
+        named_size = dims.get(self.name)
         return (
             None
-            if name_value is None
-            else self.times * ((name_value + (self.over - 1) * (self.times > 1)) // self.over) + self.plus
+            if named_size is None
+            else self.times * ((named_size + (self.over - 1) * (self.times > 1)) // self.over) + self.plus
         )
 
     def solve(self, size: int) -> int | None:
         """Returns the value of `name` for which this dimension has `size` elements. Returns None if no value fits."""
-        name_value, remainder = divmod((size - self.plus) * self.over, self.times)
-        return None if remainder or name_value < 0 else name_value
+        named_size, size_remainder = divmod((size - self.plus) * self.over, self.times)
+        return None if size_remainder or named_size < 0 else named_size
 
 
 def _dims(shape: str) -> tuple[Dim, ...]:
@@ -190,7 +190,7 @@ class Contract:
         rows = []
         for name, argument in self.arguments.items():
             dtypes = f"{argument.dtype}'s dtype" if isinstance(argument.dtype, str) else _names(argument.dtype)
-            layout_text = [", rows contiguous", ", contiguous", ", any strides"][LAYOUTS.index(argument.layout)]
+            layout_text = [", rows contiguous", ", contiguous", ", any strides"][LAYOUT_NAMES.index(argument.layout)]
             rows.append(
                 (name, f"({', '.join(argument.shape.split())}) {dtypes}{layout_text}{', or None' * argument.optional}")
             )
@@ -208,8 +208,8 @@ class Contract:
             tensor = arguments.get(name)
             if isinstance(tensor, torch.Tensor | Packed):
                 for dim, size in zip(argument.dims, tensor.shape, strict=False):
-                    if dim.name is not None and dim.name not in dims and (name_value := dim.solve(size)) is not None:
-                        dims[dim.name] = name_value
+                    if dim.name is not None and dim.name not in dims and (named_size := dim.solve(size)) is not None:
+                        dims[dim.name] = named_size
         return dims
 
     def check(self, arguments: CallArguments, any_dtype: bool = False) -> Dims:
@@ -255,10 +255,10 @@ class Contract:
             raise ValueError(f"{name}: expected {dtype}, got {tensor.dtype}")
         check_layout(name, tensor, result.layout)
         covered_elements = 1
-        for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-            if size > 1 and stride < covered_elements:
+        for dim_stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+            if size > 1 and dim_stride < covered_elements:
                 raise ValueError(f"{name}: expected elements with memory of their own, got strides {tensor.stride()}")
-            covered_elements = max(covered_elements, stride * size)
+            covered_elements = max(covered_elements, dim_stride * size)
         device = next(arguments[arg_name].device for arg_name in self.arguments if arguments.get(arg_name) is not None)
         if tensor.device != device:
             raise ValueError(f"{name}: expected a tensor on {device}, got one on {tensor.device}")
@@ -273,8 +273,8 @@ def check_shape(name: str, tensor: torch.Tensor, expected: tuple[Dim, ...], dims
     shape_fits = len(expected) == tensor.ndim
     for dim, size in zip(expected, tensor.shape, strict=False) if shape_fits else ():
         expected_size = dim.size(dims)
-        if expected_size is None and dim.name is not None and (name_value := dim.solve(size)) is not None:
-            dims[dim.name] = name_value
+        if expected_size is None and dim.name is not None and (named_size := dim.solve(size)) is not None:
+            dims[dim.name] = named_size
         elif expected_size != size:
             shape_fits = False
             break

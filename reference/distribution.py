@@ -39,7 +39,7 @@ def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> ChiSquare:
     cell_pairs = [(observed_counts[common_mask], expected_counts[common_mask])]
     if bool(rare_mask.any()):
         cell_pairs.append((observed_counts[rare_mask].sum()[None], expected_counts[rare_mask].sum()[None]))
-    observed_counts, expected_counts = (torch.cat([cell[i] for cell in cell_pairs]) for i in range(2))
+    observed_counts, expected_counts = (torch.cat([cell_pair[i] for cell_pair in cell_pairs]) for i in range(2))
     dof = len(expected_counts) - 1
     if dof < 1:
         raise ValueError(f"law: expected at least two cells of 5 expected draws, got {dof + 1} from {draws} draws")

@@ -85,14 +85,14 @@ class Sizes:
 
 def _prime(size: int) -> int:
     """Returns the largest prime up to `size`, or 2."""
-    return next((p for p in range(size, 2, -1) if all(p % d for d in range(2, math.isqrt(p) + 1))), 2)
+    return next((p for p in range(size, 2, -1) if all(p % divisor for divisor in range(2, math.isqrt(p) + 1))), 2)
 
 
 @cache
 def model_sizes(columns: str) -> tuple[int, ...]:
     """Returns the distinct sizes of real models, in ascending order. `columns` names columns of `model_dims.json`."""
     model_table = json.loads(Path(__file__).with_name("model_dims.json").read_text(encoding="utf-8"))
-    column_indices = [model_table["columns"].index(name) for name in columns.split()]
+    column_indices = [model_table["columns"].index(column_name) for column_name in columns.split()]
     return tuple(
         sorted(
             {model_row[column] for model_row in model_table["models"] for column in column_indices if model_row[column]}
@@ -126,12 +126,12 @@ class Domain:
         random_state = random.Random(seed)
         covered_pairs: set[frozenset[tuple[str, object]]] = set()
         yielded_cases: set[C] = set()
-        zero_settings = [
+        zero_sizes = [
             {name: 0} for name, axis in self.axes.items() if isinstance(axis, Sizes) and axis.empty and not sizes
         ]
-        for fixed_values in islice(chain(zero_settings, repeat(dict[str, int]())), count):
-            candidates = [self._draw(random_state, sizes) for _ in range(CANDIDATE_COUNT)]
-            for values, value_pairs in sorted(candidates, key=lambda candidate: -len(candidate[1] - covered_pairs)):
+        for fixed_values in islice(chain(zero_sizes, repeat(dict[str, int]())), count):
+            drawn_values = [self._draw(random_state, sizes) for _ in range(CANDIDATE_COUNT)]
+            for values, value_pairs in sorted(drawn_values, key=lambda candidate: -len(candidate[1] - covered_pairs)):
                 point = self._point({**values, **fixed_values}, settle) if value_pairs - covered_pairs else None
                 if point is not None and point.case not in yielded_cases:
                     covered_pairs |= value_pairs if not fixed_values else set()
@@ -156,11 +156,11 @@ class Domain:
 
     def simpler(self, point: DomainPoint[C], settle: CaseMaker[C]) -> Iterator[DomainPoint[C]]:
         """Yields test cases with a simpler value than `point` on one axis. The simplest value comes first."""
-        for name, axis in self.axes.items():
-            value = point.values[name]
-            simpler_values = axis.simpler(value) if isinstance(axis, Sizes) else axis[: axis.index(value)]
+        for axis_name, axis in self.axes.items():
+            axis_value = point.values[axis_name]
+            simpler_values = axis.simpler(axis_value) if isinstance(axis, Sizes) else axis[: axis.index(axis_value)]
             for simpler_value in simpler_values:
-                candidate = self._point({**point.values, name: simpler_value}, settle)
+                candidate = self._point({**point.values, axis_name: simpler_value}, settle)
                 if candidate is not None and candidate.case != point.case:
                     yield candidate
 

@@ -67,8 +67,8 @@ def reference(
     key_range = seen_keys(q.shape[1], k.shape[1], causal, window)
     scores = Scores(get_scale(q, softmax_scale), softcap)
     q, k, v = _scaled(q, q_scale), _scaled(k, k_scale), _scaled(v, v_scale)
-    results = (attend(*sequence, key_range, scores, sinks) for sequence in zip(q, k, v, strict=True))
-    out, lse = together(results, q, v.shape[-1])
+    sequence_results = (attend(*sequence_qkv, key_range, scores, sinks) for sequence_qkv in zip(q, k, v, strict=True))
+    out, lse = together(sequence_results, q, v.shape[-1])
     return (out, lse) if return_lse else out
 
 
@@ -101,7 +101,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     key_range = seen_keys(q.shape[1], k.shape[1], inputs.get("causal", False), inputs.get("window"))
     scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
     sinks = inputs.get("sinks")
-    error_limits = (error_bounds(*sequence, key_range, scores, scheme, sinks) for sequence in zip(q, k, v, strict=True))
+    error_limits = (error_bounds(*seq_qkv, key_range, scores, scheme, sinks) for seq_qkv in zip(q, k, v, strict=True))
     out, lse = together(error_limits, q, v.shape[-1])
     return (out + scheme.unit_roundoff * oracle[0].abs(), lse)[: len(oracle)]
 
@@ -136,20 +136,20 @@ def _quantised(inputs: Inputs, scheme: Scheme, case: Case) -> Inputs:
     """Quantises q, k and v in an fp8 scheme, and adds their scales. In other schemes, returns `inputs` unchanged."""
     if not _is_fp8(scheme):
         return inputs
-    quantised = dict(inputs)
+    quantised_inputs = dict(inputs)
     for name in OPERANDS:
-        quantised[name], quantised[f"{name}_scale"] = quantize_heads(inputs[name], scheme.activation)
+        quantised_inputs[name], quantised_inputs[f"{name}_scale"] = quantize_heads(inputs[name], scheme.activation)
     if case.get("v_columns"):
-        quantised["v"] = _in_columns(quantised["v"])
-    return quantised
+        quantised_inputs["v"] = _in_columns(quantised_inputs["v"])
+    return quantised_inputs
 
 
 def _in_columns(v: torch.Tensor) -> torch.Tensor:
     """Returns v (B, S, H_kv, D) as a view of a (B, H_kv, D, S) tensor. NaN pads each row to a multiple of 16 bytes."""
     S = v.shape[1]
-    keys_last = v.permute(0, 2, 3, 1).float().contiguous()
-    padded_columns = torch.nn.functional.pad(keys_last, (0, -S % (16 // v.element_size())), value=math.nan)
-    return padded_columns.to(v.dtype)[..., :S].permute(0, 3, 1, 2)
+    v_keys_last = v.permute(0, 2, 3, 1).float().contiguous()
+    padded_v = torch.nn.functional.pad(v_keys_last, (0, -S % (16 // v.element_size())), value=math.nan)
+    return padded_v.to(v.dtype)[..., :S].permute(0, 3, 1, 2)
 
 
 def quantize_heads(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

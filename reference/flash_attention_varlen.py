@@ -76,25 +76,25 @@ def reference(
 
 def _rules(arguments: CallArguments, dims: Dims) -> None:
     option_rules(arguments, dims, "k")
-    for name in ("max_seqlen_q", "max_seqlen_k"):
-        if arguments[name] < 0:
-            raise ValueError(f"{name}: expected at least 0, got {arguments[name]}")
+    for arg_name in ("max_seqlen_q", "max_seqlen_k"):
+        if arguments[arg_name] < 0:
+            raise ValueError(f"{arg_name}: expected at least 0, got {arguments[arg_name]}")
 
 
 def check_lengths(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` unless offsets ascend from 0 to T or S, and each sequence is at most max_seqlen long."""
     for operand_name, row_count in (("q", dims["T"]), ("k", dims["S"])):
-        offsets, given_max = arguments[f"cu_seqlens_{operand_name}"], arguments[f"max_seqlen_{operand_name}"]
-        check_offsets(f"cu_seqlens_{operand_name}", offsets, row_count)
-        max_length = max((end_row - start_row for start_row, end_row in pairwise(offsets.tolist())), default=0)
+        row_offsets, given_max = arguments[f"cu_seqlens_{operand_name}"], arguments[f"max_seqlen_{operand_name}"]
+        check_offsets(f"cu_seqlens_{operand_name}", row_offsets, row_count)
+        max_length = max((end_row - start_row for start_row, end_row in pairwise(row_offsets.tolist())), default=0)
         if max_length > given_max:
             raise ValueError(f"max_seqlen_{operand_name}: expected at least {max_length}, the longest, got {given_max}")
 
 
 def _spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> Iterator[tuple[slice, slice]]:
     """Yields two ranges per sequence: its rows of q, and its rows of k and v."""
-    offset_lists = [cu.tolist() for cu in (cu_seqlens_q, cu_seqlens_k)]
-    row_ranges = [[slice(*row_bounds) for row_bounds in pairwise(offsets)] for offsets in offset_lists]
+    offset_lists = [cu_seqlens.tolist() for cu_seqlens in (cu_seqlens_q, cu_seqlens_k)]
+    row_ranges = [[slice(*row_bounds) for row_bounds in pairwise(row_offsets)] for row_offsets in offset_lists]
     return zip(*row_ranges, strict=True)
 
 
@@ -126,13 +126,13 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     generator = torch.Generator().manual_seed(seed)
     queries = (torch.randn(B, generator=generator) * 0.8).exp().mul(T / 2).round().long().clamp(min(T, 1), T)
     queries[:1] = T
-    is_ragged = case.get("ragged", True)
-    if not is_ragged:
+    has_ragged_lengths = case.get("ragged", True)
+    if not has_ragged_lengths:
         queries[:] = T
     keys = (queries + S - T).clamp(0, S)
-    if is_ragged and B >= 3:
+    if has_ragged_lengths and B >= 3:
         keys[B // 2] = 0
-    if is_ragged and B >= 4:
+    if has_ragged_lengths and B >= 4:
         queries[-1] = 0
     return _inputs(case, queries, keys, scheme, device, seed)
 
@@ -143,11 +143,11 @@ def _inputs(
     """Makes the inputs. `queries` and `keys` hold the number of queries and of keys of each sequence."""
     H, H_kv, D = (int(case[key]) for key in ("H", "H_kv", "D"))
     dtype, index_device = scheme.activation, torch.device("cpu") if torch.device(device).type == "meta" else device
-    total_q, total_k = int(queries.sum()), int(keys.sum())
+    q_row_count, k_row_count = int(queries.sum()), int(keys.sum())
     return {
-        "q": randn(total_q, H, D, dtype=dtype, device=device, seed=seed),
-        "k": randn(total_k, H_kv, D, dtype=dtype, device=device, seed=seed + 1),
-        "v": randn(total_k, H_kv, D, dtype=dtype, device=device, seed=seed + 2),
+        "q": randn(q_row_count, H, D, dtype=dtype, device=device, seed=seed),
+        "k": randn(k_row_count, H_kv, D, dtype=dtype, device=device, seed=seed + 1),
+        "v": randn(k_row_count, H_kv, D, dtype=dtype, device=device, seed=seed + 2),
         "cu_seqlens_q": offsets_of(queries).to(index_device),
         "cu_seqlens_k": offsets_of(keys).to(index_device),
         "max_seqlen_q": max(queries.tolist(), default=0),
@@ -177,7 +177,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
                 inputs["v"][keys] = -100.0
         yield f"{parity_name} sequences of large keys and values", inputs
     inputs = make_inputs(case, scheme, device, seed)
-    reversed_offsets = {name: turned(inputs[name]) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    reversed_offsets = {input_name: turned(inputs[input_name]) for input_name in ("cu_seqlens_q", "cu_seqlens_k")}
     yield "sequences in the other order", {**inputs, **reversed_offsets}
     uneven_lengths = torch.tensor([[5, 0, 17, 1, 3, 40], [9, 4, 0, 33, 3, 2]])
     uneven_inputs = _inputs(case, uneven_lengths[0], uneven_lengths[1], scheme, device, seed)
@@ -186,7 +186,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     first_mask = torch.arange(len(uneven_inputs["k"]), device=uneven_inputs["k"].device)[:, None, None] < int(
         uneven_lengths[1, 0]
     )
-    nan_inputs = {name: uneven_inputs[name].masked_fill(first_mask, math.nan) for name in ("k", "v")}
+    nan_inputs = {input_name: uneven_inputs[input_name].masked_fill(first_mask, math.nan) for input_name in ("k", "v")}
     yield "values: NaN in the keys of one sequence", {**uneven_inputs, **nan_inputs}
     yield from low_precision(make_inputs(case, scheme, device, seed), "q", "k", "v")
     yield from other_scores(make_inputs(case, scheme, device, seed), "q", "k")
@@ -223,8 +223,8 @@ OFFSETS_ARGUMENT = Argument("B+1", (torch.int32,), layout="contiguous")
 
 def _a_key_too_few(of: Arguments) -> Inputs:
     """Removes the last key of each sequence, to imitate a faulty kernel."""
-    last_keys = of.cu_seqlens_k[1:][of.cu_seqlens_k.diff() > 0] - 1
-    mask = torch.ones(len(of.k), dtype=torch.bool).index_fill(0, last_keys.long(), False)
+    last_key_rows = of.cu_seqlens_k[1:][of.cu_seqlens_k.diff() > 0] - 1
+    mask = torch.ones(len(of.k), dtype=torch.bool).index_fill(0, last_key_rows.long(), False)
     return {"k": of.k[mask], "v": of.v[mask], "cu_seqlens_k": offsets_of((of.cu_seqlens_k.diff() - 1).clamp(min=0))}
 
 

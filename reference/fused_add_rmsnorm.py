@@ -41,9 +41,9 @@ def fused_add_rmsnorm(
     third result holds the scales (T,)."""
     check_shape("residual", residual, *x.shape)
     new_residual = (x.double() + residual.double()).to(x.dtype).double()
-    values = rmsnorm.normed(new_residual, weight, eps, weight_offset, x.dtype if round_first else None)
-    out, *scale = quantized_rows(values, quantize)
-    return out, new_residual, *scale
+    normed_values = rmsnorm.normed(new_residual, weight, eps, weight_offset, x.dtype if round_first else None)
+    out, *row_scales = quantized_rows(normed_values, quantize)
+    return out, new_residual, *row_scales
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
@@ -70,8 +70,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     kernel may first round the sum to a wider format. This does not change the value if the wider format has at least 2p
     + 2 bits, with p the bits of the dtype. fp32 has 24 bits, enough for fp16 (p = 11) and bf16 (p = 8). fp64 has 53
     bits, enough for fp32 (p = 24)."""
-    out, new_residual, *scale = oracle
-    norm_limit, *scale_limits = rmsnorm.tolerance(inputs, (out, *scale), scheme)
+    out, new_residual, *row_scales = oracle
+    norm_limit, *scale_limits = rmsnorm.tolerance(inputs, (out, *row_scales), scheme)
     return norm_limit, exact(new_residual), *scale_limits
 
 
@@ -88,19 +88,19 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs["x"] *= float(case["eps"]) ** 0.5
     inputs["residual"] *= float(case["eps"]) ** 0.5
     yield "mean square near eps", inputs
-    for size_label, size in magnitudes(scheme.activation, 4 * H):
-        yield size_label, {**inputs, **{name: of_size(inputs[name], 0.4 * size) for name in ("x", "residual")}}
+    for size_label, magnitude in magnitudes(scheme.activation, 4 * H):
+        yield size_label, {**inputs, **{name: of_size(inputs[name], 0.4 * magnitude) for name in ("x", "residual")}}
 
 
 def _sum_not_rounded(of: Arguments) -> Outputs:
-    out, _, *scale = fused_add_rmsnorm(**vars(of))
-    return out, of.x.double() + of.residual.double(), *scale
+    out, _, *row_scales = fused_add_rmsnorm(**vars(of))
+    return out, of.x.double() + of.residual.double(), *row_scales
 
 
 def _norm_of_x(of: Arguments) -> Outputs:
     _, new_residual, *_ = fused_add_rmsnorm(**vars(of))
-    out, *scale = rmsnorm.SPEC.oracle({name: value for name, value in vars(of).items() if name != "residual"})
-    return out, new_residual, *scale
+    out, *row_scales = rmsnorm.SPEC.oracle({name: value for name, value in vars(of).items() if name != "residual"})
+    return out, new_residual, *row_scales
 
 
 CONTRACT = Contract(

@@ -67,15 +67,15 @@ def rules(arguments: CallArguments, dims: Dims) -> None:
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes random operands. `b` is scaled by 1/sqrt(K), so that `a @ b` is of order one for every K."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
-    layout = case["layout"]
-    if layout not in ("NN", "NT", "TN"):
-        raise ValueError(f"layout: expected NN, NT or TN, got {layout!r}")
-    a_shape = (K, M) if layout == "TN" else (M, K)
-    b_shape = (N, K) if layout == "NT" else (K, N)
+    b_layout = case["layout"]
+    if b_layout not in ("NN", "NT", "TN"):
+        raise ValueError(f"layout: expected NN, NT or TN, got {b_layout!r}")
+    a_shape = (K, M) if b_layout == "TN" else (M, K)
+    b_shape = (N, K) if b_layout == "NT" else (K, N)
     a = randn(*a_shape, dtype=scheme.activation, device=device, seed=seed)
     b = randn(*b_shape, dtype=scheme.weight, device=device, seed=seed + 1, scale=max(K, 1) ** -0.5)
     bias = randn(N, dtype=scheme.weight, device=device, seed=seed + 2) if case["bias"] else None
-    inputs: Inputs = {"a": a.mT if layout == "TN" else a, "b": b.mT if layout == "NT" else b, "bias": bias}
+    inputs: Inputs = {"a": a.mT if b_layout == "TN" else a, "b": b.mT if b_layout == "NT" else b, "bias": bias}
     if case.get("residual"):
         inputs["residual"] = randn(M, N, dtype=scheme.output, device=device, seed=seed + 3)
     if scheme.name == "tf32":
@@ -117,17 +117,17 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     B|. Its standard deviation is 0.3 u, so 2.5 u covers eight standard deviations. Operands rounded to bf16 have a
     standard deviation of 2.4 u and fail."""
     a, b = inputs["a"].double(), inputs["b"].double()
-    walk_size = (a.square() @ b.square()).sqrt() if scheme.activation == torch.float32 else None
-    sum_size = a.abs() @ b.abs() if walk_size is None else oracle[0].abs() + walk_size
+    random_walk_size = (a.square() @ b.square()).sqrt() if scheme.activation == torch.float32 else None
+    sum_size = a.abs() @ b.abs() if random_walk_size is None else oracle[0].abs() + random_walk_size
     for addend in (inputs["bias"], inputs.get("residual")):
         if addend is not None:
             sum_size += addend.double().abs()
     error_limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * sum_size
-    if scheme.name == "tf32" and walk_size is not None:
+    if scheme.name == "tf32" and random_walk_size is not None:
         product = gemm(inputs["a"], inputs["b"]).abs()
-        error_limit += TF32_ROUNDOFF * (TF32_FACTOR * walk_size + product)
-    subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    return (error_limit + scheme.unit_roundoff * oracle[0].abs() + subnormal,)
+        error_limit += TF32_ROUNDOFF * (TF32_FACTOR * random_walk_size + product)
+    subnormal_error = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
+    return (error_limit + scheme.unit_roundoff * oracle[0].abs() + subnormal_error,)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:

@@ -32,7 +32,7 @@ TRUNCATION_ERROR = 2.0**-13
 """Hopper's fp8 accumulation cuts each addend by up to this part of the largest addend (MMA-Sim, arXiv 2511.10909)."""
 TRUNCATIONS_PER_INSTRUCTION = 3.0
 INSTRUCTION_K = 32
-PROMOTED_K = 128
+K_PER_PROMOTION = 128
 
 
 def quantize_fp8(x: torch.Tensor, group: tuple[int, int] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,26 +43,26 @@ def quantize_fp8(x: torch.Tensor, group: tuple[int, int] | None = None) -> tuple
     Groups at the edges may be smaller. A group of zeros has the scale 1. Raises `ValueError` if x is not a matrix."""
     if x.ndim != 2:
         raise ValueError(f"x: expected shape (*, *), got {tuple(x.shape)}")
-    rows, columns = x.shape
-    group_height, group_width = group or (max(rows, 1), max(columns, 1))
-    block_counts = (-(-rows // group_height), -(-columns // group_width)) if group else (1, 1)
+    row_count, width = x.shape
+    group_height, group_width = group or (max(row_count, 1), max(width, 1))
+    block_counts = (-(-row_count // group_height), -(-width // group_width)) if group else (1, 1)
     padded_x = torch.nn.functional.pad(
-        x.float(), (0, block_counts[1] * group_width - columns, 0, block_counts[0] * group_height - rows)
+        x.float(), (0, block_counts[1] * group_width - width, 0, block_counts[0] * group_height - row_count)
     )
     group_values = padded_x.view(block_counts[0], group_height, block_counts[1], group_width)
     group_max = group_values.abs().amax(dim=(1, 3), keepdim=True)
-    scale = torch.where(group_max > 0, (group_max / E4M3_MAX).clamp(min=MIN_SCALE), 1.0)
-    values = (group_values / scale).clamp(-E4M3_MAX, E4M3_MAX).view(padded_x.shape)[:rows, :columns]
-    scales = scale.view(block_counts)
-    return values.to(E4M3).contiguous(), scales if group else scales.reshape(())
+    group_scale = torch.where(group_max > 0, (group_max / E4M3_MAX).clamp(min=MIN_SCALE), 1.0)
+    scaled_values = (group_values / group_scale).clamp(-E4M3_MAX, E4M3_MAX).view(padded_x.shape)[:row_count, :width]
+    scale_grid = group_scale.view(block_counts)
+    return scaled_values.to(E4M3).contiguous(), scale_grid if group else scale_grid.reshape(())
 
 
 def dequantize_fp8(values: torch.Tensor, scale: torch.Tensor, group: tuple[int, int]) -> torch.Tensor:
     """Returns values * scale in fp64, (R, C). scale: one element, or (ceil(R / rows), ceil(C / columns))."""
     if scale.ndim < 2:
         return values.double() * scale.double()
-    rows, columns = values.shape
-    scale_matrix = scale.double().repeat_interleave(group[0], 0)[:rows].repeat_interleave(group[1], 1)[:, :columns]
+    row_count, width = values.shape
+    scale_matrix = scale.double().repeat_interleave(group[0], 0)[:row_count].repeat_interleave(group[1], 1)[:, :width]
     return values.double() * scale_matrix
 
 
@@ -113,14 +113,14 @@ def _inputs(case: Case, scheme: Scheme, device: torch.device, seed: int, planted
     if torch.device(device).type == "meta":
         a, weight, a_scale, b_scale = _meta(M, N, K, scale_kind == "block")
     else:
-        x = randn(M, K, dtype=torch.float32, device=device, seed=seed)
-        y = randn(N, K, dtype=torch.float32, device=device, seed=seed + 1, scale=max(K, 1) ** -0.5)
+        a_values = randn(M, K, dtype=torch.float32, device=device, seed=seed)
+        b_values = randn(N, K, dtype=torch.float32, device=device, seed=seed + 1, scale=max(K, 1) ** -0.5)
         if planted_k is not None:
-            x[:, planted_k] *= PLANTED_VALUE
-            y[:, planted_k] *= PLANTED_VALUE
+            a_values[:, planted_k] *= PLANTED_VALUE
+            b_values[:, planted_k] *= PLANTED_VALUE
         is_block_scaled = scale_kind == "block"
-        a, a_scale = quantize_fp8(x, (1, GROUP_SIZE) if is_block_scaled else None)
-        weight, b_scale = quantize_fp8(y, (GROUP_SIZE, GROUP_SIZE) if is_block_scaled else None)
+        a, a_scale = quantize_fp8(a_values, (1, GROUP_SIZE) if is_block_scaled else None)
+        weight, b_scale = quantize_fp8(b_values, (GROUP_SIZE, GROUP_SIZE) if is_block_scaled else None)
     if scale_kind == "block":
         a_scale = a_scale.mT.contiguous().mT
     inputs: Inputs = {"a": a, "b": weight.mT, "a_scale": a_scale, "b_scale": b_scale.mT if b_scale.ndim else b_scale}
@@ -177,12 +177,12 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     if inputs["bias"] is not None:
         sum_size = sum_size + inputs["bias"].double().abs()
         product = product - inputs["bias"].double()
-    chain_k = K if inputs.get("fast_accum") else min(K, PROMOTED_K)
-    chain_error = TRUNCATIONS_PER_INSTRUCTION * -(-chain_k // INSTRUCTION_K) * TRUNCATION_ERROR
+    chained_k = K if inputs.get("fast_accum") else min(K, K_PER_PROMOTION)
+    chain_error = TRUNCATIONS_PER_INSTRUCTION * -(-chained_k // INSTRUCTION_K) * TRUNCATION_ERROR
     error_limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(K, 1) ** 0.5 * sum_size
     error_limit = error_limit + chain_error * (product.abs() + (a.square() @ b.square()).sqrt())
-    subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    return (error_limit + scheme.unit_roundoff * oracle[0].abs() + subnormal,)
+    subnormal_error = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
+    return (error_limit + scheme.unit_roundoff * oracle[0].abs() + subnormal_error,)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:

@@ -40,17 +40,17 @@ ACCUMULATION_FACTOR = 4.0
 def _groups(offsets: torch.Tensor) -> Iterator[tuple[int, slice]]:
     """Yields each expert that has rows, with the range of its rows."""
     row_offsets = offsets.tolist()
-    for expert, (start, end) in enumerate(itertools.pairwise(row_offsets)):
-        if end > start:
-            yield expert, slice(start, end)
+    for expert, (start_row, end_row) in enumerate(itertools.pairwise(row_offsets)):
+        if end_row > start_row:
+            yield expert, slice(start_row, end_row)
 
 
 def gemm_grouped(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """Returns `out[s:t] = a[s:t] @ b[e]` in fp64 for each expert e, with s = offsets[e] and t = offsets[e + 1].
 
     a: (T, K), rows sorted by expert; b: (E, K, N); offsets: (E + 1,) int32, ascending from 0 to T; returns (T, N)."""
-    dims = CONTRACT.check({"a": a, "b": b, "offsets": offsets})
-    check_offsets("offsets", offsets, dims["T"])
+    dim_sizes = CONTRACT.check({"a": a, "b": b, "offsets": offsets})
+    check_offsets("offsets", offsets, dim_sizes["T"])
     out = torch.zeros(a.shape[0], b.shape[2], dtype=torch.float64, device=a.device)
     for expert, expert_rows in _groups(offsets):
         out[expert_rows] = a[expert_rows].double() @ b[expert].double()
@@ -84,7 +84,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     """Makes random operands and offsets. `b` is a transposed view of (E, N, K) weights, scaled by 1/sqrt(K).
 
     The matrix of an expert without rows holds NaN, because no kernel needs to read this matrix."""
-    T, top_k, E, N, K = (int(case[key]) for key in ("T", "top_k", "E", "N", "K"))
+    T, top_k, E, N, K = (int(case[dim_name]) for dim_name in ("T", "top_k", "E", "N", "K"))
     device = torch.device(device)
     offsets = route(T, top_k, E, float(case["skew"]), seed + 2)
     a = randn(T, K, dtype=scheme.activation, device=device, seed=seed)
@@ -122,8 +122,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         else:
             partial_sums[expert_rows] = expert_a.abs() @ expert_b.abs()
     sum_error = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * partial_sums
-    subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    return (sum_error + scheme.unit_roundoff * oracle[0].abs() + subnormal,)
+    subnormal_error = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
+    return (sum_error + scheme.unit_roundoff * oracle[0].abs() + subnormal_error,)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:

@@ -33,7 +33,7 @@ PLANTED_VALUE = 8.0
 """The standard deviation of what one dominant k adds to `gate` and `up`; all other k together have SPREAD."""
 PLANTED_GATES = (-100.0, -20.0, 20.0, 100.0)
 """Gates at the limits of the arithmetic: exp overflows fp32 above 88.7; sigmoid rounds to 1 above about 17."""
-STANDARD_DEVIATION = 2.0
+PRODUCT_STD = 2.0
 """The standard deviation of `gate` and `up`, so that inputs lie on both sides of silu's bend."""
 ACCUMULATION_FACTOR = 4.0
 SILU_SLOPE = 1.1
@@ -55,26 +55,26 @@ def gemm_silu_and_mul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes random operands. `b` is scaled by 2/sqrt(K), so that `a @ b` has standard deviation 2 for every K."""
-    M, I, K, layout = int(case["M"]), int(case["I"]), int(case["K"]), case["layout"]
-    if layout not in ("NN", "NT"):
-        raise ValueError(f"layout: expected NN or NT, got {layout!r}")
+    M, I, K, weight_layout = int(case["M"]), int(case["I"]), int(case["K"]), case["layout"]
+    if weight_layout not in ("NN", "NT"):
+        raise ValueError(f"layout: expected NN or NT, got {weight_layout!r}")
     a = randn(M, K, dtype=scheme.activation, device=device, seed=seed)
-    b_shape = (2 * I, K) if layout == "NT" else (K, 2 * I)
-    b = randn(*b_shape, dtype=scheme.weight, device=device, seed=seed + 1, scale=STANDARD_DEVIATION * max(K, 1) ** -0.5)
-    return {"a": a, "b": b.mT if layout == "NT" else b}
+    b_shape = (2 * I, K) if weight_layout == "NT" else (K, 2 * I)
+    b = randn(*b_shape, dtype=scheme.weight, device=device, seed=seed + 1, scale=PRODUCT_STD * max(K, 1) ** -0.5)
+    return {"a": a, "b": b.mT if weight_layout == "NT" else b}
 
 
 def cost(args: Arguments) -> Cost:
     """Returns the cost: 4 M I K tensor-core FLOPs. An output element needs four FLOPs, an exp and a reciprocal. Each
     tensor is read or written once."""
     (M, K), weight_columns = args.a.shape, args.b.shape[1]
-    outputs = M * (weight_columns // 2)
+    output_count = M * (weight_columns // 2)
     return Cost(
         read_bytes=nbytes(args.a, args.b),
-        write_bytes=outputs * args.a.element_size(),
+        write_bytes=output_count * args.a.element_size(),
         tensor_flops={DTYPE_NAMES[args.a.dtype]: 2.0 * M * weight_columns * K},
-        vector_flops=4.0 * outputs,
-        sfu_ops=2.0 * outputs,
+        vector_flops=4.0 * output_count,
+        sfu_ops=2.0 * output_count,
     )
 
 
@@ -95,8 +95,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     silu = gate / (1.0 + torch.exp(-gate))
     propagated_error = SILU_SLOPE * gate_error * (up.abs() + up_error) + silu.abs() * up_error
     relative_error = (8.0 + 2.0 * gate.abs()) * FP32_ROUNDOFF + 2.0 * scheme.unit_roundoff
-    subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    activation_error = relative_error * oracle[0].abs() + 2.0**-126 * (gate * up).abs() + subnormal * (1.0 + up.abs())
+    tiny_error = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
+    activation_error = relative_error * oracle[0].abs() + 2.0**-126 * (gate * up).abs() + tiny_error * (1.0 + up.abs())
     return (propagated_error + activation_error,)
 
 
@@ -107,8 +107,8 @@ def _product_error(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, sche
     else:
         partial_sums = a.abs() @ b.abs()
     error_factor: float = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5
-    subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    return error_factor * partial_sums + scheme.unit_roundoff * product.abs() + subnormal
+    subnormal_error = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
+    return error_factor * partial_sums + scheme.unit_roundoff * product.abs() + subnormal_error
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
@@ -117,7 +117,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     I, K = int(case["I"]), int(case["K"])
     for k in sorted({k for k in (*PLANTED_K, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)
-        inputs["b"][k] *= PLANTED_VALUE / STANDARD_DEVIATION * K**0.5
+        inputs["b"][k] *= PLANTED_VALUE / PRODUCT_STD * K**0.5
         yield f"k={k}", inputs
     for gate in PLANTED_GATES if K else ():
         inputs = make_inputs(case, scheme, device, seed)

@@ -25,7 +25,7 @@ from rooflab.reference.spec import Arguments, Case, Inputs, OpSpec, Outputs, Sch
 from rooflab.roofline.model import Cost
 
 GROUP_SIZES = (32, 64, 128)
-DEFAULT_GROUP = 128
+DEFAULT_GROUP_SIZE = 128
 # The edges of groups, of vectors of 32 codes and of tiles; k = 1 is the high half of the first byte.
 PLANTED_K = (0, 1, 7, 31, 32, 63, 64, 127, 128, 255, 256)
 PLANTED_VALUE = 32.0
@@ -70,7 +70,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     The magnitudes of the weight's groups differ by up to a factor of 4, to reveal the use of a wrong group's scale.
     With zero points, the mean of a group is at most one standard deviation from 0. The activation is always bf16. The
     weight has 4 bits in groups of 128, unless the scheme has another group size."""
-    M, N, K, group = int(case["M"]), int(case["N"]), int(case["K"]), scheme.group or DEFAULT_GROUP
+    M, N, K, group = int(case["M"]), int(case["N"]), int(case["K"]), scheme.group or DEFAULT_GROUP_SIZE
     if K % 2:
         raise ValueError(f"K: expected an even number, two codes a byte, got {K}")
     group_count = -(-K // group)
@@ -123,16 +123,16 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
     """Yields adversarial inputs: one k at a tile edge in K dominates the sum. Its codes are the largest and the
     smallest code in turn. Also yields activations of about 100,000."""
-    K, group = int(case["K"]), scheme.group or DEFAULT_GROUP
+    K, group = int(case["K"]), scheme.group or DEFAULT_GROUP_SIZE
     last_group_start = (K - 1) // group * group
     for k in sorted({k for k in (*PLANTED_K, last_group_start - 1, last_group_start, K - 1) if 0 <= k < K}):
         inputs = make_inputs(case, scheme, device, seed)
         inputs["a"][:, k] = PLANTED_VALUE
         code_shift = k % 2 * 4
-        column = inputs["b"][:, k // 2]
-        column &= 0xF0 >> code_shift  # the other half of the byte
-        column[::2] |= INT4_MAX << code_shift
-        column[1::2] |= (INT4_ZERO - 7 if inputs["zero"] is None else 0) << code_shift
+        byte_column = inputs["b"][:, k // 2]
+        byte_column &= 0xF0 >> code_shift  # the other half of the byte
+        byte_column[::2] |= INT4_MAX << code_shift
+        byte_column[1::2] |= (INT4_ZERO - 7 if inputs["zero"] is None else 0) << code_shift
         yield f"k={k}", inputs
     inputs = make_inputs(case, scheme, device, seed)
     yield "activations of 100,000", {**inputs, "a": of_size(inputs["a"], 1e5)}

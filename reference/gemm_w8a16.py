@@ -43,13 +43,13 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     a = randn(M, K, dtype=torch.bfloat16, device=device, seed=seed)
     bias = randn(N, dtype=torch.bfloat16, device=device, seed=seed + 2) if case["bias"] else None
     if torch.device(device).type == "meta":
-        codes = torch.empty((N, K), dtype=torch.int8, device="meta")
+        weight_codes = torch.empty((N, K), dtype=torch.int8, device="meta")
         scale = torch.empty((N,), dtype=torch.bfloat16, device="meta")
     else:
         weight = randn(N, K, dtype=torch.float32, device=device, seed=seed + 1, scale=max(K, 1) ** -0.5)
         channel_factors = randn(N, dtype=torch.float32, device=device, seed=seed + 3).clamp(-1, 1).exp2()
-        codes, scale = quantize_int8(weight * channel_factors[:, None])
-    return {"a": a, "b": codes.mT, "scale": scale, "bias": bias}
+        weight_codes, scale = quantize_int8(weight * channel_factors[:, None])
+    return {"a": a, "b": weight_codes.mT, "scale": scale, "bias": bias}
 
 
 def cost(args: Arguments) -> Cost:
@@ -92,9 +92,9 @@ def within(
     error_limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(a.shape[1], 1) ** 0.5 * sum_size
     bf16_roundoff = torch.finfo(torch.bfloat16).eps / 2
     error_limit = error_limit + ROUNDED_WEIGHT_FACTOR * bf16_roundoff * (a.square() @ weight.square()).sqrt()
-    subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    total_error: torch.Tensor = error_limit + scheme.unit_roundoff * product.abs() + subnormal
-    return total_error
+    subnormal_error = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
+    total_limit: torch.Tensor = error_limit + scheme.unit_roundoff * product.abs() + subnormal_error
+    return total_limit
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:

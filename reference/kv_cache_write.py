@@ -29,10 +29,10 @@ def kv_cache_write(
     slots_exist(arguments, CONTRACT.check(arguments))
     block_size = k_cache.shape[1]
     new_k, new_v = k_cache.clone(), v_cache.clone()
-    for token, slot in enumerate(slot_mapping.tolist()):
-        if slot >= 0:
-            new_k[slot // block_size, slot % block_size] = k[token]
-            new_v[slot // block_size, slot % block_size] = v[token]
+    for token_index, slot_id in enumerate(slot_mapping.tolist()):
+        if slot_id >= 0:
+            new_k[slot_id // block_size, slot_id % block_size] = k[token_index]
+            new_v[slot_id // block_size, slot_id % block_size] = v[token_index]
     return new_k, new_v
 
 
@@ -66,13 +66,13 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     slot_ids = torch.randperm(num_blocks * block_size, generator=torch.Generator().manual_seed(seed))[:T].clone()
     # Skipped tokens are spread over the batch, so that a kernel that stops at the first -1 fails.
     slot_ids[torch.arange(skipped_tokens) * max(T // max(skipped_tokens, 1), 1)] = -1
-    cache = (num_blocks, block_size, H_kv, D)
+    cache_shape = (num_blocks, block_size, H_kv, D)
     k = randn(T, H_kv, D, dtype=scheme.activation, device=device, seed=seed + 1)
     return {
         "k": k,
         "v": randn(T, H_kv, D, dtype=scheme.activation, device=device, seed=seed + 2),
-        "k_cache": randn(*cache, dtype=scheme.activation, device=device, seed=seed + 3),
-        "v_cache": randn(*cache, dtype=scheme.activation, device=device, seed=seed + 4),
+        "k_cache": randn(*cache_shape, dtype=scheme.activation, device=device, seed=seed + 3),
+        "v_cache": randn(*cache_shape, dtype=scheme.activation, device=device, seed=seed + 4),
         "slot_mapping": slot_ids if k.is_meta else slot_ids.to(device),
     }
 
@@ -94,13 +94,13 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     first or the last page. Also yields tokens that all have the slot -1."""
     T, num_blocks, block_size = (int(case[key]) for key in ("T", "num_blocks", "block_size"))
     last_block_slot = (num_blocks - 1) * block_size
-    for slot in sorted({0, block_size - 1, last_block_slot, last_block_slot + block_size - 1}):
-        for token in sorted({0, T - 1}) if T else ():
+    for slot_id in sorted({0, block_size - 1, last_block_slot, last_block_slot + block_size - 1}):
+        for token_index in sorted({0, T - 1}) if T else ():
             inputs = make_inputs(case, scheme, device, seed)
             slot_ids = inputs["slot_mapping"]
-            slot_ids[slot_ids == slot] = -1  # each slot at most once
-            slot_ids[token] = slot
-            yield f"token {token} to slot {slot}", inputs
+            slot_ids[slot_ids == slot_id] = -1  # each slot at most once
+            slot_ids[token_index] = slot_id
+            yield f"token {token_index} to slot {slot_id}", inputs
     inputs = make_inputs(case, scheme, device, seed)
     inputs["slot_mapping"].fill_(-1)
     yield "all skipped", inputs

@@ -24,8 +24,8 @@ def layernorm(
     check_shape("weight", weight, x.shape[-1])
     if bias is not None:
         check_shape("bias", bias, x.shape[-1])
-    x64 = x.double()
-    centred_x = x64 - x64.mean(dim=-1, keepdim=True)
+    fp64_x = x.double()
+    centred_x = fp64_x - fp64_x.mean(dim=-1, keepdim=True)
     weighted_x = centred_x / (centred_x.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight.double()
     return weighted_x if bias is None else weighted_x + bias.double()
 
@@ -60,11 +60,11 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     bias = 0.0 if inputs["bias"] is None else inputs["bias"].double()
     variance = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)
     std = (variance + inputs["eps"]).sqrt()
-    shift = (ACCUMULATION_FACTOR * sqrt_H * x.abs().mean(-1, keepdim=True) + 2.0 * x.abs()) * FP32_ROUNDOFF
+    x_error = (ACCUMULATION_FACTOR * sqrt_H * x.abs().mean(-1, keepdim=True) + 2.0 * x.abs()) * FP32_ROUNDOFF
     scaled_ref = (oracle[0] - bias).abs()
-    relative_error = (ACCUMULATION_FACTOR / 2 * sqrt_H + 8.0) * FP32_ROUNDOFF + 2.0 * u + (shift / std).square()
-    subnormal = torch.finfo(scheme.output).smallest_normal * u
-    return (relative_error * scaled_ref + u * oracle[0].abs() + weight.abs() * (shift / std + subnormal) + subnormal,)
+    relative_error = (ACCUMULATION_FACTOR / 2 * sqrt_H + 8.0) * FP32_ROUNDOFF + 2.0 * u + (x_error / std).square()
+    min_error = torch.finfo(scheme.output).smallest_normal * u
+    return (relative_error * scaled_ref + u * oracle[0].abs() + weight.abs() * (x_error / std + min_error) + min_error,)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
@@ -78,8 +78,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs["x"] += 1000.0
     yield "mean of 1000", inputs
     inputs = make_inputs(case, scheme, device, seed)
-    for size_label, size in magnitudes(scheme.activation, H):
-        yield size_label, {**inputs, "x": of_size(inputs["x"], size)}
+    for magnitude_label, magnitude in magnitudes(scheme.activation, H):
+        yield magnitude_label, {**inputs, "x": of_size(inputs["x"], magnitude)}
 
 
 def _cases(*shapes: tuple[int, int], bias: bool = True) -> tuple[Case, ...]:

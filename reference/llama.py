@@ -67,10 +67,10 @@ def attention(arch: Architecture, layer: Tensors, x: Tensor, cos: Tensor, sin: T
     if arch.qk_norm:
         q, k = norm(arch, q, layer["self_attn.q_norm.weight"]), norm(arch, k, layer["self_attn.k_norm.weight"])
     q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-    k, v = (tensor.repeat_interleave(arch.num_heads // arch.num_kv_heads, dim=0) for tensor in (k, v))
+    k, v = (kv_tensor.repeat_interleave(arch.num_heads // arch.num_kv_heads, dim=0) for kv_tensor in (k, v))
     key_age = torch.arange(T)[:, None] - torch.arange(T)  # how far a key lies behind the query
-    hidden_mask = (key_age < 0) | (key_age >= (arch.window or T))
-    weights = (q @ k.mT / math.sqrt(D)).masked_fill(hidden_mask, -math.inf).softmax(dim=-1)  # (heads, T, T)
+    unseen_mask = (key_age < 0) | (key_age >= (arch.window or T))
+    weights = (q @ k.mT / math.sqrt(D)).masked_fill(unseen_mask, -math.inf).softmax(dim=-1)  # (heads, T, T)
     return linear((weights @ v).transpose(0, 1).reshape(T, -1), layer["self_attn.o_proj.weight"])
 
 
@@ -87,8 +87,8 @@ def rotation(arch: Architecture, T: int) -> tuple[Tensor, Tensor]:
     (Meta's reference for Llama 3.1), `yarn` (Peng et al., 2023), or `factors` (one divisor per frequency, from a GGUF
     file)."""
     D, rope_scaling = arch.head_dim, arch.rope_scaling or {"rope_type": "default", "factor": 1.0}
-    columns = torch.arange(0, D, 2, dtype=torch.float64)
-    freqs = arch.rope_theta ** (-columns / D)
+    pair_columns = torch.arange(0, D, 2, dtype=torch.float64)
+    freqs = arch.rope_theta ** (-pair_columns / D)
     rope_type, magnitude_factor = rope_scaling["rope_type"], 1.0
     slowed_freqs = freqs / torch.tensor(
         rope_scaling["factors" if rope_type == "factors" else "factor"], dtype=torch.float64
@@ -108,7 +108,7 @@ def rotation(arch: Architecture, T: int) -> tuple[Tensor, Tensor]:
 
         first_pair = max(math.floor(pair_of(rope_scaling.get("beta_fast") or 32)), 0)
         last_pair = min(math.ceil(pair_of(rope_scaling.get("beta_slow") or 1)), D - 1)
-        fast_weights = 1 - ((columns / 2 - first_pair) / max(last_pair - first_pair, 1e-3)).clamp(0, 1)
+        fast_weights = 1 - ((pair_columns / 2 - first_pair) / max(last_pair - first_pair, 1e-3)).clamp(0, 1)
         magnitude_factor = rope_scaling.get("attention_factor") or max(0.1 * math.log(rope_scaling["factor"]) + 1, 1.0)
     angles = torch.arange(T, dtype=torch.float64)[:, None] * (fast_weights * freqs + (1 - fast_weights) * slowed_freqs)
     return (angles.cos() * magnitude_factor).float(), (angles.sin() * magnitude_factor).float()

@@ -28,8 +28,8 @@ def reference(outs: torch.Tensor, lses: torch.Tensor) -> Outputs:
     Returns (T, H, D) and (T, H). If no part saw a key, the row's output is 0 and its log-sum-exp is -inf."""
     CONTRACT.check(locals(), any_dtype=True)
     weights, lse = _weights(lses)
-    values = outs.double().masked_fill(lses.isinf()[..., None], 0.0)
-    return (weights[..., None] * values).sum(0), lse
+    finite_outs = outs.double().masked_fill(lses.isinf()[..., None], 0.0)
+    return (weights[..., None] * finite_outs).sum(0), lse
 
 
 def _rules(arguments: CallArguments, dims: Dims) -> None:
@@ -61,22 +61,22 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     weights, _ = _weights(inputs["lses"])
     lses = _seen(inputs["lses"])
     part_count = lses.shape[0]
-    peak = lses.amax(0)
+    max_lse = lses.amax(0)
     seen_mask = lses > -math.inf
-    lse_gap = (peak - lses).masked_fill(~seen_mask, 0.0).clamp(max=200.0)
-    step_error = OPERATION_FACTOR * FP32_ROUNDOFF
+    lse_gap = (max_lse - lses).masked_fill(~seen_mask, 0.0).clamp(max=200.0)
+    operation_error = OPERATION_FACTOR * FP32_ROUNDOFF
     out_sizes = inputs["outs"].double().abs().masked_fill(~seen_mask[..., None], 0.0)
-    output_error = (step_error * (part_count + lse_gap + peak.abs().nan_to_num(posinf=0.0)) * weights)[
+    output_error = (operation_error * (part_count + lse_gap + max_lse.abs().nan_to_num(posinf=0.0)) * weights)[
         ..., None
     ] * out_sizes
     subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
     out = output_error.sum(0) + scheme.unit_roundoff * oracle[0].abs() + subnormal
-    return out, step_error * (part_count + oracle[1].abs().nan_to_num(posinf=0.0))
+    return out, operation_error * (part_count + oracle[1].abs().nan_to_num(posinf=0.0))
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes normal random outputs and log-sum-exps. With `empty`, a quarter of the parts saw no key and hold NaN."""
-    P, T, H, D = (int(case[key]) for key in ("P", "T", "H", "D"))
+    P, T, H, D = (int(case[size_name]) for size_name in ("P", "T", "H", "D"))
     outs = randn(P, T, H, D, dtype=scheme.activation, device=device, seed=seed)
     lses = randn(P, T, H, dtype=torch.float32, device=device, seed=seed + 1, scale=3.0)
     if case["empty"] and not lses.is_meta:
@@ -136,8 +136,8 @@ CONTRACT = Contract(
 def _mean(of: Arguments) -> Outputs:
     """Imitates a faulty kernel: returns the unweighted mean of the parts that saw a key."""
     seen_mask = ~of.lses.isinf()
-    values = of.outs.double().masked_fill(~seen_mask[..., None], 0.0)
-    return values.sum(0) / seen_mask.sum(0).clamp(min=1)[..., None], _weights(of.lses)[1]
+    finite_outs = of.outs.double().masked_fill(~seen_mask[..., None], 0.0)
+    return finite_outs.sum(0) / seen_mask.sum(0).clamp(min=1)[..., None], _weights(of.lses)[1]
 
 
 SPEC = OpSpec(

@@ -50,12 +50,12 @@ def reference(
     (B, H). An empty sequence has the output 0 and the log-sum-exp -inf."""
     arguments = locals()
     bounds(arguments, CONTRACT.check(arguments, any_dtype=True))
-    results = []
+    sequence_results = []
     for b, length in enumerate(seq_lens.tolist()):
         kv = gathered(kv_cache, block_table[b], length)[:, None]
         key_range = seen_keys(1, length, True)
-        results.append(attend(q[b : b + 1], kv, kv[..., :latent_dim], key_range, Scores(softmax_scale)))
-    out, lse = together(results, q, latent_dim)
+        sequence_results.append(attend(q[b : b + 1], kv, kv[..., :latent_dim], key_range, Scores(softmax_scale)))
+    out, lse = together(sequence_results, q, latent_dim)
     return (out, lse) if return_lse else out
 
 
@@ -71,13 +71,13 @@ def bounds(arguments: CallArguments, dims: Dims) -> None:
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Returns the tolerance as in `attention.py`: (B, H, latent_dim), and (B, H) for a returned log-sum-exp."""
-    bounds = []
+    sequence_bounds = []
     for b, length in enumerate(inputs["seq_lens"].tolist()):
         kv = gathered(inputs["kv_cache"], inputs["block_table"][b], length)[:, None]
-        values, key_range = kv[..., : inputs["latent_dim"]], seen_keys(1, length, True)
+        latent_values, key_range = kv[..., : inputs["latent_dim"]], seen_keys(1, length, True)
         scores = Scores(inputs["softmax_scale"])
-        bounds.append(error_bounds(inputs["q"][b : b + 1], kv, values, key_range, scores, scheme))
-    out, lse = together(bounds, inputs["q"], inputs["latent_dim"])
+        sequence_bounds.append(error_bounds(inputs["q"][b : b + 1], kv, latent_values, key_range, scores, scheme))
+    out, lse = together(sequence_bounds, inputs["q"], inputs["latent_dim"])
     return (out + scheme.unit_roundoff * oracle[0].abs(), lse)[: len(oracle)]
 
 
@@ -90,15 +90,15 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     device = torch.device(device)
     generator = torch.Generator().manual_seed(seed)
     lengths = drawn_lengths(case, generator)
-    table, unused_mask = dealt_pages(lengths, block_size, generator)
-    cache = randn(*unused_mask.shape, latent_dim + rotary_dim, dtype=scheme.activation, device=device, seed=seed + 1)
+    page_table, unused_mask = dealt_pages(lengths, block_size, generator)
+    kv_cache = randn(*unused_mask.shape, latent_dim + rotary_dim, dtype=scheme.activation, device=device, seed=seed + 1)
     if device.type != "meta":
-        cache[unused_mask.to(device)] = math.nan
+        kv_cache[unused_mask.to(device)] = math.nan
     index_device = torch.device("cpu") if device.type == "meta" else device
     inputs = {
         "q": randn(B, H, latent_dim + rotary_dim, dtype=scheme.activation, device=device, seed=seed),
-        "kv_cache": cache,
-        "block_table": table.to(index_device),
+        "kv_cache": kv_cache,
+        "block_table": page_table.to(index_device),
         "seq_lens": lengths.to(index_device),
         "latent_dim": latent_dim,
         "softmax_scale": SOFTMAX_SCALE,
@@ -109,32 +109,32 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
     """Yields adversarial inputs: one dominant key at each page edge, each tile edge and both ends of the sequence. Also
     yields a dominant key just past the end, which no query may see."""
-    context, block_size = int(case["context"]), int(case["block_size"])
-    edge_positions = {*TILE_EDGES, block_size - 1, block_size, context // 2, context - 2, context - 1, context}
-    for position in sorted(edge_key for edge_key in edge_positions if 0 <= edge_key <= context and context):
+    key_count, block_size = int(case["context"]), int(case["block_size"])
+    edge_positions = {*TILE_EDGES, block_size - 1, block_size, key_count // 2, key_count - 2, key_count - 1, key_count}
+    for position in sorted(edge_key for edge_key in edge_positions if 0 <= edge_key <= key_count and key_count):
         inputs = make_inputs(case, scheme, device, seed)
-        cache = inputs["kv_cache"][:, :, None]
-        listen(inputs["q"], cache)
+        kv_cache = inputs["kv_cache"][:, :, None]
+        listen(inputs["q"], kv_cache)
         has_large_key = False
         for b, length in enumerate(inputs["seq_lens"].tolist()):
             # In a sequence that ends just before `position`, this slot is past the end, and no query may see it.
-            page = int(inputs["block_table"][b, position // block_size])
-            if page >= 0 and position <= length:
-                values = torch.empty_like(cache)
-                shout(cache, values, (page, position % block_size))
-                cache[page, position % block_size, :, 1:] = values[page, position % block_size, :, 1:]
+            page_id = int(inputs["block_table"][b, position // block_size])
+            if page_id >= 0 and position <= length:
+                changed_cache = torch.empty_like(kv_cache)
+                shout(kv_cache, changed_cache, (page_id, position % block_size))
+                kv_cache[page_id, position % block_size, :, 1:] = changed_cache[page_id, position % block_size, :, 1:]
                 has_large_key = True
         if has_large_key:
-            yield f"key {position}" if position < context else "one past the last key", inputs
+            yield f"key {position}" if position < key_count else "one past the last key", inputs
     inputs = make_inputs(case, scheme, device, seed)
     yield "a softmax_scale of its own", {**inputs, "softmax_scale": 2.3 * SOFTMAX_SCALE}
     yield "padding of the table that is a page", {**inputs, "block_table": inputs["block_table"].clamp(min=0)}
     yield from uneven_tables(inputs, ("kv_cache",))
-    reversed_tables = {name: inputs[name].flip(0) for name in ("block_table", "seq_lens")}
+    reversed_tables = {table_name: inputs[table_name].flip(0) for table_name in ("block_table", "seq_lens")}
     yield "sequences in the other order", {**inputs, **reversed_tables}
     for label, new_inputs in low_precision({**inputs, "k": inputs["kv_cache"], "v": inputs["kv_cache"]}, "q", "k", "v"):
-        cache = new_inputs["v"] if "one sign" in label else new_inputs["k"]
-        yield label, {**inputs, "q": new_inputs["q"], "kv_cache": cache}
+        kv_cache = new_inputs["v"] if "one sign" in label else new_inputs["k"]
+        yield label, {**inputs, "q": new_inputs["q"], "kv_cache": kv_cache}
 
 
 def cost(args: Arguments) -> Cost:
@@ -166,7 +166,7 @@ DEEPSEEK_CASES = (_case(1, 4096, 128), _case(64, 4096, 128), _case(64, 4096, 128
 def _values_from_the_end(of: Arguments) -> Inputs:
     """Imitates a faulty kernel: takes the last columns of the latents as values, not the first columns."""
     rotary_dim = of.q.shape[-1] - of.latent_dim
-    return {name: getattr(of, name).roll(rotary_dim, -1) for name in ("q", "kv_cache")}
+    return {input_name: getattr(of, input_name).roll(rotary_dim, -1) for input_name in ("q", "kv_cache")}
 
 
 CONTRACT = Contract(

@@ -94,8 +94,8 @@ def _rules(arguments: CallArguments, dims: Dims) -> None:
         check_shape("seq_lens", arguments["seq_lens"], dims["T"])
     elif dims["T"] and not dims["B"]:
         raise ValueError(f"seq_lens: expected a sequence for q's {dims['T']} queries, got none")
-    for cache, scale in (("k_cache", "k_scale"), ("v_cache", "v_scale")):
-        check_dtype(cache, arguments[cache], arguments["q"].dtype if arguments.get(scale) is None else E4M3)
+    for cache, scale_name in (("k_cache", "k_scale"), ("v_cache", "v_scale")):
+        check_dtype(cache, arguments[cache], arguments["q"].dtype if arguments.get(scale_name) is None else E4M3)
 
 
 def bounds(arguments: CallArguments, dims: Dims) -> None:
@@ -130,7 +130,7 @@ def _sequences(
     for b, (first_row, end_row, length) in enumerate(_spans(q, seq_lens, cu_seqlens_q)):
         if end_row > first_row:
             first_key = 0 if window is None else max(0, length - (end_row - first_row) + 1 - window)
-            k, v = (_scaled(cache, block_table[b], first_key, length, scale) for cache, scale in caches)
+            k, v = (_scaled(cache, block_table[b], first_key, length, cache_scale) for cache, cache_scale in caches)
             yield slice(first_row, end_row), k, v, seen_keys(end_row - first_row, length - first_key, True, window)
 
 
@@ -148,20 +148,20 @@ def _scaled(
 ) -> torch.Tensor:
     """Returns a sequence's cached rows from token `first` on, multiplied by each head's scale: (length - first, H_kv,
     D)."""
-    tokens = gathered(cache, pages, length, first)
-    return tokens if scale is None else tokens.double() * scale.double()[:, None]
+    token_rows = gathered(cache, pages, length, first)
+    return token_rows if scale is None else token_rows.double() * scale.double()[:, None]
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Returns the tolerance as in `attention.py`, in fp64: (T, H, D), and (T, H) for a returned log-sum-exp.
 
     An fp8 cache adds no error: the kernel gets fp8 values, and the dtype of the queries represents them exactly."""
-    q, sinks, table, lengths = inputs["q"], inputs.get("sinks"), inputs["block_table"], inputs["seq_lens"]
+    q, sinks, page_table, lengths = inputs["q"], inputs.get("sinks"), inputs["block_table"], inputs["seq_lens"]
     scores = Scores(get_scale(q, inputs.get("softmax_scale")), inputs.get("softcap"))
     rounding_bound = scheme.unit_roundoff * oracle[0].abs()
     lse = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
     caches = (inputs["k_cache"], inputs.get("k_scale")), (inputs["v_cache"], inputs.get("v_scale"))
-    sequences = _sequences(q, caches, table, lengths, inputs.get("cu_seqlens_q"), inputs.get("window"))
+    sequences = _sequences(q, caches, page_table, lengths, inputs.get("cu_seqlens_q"), inputs.get("window"))
     for query_rows, k, v, key_range in sequences:
         out, lse[query_rows] = error_bounds(q[query_rows], k, v, key_range, scores, scheme, sinks)
         rounding_bound[query_rows] += out
@@ -179,23 +179,23 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     device = torch.device(device)
     generator = torch.Generator().manual_seed(seed)
     lengths = drawn_lengths(case, generator)
-    table, unused_mask = dealt_pages(lengths, block_size, generator)
+    page_table, unused_mask = dealt_pages(lengths, block_size, generator)
     index_device = torch.device("cpu") if device.type == "meta" else device
     query_offsets = _query_bounds(lengths, int(case.get("queries", 1)), bool(case.get("mixed", False)))
     inputs: Inputs = {
         "q": randn(B if query_offsets is None else int(query_offsets[-1]), H, D, dtype=dtype, device=device, seed=seed)
     }
-    for name, cache_seed in (("k_cache", seed + 1), ("v_cache", seed + 2)):
+    for arg_name, cache_seed in (("k_cache", seed + 1), ("v_cache", seed + 2)):
         cache = randn(*unused_mask.shape, H_kv, D, dtype=torch.float32, device=device, seed=cache_seed)
         if device.type != "meta":
             cache[unused_mask.to(device)] = math.nan
-        inputs[name] = cache.to(scheme.weight)
-    inputs |= {"block_table": table.to(index_device), "seq_lens": lengths.to(index_device)}
+        inputs[arg_name] = cache.to(scheme.weight)
+    inputs |= {"block_table": page_table.to(index_device), "seq_lens": lengths.to(index_device)}
     if query_offsets is not None:
         inputs["cu_seqlens_q"] = query_offsets.to(index_device)
     if scheme.weight.itemsize == 1:
-        for name, cache_seed in (("k_scale", seed + 4), ("v_scale", seed + 5)):
-            inputs[name] = (0.5 + torch.rand(H_kv, generator=torch.Generator().manual_seed(cache_seed))).to(device)
+        for arg_name, cache_seed in (("k_scale", seed + 4), ("v_scale", seed + 5)):
+            inputs[arg_name] = (0.5 + torch.rand(H_kv, generator=torch.Generator().manual_seed(cache_seed))).to(device)
     return inputs | options(case, H, device, seed + 3)
 
 
@@ -223,18 +223,18 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         has_large_key = False
         for b, length in enumerate(inputs["seq_lens"].tolist()):
             # In a sequence that ends just before `position`, this slot is past the end, and no query may see it.
-            page = int(inputs["block_table"][b, position // block_size])
-            if page >= 0 and (position < length or position == length):
-                shout(inputs["k_cache"], inputs["v_cache"], (page, position % block_size))
+            page_id = int(inputs["block_table"][b, position // block_size])
+            if page_id >= 0 and (position < length or position == length):
+                shout(inputs["k_cache"], inputs["v_cache"], (page_id, position % block_size))
                 has_large_key = True
         if has_large_key:
             yield key_label, inputs
     yield from low_precision(make_inputs(case, scheme, device, seed), "q", "k_cache", "v_cache")
     inputs = make_inputs(case, scheme, device, seed)
     yield from other_scores(inputs, "q", "k_cache") if scheme.weight.itemsize > 1 else ()
-    table, lengths = inputs["block_table"], inputs["seq_lens"].tolist()
-    yield "padding of the table that is a page", {**inputs, "block_table": table.clamp(min=0)}
-    reversed_tables = {name: inputs[name].flip(0) for name in ("block_table", "seq_lens")}
+    page_table, lengths = inputs["block_table"], inputs["seq_lens"].tolist()
+    yield "padding of the table that is a page", {**inputs, "block_table": page_table.clamp(min=0)}
+    reversed_tables = {table_name: inputs[table_name].flip(0) for table_name in ("block_table", "seq_lens")}
     if "cu_seqlens_q" in inputs:
         reversed_tables["cu_seqlens_q"] = turned(inputs["cu_seqlens_q"])
     yield "sequences in the other order", {**inputs, **reversed_tables}
@@ -242,9 +242,9 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     yield "uneven rows: lengths and numbers of queries", _uneven(case, scheme, device, seed)
     if len(lengths) > 1:
         shared_page_count = min(lengths[0], lengths[1]) // block_size  # whole pages: a tail belongs to one sequence
-        table = table.clone()
-        table[1, :shared_page_count] = table[0, :shared_page_count]
-        yield "a prefix that two sequences share", {**inputs, "block_table": table}
+        page_table = page_table.clone()
+        page_table[1, :shared_page_count] = page_table[0, :shared_page_count]
+        yield "a prefix that two sequences share", {**inputs, "block_table": page_table}
 
 
 def _uneven(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:

@@ -60,31 +60,31 @@ def dealt_pages(
     pages = -(-lengths // block_size)
     num_blocks = int(pages.sum()) + SPARE_BLOCKS
     page_order = torch.randperm(num_blocks, generator=generator, dtype=torch.int32)
-    table = torch.full((len(lengths), max(pages.tolist(), default=0) + 1), -1, dtype=torch.int32)
-    unused_mask = torch.ones(num_blocks, block_size, dtype=torch.bool)
+    page_table = torch.full((len(lengths), max(pages.tolist(), default=0) + 1), -1, dtype=torch.int32)
+    unused_slot_mask = torch.ones(num_blocks, block_size, dtype=torch.bool)
     for b, (page_count, length) in enumerate(zip(pages.tolist(), lengths.tolist(), strict=True)):
         sequence_pages, page_order = page_order[:page_count], page_order[page_count:]
-        table[b, :page_count] = sequence_pages
-        unused_mask[sequence_pages.long()] = (torch.arange(page_count * block_size) >= length).view(
+        page_table[b, :page_count] = sequence_pages
+        unused_slot_mask[sequence_pages.long()] = (torch.arange(page_count * block_size) >= length).view(
             page_count, block_size
         )
-    return table, unused_mask
+    return page_table, unused_slot_mask
 
 
 def uneven_tables(inputs: Inputs, caches: tuple[str, ...]) -> Iterator[tuple[str, Inputs]]:
     """Yields two adversarial inputs of an op with pages. In the first, the block table has more columns, and invalid
     page numbers as padding. In the second, NaN fills the first sequence's pages; other sequences must not read them."""
     table, num_blocks = inputs["block_table"], len(inputs[caches[0]])
-    bad_pages = torch.tensor([-(2**31), num_blocks, 2**31 - 1, -num_blocks - 1], dtype=torch.int32, device=table.device)
+    bad_ids = torch.tensor([-(2**31), num_blocks, 2**31 - 1, -num_blocks - 1], dtype=torch.int32, device=table.device)
     wide_table = torch.nn.functional.pad(table, (0, 3), value=-1)
-    padding_entries = bad_pages[torch.arange(wide_table.numel(), device=table.device) % 4].view(wide_table.shape)
+    padding_entries = bad_ids[torch.arange(wide_table.numel(), device=table.device) % 4].view(wide_table.shape)
     yield (
         "uneven rows: padding of the table that is no page",
         {**inputs, "block_table": torch.where(wide_table < 0, padding_entries, wide_table)},
     )
     if len(table) > 1:
         pages = table[0][table[0] >= 0].long()
-        nan_caches = {name: inputs[name].clone() for name in caches}
+        nan_caches = {cache_name: inputs[cache_name].clone() for cache_name in caches}
         for cache in nan_caches.values():
             cache[pages] = math.nan
         yield "values: NaN in the pages of one sequence", {**inputs, **nan_caches}
@@ -112,19 +112,19 @@ def check_pages(
         query_counts = np.diff(cu_seqlens_q.cpu().numpy())[:, None]
         page_counts = np.where(query_counts > 0, page_counts, 0)
     page_indices = np.arange(table.shape[1])
-    bad_mask = (table.view(np.uint32) >= num_blocks) & (page_indices < page_counts)
+    bad_entry = (table.view(np.uint32) >= num_blocks) & (page_indices < page_counts)
     if window is not None:
-        bad_mask &= page_indices >= (lengths - query_counts + 1 - min(window, capacity)) // block_size
-    if bad_mask.any():
-        raise ValueError(f"block_table: expected pages below {num_blocks} up to each length, got {table[bad_mask][0]}")
+        bad_entry &= page_indices >= (lengths - query_counts + 1 - min(window, capacity)) // block_size
+    if bad_entry.any():
+        raise ValueError(f"block_table: expected pages below {num_blocks} up to each length, got {table[bad_entry][0]}")
 
 
 def gathered(cache: torch.Tensor, pages: torch.Tensor, length: int, first: int = 0) -> torch.Tensor:
     """Returns the tokens `first` to `length` - 1 of a sequence: (length - first, ...). Reads only these tokens' slots
     of the cache (num_blocks, block_size, ...)."""
-    token = torch.arange(first, length, device=cache.device)
+    token_positions = torch.arange(first, length, device=cache.device)
     block_size = cache.shape[1]
-    return cache[pages.to(cache.device).long()[token // block_size], token % block_size]
+    return cache[pages.to(cache.device).long()[token_positions // block_size], token_positions % block_size]
 
 
 def used_slots(
@@ -139,13 +139,13 @@ def used_slots(
     first: (B,), the first token that each sequence sees; None means 0."""
     lengths = seq_lens.cpu().long()[:, None]
     first_tokens = torch.zeros_like(lengths) if first is None else first.long()[:, None]
-    page = torch.arange(block_table.shape[1]) * block_size
-    page_ends = (lengths - page).clamp(0, block_size)  # (B, max_blocks): one past the last token in each page
-    page_starts = (first_tokens - page).clamp(0, block_size)
+    page_offsets = torch.arange(block_table.shape[1]) * block_size
+    page_ends = (lengths - page_offsets).clamp(0, block_size)  # (B, max_blocks): one past the last token in each page
+    page_starts = (first_tokens - page_offsets).clamp(0, block_size)
     used_entries = page_ends > page_starts
-    blocks = block_table.cpu().long()[used_entries]
-    end_slots = torch.zeros(num_blocks, dtype=torch.int64).scatter_reduce_(0, blocks, page_ends[used_entries], "amax")
-    first_slots = torch.full((num_blocks,), block_size).scatter_reduce_(0, blocks, page_starts[used_entries], "amin")
+    block_id = block_table.cpu().long()[used_entries]
+    end_slots = torch.zeros(num_blocks, dtype=torch.int64).scatter_reduce_(0, block_id, page_ends[used_entries], "amax")
+    first_slots = torch.full((num_blocks,), block_size).scatter_reduce_(0, block_id, page_starts[used_entries], "amin")
     return int((end_slots - first_slots).clamp(min=0).sum()), int(used_entries.sum())
 
 

@@ -35,5 +35,5 @@ def race(seed: int, position: int, vocab_size: int, stream: int = 0) -> torch.Te
     counter[:, 2] = stream
     key = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], dtype=np.uint64)
     x = philox(counter, key).reshape(-1)[:vocab_size].astype(np.uint32).astype(np.float32)
-    u = np.minimum(x * np.float32(2.0**-32) + np.float32(2.0**-33), np.float32(1 - 2.0**-24)).astype(np.float64)
-    return torch.from_numpy(np.log(-np.log1p(-u)))
+    uniforms = np.minimum(x * np.float32(2.0**-32) + np.float32(2.0**-33), np.float32(1 - 2.0**-24)).astype(np.float64)
+    return torch.from_numpy(np.log(-np.log1p(-uniforms)))

@@ -108,10 +108,10 @@ def _unpack(words: torch.Tensor) -> torch.Tensor:
 
 def _in_awq_order(words: torch.Tensor) -> torch.Tensor:
     """Unpacks AWQ's int32 words (R, N/8) to uint8 (R, N). Column n of the result is output channel n."""
-    stored_values = _unpack(words).view(words.shape[0], -1, CODES_PER_WORD)
-    ordered_values = torch.empty_like(stored_values)
-    ordered_values[:, :, list(AWQ_ORDER)] = stored_values
-    return ordered_values.flatten(1)
+    stored_codes = _unpack(words).view(words.shape[0], -1, CODES_PER_WORD)
+    ordered_codes = torch.empty_like(stored_codes)
+    ordered_codes[:, :, list(AWQ_ORDER)] = stored_codes
+    return ordered_codes.flatten(1)
 
 
 def _canonical(
@@ -134,11 +134,11 @@ def _canonical(
 def _order(g_idx: torch.Tensor, K: int, group: int) -> torch.Tensor | None:
     if g_idx.shape != (K,):
         raise ValueError(f"g_idx: expected shape ({K},), got {tuple(g_idx.shape)}")
-    sorted_groups = torch.arange(K, device=g_idx.device) // group
-    if torch.equal(g_idx.long(), sorted_groups):
+    sorted_group_ids = torch.arange(K, device=g_idx.device) // group
+    if torch.equal(g_idx.long(), sorted_group_ids):
         return None
     column_order = torch.argsort(g_idx, stable=True)
-    if not torch.equal(g_idx[column_order].long(), sorted_groups):
+    if not torch.equal(g_idx[column_order].long(), sorted_group_ids):
         raise ValueError(f"g_idx: expected each of the groups {group} times, got other counts")
     return column_order
 

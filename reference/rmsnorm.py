@@ -66,7 +66,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 def options(case: Case, scheme: Scheme) -> Inputs:
     """Returns the optional arguments of a call: the case's norm options, and `quantize` if the output has 8 bits."""
     case_options = {
-        name: case[name] for name in OPTION_DEFAULTS if name in case and case[name] != OPTION_DEFAULTS[name]
+        option: case[option] for option in OPTION_DEFAULTS if option in case and case[option] != OPTION_DEFAULTS[option]
     }
     return {**case_options, **quantizing(scheme)}
 
@@ -99,11 +99,11 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     rounding_count = max(first_roundings + last_roundings, 2.0 * last_roundings)
     u = torch.finfo(dtype).eps / 2
     relative_error = (ACCUMULATION_FACTOR / 2 * inputs["x"].shape[-1] ** 0.5 + 4.0) * FP32_ROUNDOFF + rounding_count * u
-    subnormal = torch.finfo(dtype).smallest_normal * u
+    subnormal_error = torch.finfo(dtype).smallest_normal * u
     weight = inputs["weight"].double() + inputs.get("weight_offset", 0.0)
-    values = oracle[0] if quantize is None else oracle[0] * oracle[1][:, None]
-    error = relative_error * values.abs() + subnormal * (1.0 + weight.abs())
-    return (error,) if quantize is None else quantized_limits(oracle, error, quantize)
+    unscaled_out = oracle[0] if quantize is None else oracle[0] * oracle[1][:, None]
+    out_error = relative_error * unscaled_out.abs() + subnormal_error * (1.0 + weight.abs())
+    return (out_error,) if quantize is None else quantized_limits(oracle, out_error, quantize)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
@@ -118,8 +118,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs = make_inputs(case, scheme, device, seed)
     inputs["x"] *= float(case["eps"]) ** 0.5
     yield "mean square near eps", inputs
-    for size_label, size in magnitudes(scheme.activation, H):
-        yield size_label, {**inputs, "x": of_size(inputs["x"], size)}
+    for magnitude_label, magnitude in magnitudes(scheme.activation, H):
+        yield magnitude_label, {**inputs, "x": of_size(inputs["x"], magnitude)}
 
 
 def cases(eps: float, *shapes: tuple[int, int], **named: float | bool) -> tuple[Case, ...]:
@@ -129,8 +129,8 @@ def cases(eps: float, *shapes: tuple[int, int], **named: float | bool) -> tuple[
 
 def drawn(T: int, H: int, eps: float, square: bool, **named: float | bool) -> Case:
     """Makes a test case from drawn values. Leaves out options that are off. If `square` is true, H = T."""
-    on = {name: value for name, value in named.items() if value != OPTION_DEFAULTS[name]}
-    return Case(T=T, H=T if square and T else H, eps=eps, **on)
+    set_options = {option_name: value for option_name, value in named.items() if value != OPTION_DEFAULTS[option_name]}
+    return Case(T=T, H=T if square and T else H, eps=eps, **set_options)
 
 
 OPTION_DEFAULTS = {"weight_offset": 0.0, "round_first": False}

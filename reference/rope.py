@@ -18,7 +18,7 @@ from rooflab.reference.rules import check_values
 from rooflab.reference.spec import FP32_ROUNDOFF, Arguments, Case, Inputs, OpSpec, Outputs, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
 
-THETA = 10000.0
+ROPE_THETA = 10000.0
 
 
 def rope(
@@ -34,15 +34,15 @@ def rope(
     q: (T, H, D); k: (T, H_kv, D); cos, sin: (max_position, D/2) fp32; positions: (T,) int64; returns q, k."""
     arguments = {"q": q, "k": k, "cos": cos, "sin": sin, "positions": positions}
     positions_known(arguments, CONTRACT.check(arguments))
-    cos64 = cos.double()[positions].unsqueeze(1)  # (T, 1, D/2)
-    sin64 = sin.double()[positions].unsqueeze(1)
-    result = []
+    token_cos = cos.double()[positions].unsqueeze(1)  # (T, 1, D/2)
+    token_sin = sin.double()[positions].unsqueeze(1)
+    new_qk = []
     for x in (q.double(), k.double()):
         half_width = x.shape[-1] // 2
         x1, x2 = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half_width], x[..., half_width:])
-        rotated_pair = (x1 * cos64 - x2 * sin64, x2 * cos64 + x1 * sin64)
-        result.append(torch.stack(rotated_pair, dim=-1).flatten(-2) if interleaved else torch.cat(rotated_pair, dim=-1))
-    return result[0], result[1]
+        rotated_pair = (x1 * token_cos - x2 * token_sin, x2 * token_cos + x1 * token_sin)
+        new_qk.append(torch.stack(rotated_pair, dim=-1).flatten(-2) if interleaved else torch.cat(rotated_pair, dim=-1))
+    return new_qk[0], new_qk[1]
 
 
 def even(arguments: CallArguments, dims: Dims) -> None:
@@ -93,8 +93,8 @@ def usual_tables(max_position: int, R: int, device: torch.device) -> tuple[torch
     if torch.device(device).type == "meta":
         empty_table = torch.empty(max_position, R // 2, dtype=torch.float32, device=device)
         return empty_table, empty_table.clone()
-    frequencies = THETA ** (-torch.arange(R // 2, dtype=torch.float64, device=device) * 2 / max(R, 1))
-    angles = torch.arange(max_position, dtype=torch.float64, device=device)[:, None] * frequencies
+    pair_frequencies = ROPE_THETA ** (-torch.arange(R // 2, dtype=torch.float64, device=device) * 2 / max(R, 1))
+    angles = torch.arange(max_position, dtype=torch.float64, device=device)[:, None] * pair_frequencies
     return angles.cos().float(), angles.sin().float()
 
 
@@ -117,16 +117,16 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
     u_32 and u_out are the unit roundoffs of fp32 and of the output. Two products and a sum in fp32 have an error of at
     most 3 u_32 (|first cos| + |second sin|). Then the value is rounded once to the dtype."""
-    subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
+    subnormal_error = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
     error_limits = []
     for x, out in zip((inputs["q"], inputs["k"]), oracle, strict=True):
         abs_x = x.double().abs()
         half_width = x.shape[-1] // 2
         if inputs["interleaved"]:
-            magnitude = (abs_x[..., 0::2] + abs_x[..., 1::2]).repeat_interleave(2, dim=-1)
+            pair_magnitude = (abs_x[..., 0::2] + abs_x[..., 1::2]).repeat_interleave(2, dim=-1)
         else:
-            magnitude = (abs_x[..., :half_width] + abs_x[..., half_width:]).repeat(1, 1, 2)
-        error_limits.append(4.0 * FP32_ROUNDOFF * magnitude + scheme.unit_roundoff * out.abs() + subnormal)
+            pair_magnitude = (abs_x[..., :half_width] + abs_x[..., half_width:]).repeat(1, 1, 2)
+        error_limits.append(4.0 * FP32_ROUNDOFF * pair_magnitude + scheme.unit_roundoff * out.abs() + subnormal_error)
     return tuple(error_limits)
 
 
@@ -148,12 +148,12 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs = make_inputs(case, scheme, device, seed)
         inputs["positions"].fill_(edge_position)
         yield f"position={edge_position}", inputs
-    for table_label, tables in other_tables(inputs["cos"], seed):
-        yield table_label, make_inputs(case, scheme, device, seed) | tables
+    for table_label, new_tables in other_tables(inputs["cos"], seed):
+        yield table_label, make_inputs(case, scheme, device, seed) | new_tables
     for column in sorted({0, D // 2 - 1, D // 2, D - 1}):
         inputs = make_inputs(case, scheme, device, seed)
-        for name in ("q", "k"):
-            inputs[name][..., column] = 1000.0
+        for input_name in ("q", "k"):
+            inputs[input_name][..., column] = 1000.0
         yield f"column={column}", inputs
 
 

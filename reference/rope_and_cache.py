@@ -62,12 +62,12 @@ def reference(
         _turned(_normed(x, weight, norm_eps), cos, sin, positions, interleaved) for x, weight in head_inputs
     )
     caches = []
-    for cache, rows_to_write, scale in ((k_cache, rotated_k, k_scale), (v_cache, v.double(), v_scale)):
-        if scale is not None:
-            rows_to_write = (rows_to_write / scale.double()[:, None]).clamp(-FP8_MAX, FP8_MAX)
+    for cache, rows_to_write, cache_scale in ((k_cache, rotated_k, k_scale), (v_cache, v.double(), v_scale)):
+        if cache_scale is not None:
+            rows_to_write = (rows_to_write / cache_scale.double()[:, None]).clamp(-FP8_MAX, FP8_MAX)
         slot_values = cache.double().flatten(0, 1)
-        has_slot = slot_mapping >= 0
-        slot_values[slot_mapping[has_slot]] = rows_to_write[has_slot]
+        slot_mask = slot_mapping >= 0
+        slot_values[slot_mapping[slot_mask]] = rows_to_write[slot_mask]
         caches.append(slot_values.view(cache.shape))
     return rotated_q, caches[0], caches[1]
 
@@ -75,8 +75,8 @@ def reference(
 def whole(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` if only one of the two scales, or only one of the two norms, is given. Also raises if the
     tables rotate more than D columns, or if a cache has the wrong dtype."""
-    for name, plural_name in (("scale", "scales"), ("norm", "norms")):
-        first_name, second_name = ("k_scale", "v_scale") if name == "scale" else ("q_norm", "k_norm")
+    for arg_name, plural_name in (("scale", "scales"), ("norm", "norms")):
+        first_name, second_name = ("k_scale", "v_scale") if arg_name == "scale" else ("q_norm", "k_norm")
         if (arguments.get(first_name) is None) != (arguments.get(second_name) is None):
             missing_name = second_name if arguments.get(second_name) is None else first_name
             raise ValueError(f"{missing_name}: expected both {plural_name} or none, got one")
@@ -84,8 +84,8 @@ def whole(arguments: CallArguments, dims: Dims) -> None:
         max_columns, table_columns = dims["D"] // 2, dims["rotary"] // 2
         raise ValueError(f"cos: expected at most {max_columns} columns, half of q's head_dim, got {table_columns}")
     cache_dtype = arguments["q"].dtype if arguments.get("k_scale") is None else torch.float8_e4m3fn
-    for name in ("k_cache", "v_cache"):
-        check_dtype(name, arguments[name], cache_dtype)
+    for arg_name in ("k_cache", "v_cache"):
+        check_dtype(arg_name, arguments[arg_name], cache_dtype)
 
 
 def places_exist(arguments: CallArguments, dims: Dims) -> None:
@@ -147,23 +147,23 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     one without rotation, norm and e4m3 cache."""
     R = 2 * inputs["cos"].shape[1]
     slot_ids = inputs["slot_mapping"]
-    has_slot = slot_ids >= 0
+    slot_mask = slot_ids >= 0
     q_norm, k_norm, eps = inputs.get("q_norm"), inputs.get("k_norm"), inputs.get("norm_eps", 1e-6)
     norm_error = 0.0 if q_norm is None else ACCUMULATION_FACTOR / 2 * inputs["q"].shape[-1] ** 0.5 + 4.0
     limits = [_limit(_normed(inputs["q"], q_norm, eps), oracle[0], R, inputs["interleaved"], scheme.output, norm_error)]
-    for name, out, weight, error in (("k", oracle[1], k_norm, norm_error), ("v", oracle[2], None, 0.0)):
-        scale, dtype = inputs.get(f"{name}_scale"), inputs[f"{name}_cache"].dtype
-        x = _normed(inputs[name], weight, eps)
-        scaled_x = x if scale is None else x / scale.double()[:, None]
+    for input_name, out, weight, error in (("k", oracle[1], k_norm, norm_error), ("v", oracle[2], None, 0.0)):
+        cache_scale, dtype = inputs.get(f"{input_name}_scale"), inputs[f"{input_name}_cache"].dtype
+        x = _normed(inputs[input_name], weight, eps)
+        scaled_x = x if cache_scale is None else x / cache_scale.double()[:, None]
         rows = out.flatten(0, 1)
         cache_limit = torch.zeros_like(rows)
-        rotary_R = R if name == "k" else 0
+        rotary_R = R if input_name == "k" else 0
         written_limits = _limit(
-            scaled_x[has_slot], rows[slot_ids[has_slot]], rotary_R, inputs["interleaved"], dtype, error
+            scaled_x[slot_mask], rows[slot_ids[slot_mask]], rotary_R, inputs["interleaved"], dtype, error
         )
-        if scale is None and not error:
+        if cache_scale is None and not error:
             written_limits[..., rotary_R:] = 0.0
-        cache_limit[slot_ids[has_slot]] = written_limits
+        cache_limit[slot_ids[slot_mask]] = written_limits
         limits.append(cache_limit.view(out.shape))
     return tuple(limits)
 
@@ -176,8 +176,8 @@ def _limit(
     dtype_info = torch.finfo(dtype)
     first_values, second_values = _pairs(x[..., :R].abs(), interleaved)
     pair_magnitude = first_values + second_values
-    magnitude = pair_magnitude.repeat_interleave(2, dim=-1) if interleaved else pair_magnitude.repeat(1, 1, 2)
-    error = torch.cat(((4.0 + more) * magnitude, (2.0 + more) * x[..., R:].abs()), dim=-1) * FP32_ROUNDOFF
+    column_magnitude = pair_magnitude.repeat_interleave(2, dim=-1) if interleaved else pair_magnitude.repeat(1, 1, 2)
+    error = torch.cat(((4.0 + more) * column_magnitude, (2.0 + more) * x[..., R:].abs()), dim=-1) * FP32_ROUNDOFF
     # The error may move a value across a tie, to the other neighbour: this costs a unit roundoff of the error too.
     rounding_error = dtype_info.eps / 2 * (out.abs() + error) + dtype_info.smallest_normal * dtype_info.eps / 2
     unrotated_mask = torch.arange(out.shape[-1]) >= R
@@ -222,11 +222,11 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
         "interleaved": bool(case["interleaved"]),
     }
     if scheme.weight.itemsize == 1:
-        for name in ("k_scale", "v_scale"):
-            inputs[name] = (0.01 + torch.rand(H_kv, generator=generator)).to(device)
+        for input_name in ("k_scale", "v_scale"):
+            inputs[input_name] = (0.01 + torch.rand(H_kv, generator=generator)).to(device)
     if case.get("norm_eps"):
-        for i, name in enumerate(("q_norm", "k_norm")):
-            inputs[name] = randn(D, dtype=dtype, device=device, seed=seed + 7 + i, scale=0.5, mean=1.0)
+        for i, input_name in enumerate(("q_norm", "k_norm")):
+            inputs[input_name] = randn(D, dtype=dtype, device=device, seed=seed + 7 + i, scale=0.5, mean=1.0)
         inputs["norm_eps"] = float(case["norm_eps"])
     return inputs
 
@@ -236,30 +236,30 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     positions at the ends of the tables, and tokens that all have the slot -1."""
     T, last_slot = int(case["T"]), int(case["num_blocks"]) * int(case["block_size"]) - 1
     for slot in sorted({0, last_slot}):
-        for token in sorted({0, T - 1}) if T else ():
+        for token_index in sorted({0, T - 1}) if T else ():
             inputs = make_inputs(case, scheme, device, seed)
             slots = inputs["slot_mapping"]
             slots[slots == slot] = -1  # each slot at most once
-            slots[token] = slot
-            yield f"token {token} to slot {slot}", inputs
+            slots[token_index] = slot
+            yield f"token {token_index} to slot {slot}", inputs
     for position in sorted({0, int(case["max_position"]) - 1}):
         inputs = make_inputs(case, scheme, device, seed)
         inputs["positions"].fill_(position)
         yield f"position={position}", inputs
-    for table_label, tables in other_tables(inputs["cos"], seed):
-        yield table_label, make_inputs(case, scheme, device, seed) | tables
+    for table_label, new_tables in other_tables(inputs["cos"], seed):
+        yield table_label, make_inputs(case, scheme, device, seed) | new_tables
     for column in sorted({0, int(case["rotary"]) // 2, int(case["rotary"]) - 1, int(case["D"]) - 1} - {-1}):
         inputs = make_inputs(case, scheme, device, seed)
-        for name in ("q", "k", "v"):
-            inputs[name][..., column] = 1000.0
+        for input_name in ("q", "k", "v"):
+            inputs[input_name][..., column] = 1000.0
         yield f"column={column}", inputs
     inputs = make_inputs(case, scheme, device, seed)
     inputs["slot_mapping"].fill_(-1)
     yield "all skipped", inputs
     if case.get("norm_eps"):
         inputs = make_inputs(case, scheme, device, seed)
-        for name in ("q", "k"):
-            inputs[name] *= inputs["norm_eps"] ** 0.5
+        for input_name in ("q", "k"):
+            inputs[input_name] *= inputs["norm_eps"] ** 0.5
         yield "mean square near eps", inputs
 
 
@@ -270,10 +270,10 @@ def cost(args: Arguments) -> Cost:
     written_tokens = int((args.slot_mapping >= 0).sum())
     token_values = args.k.shape[1] * args.k.shape[2]
     tables = len(set(args.positions.tolist())) * args.cos.shape[1] * (args.cos.element_size() + args.sin.element_size())
-    small_bytes = nbytes(args.positions, args.slot_mapping, args.k_scale, args.v_scale, args.q_norm, args.k_norm)
+    vector_bytes = nbytes(args.positions, args.slot_mapping, args.k_scale, args.v_scale, args.q_norm, args.k_norm)
     rotated_values = args.q.numel() + written_tokens * token_values
     return Cost(
-        read_bytes=nbytes(args.q) + small_bytes + 2 * written_tokens * token_values * args.k.element_size() + tables,
+        read_bytes=nbytes(args.q) + vector_bytes + 2 * written_tokens * token_values * args.k.element_size() + tables,
         write_bytes=nbytes(args.q) + 2 * written_tokens * token_values * args.k_cache.element_size(),
         vector_flops=(3.0 if args.q_norm is None else 7.0) * rotated_values,
         sfu_ops=0.0 if args.q_norm is None else rotated_values / args.q.shape[-1],
@@ -282,8 +282,8 @@ def cost(args: Arguments) -> Cost:
 
 def _case(T: int, heads: tuple[int, int, int], **changes: bool | float) -> Case:
     H, H_kv, D = heads
-    defaults = {"rotary": D, "max_position": 64, "num_blocks": 4, "block_size": 16, "skipped": 0, "interleaved": False}
-    return Case(T=T, H=H, H_kv=H_kv, D=D, **{**defaults, **changes})
+    base_case = {"rotary": D, "max_position": 64, "num_blocks": 4, "block_size": 16, "skipped": 0, "interleaved": False}
+    return Case(T=T, H=H, H_kv=H_kv, D=D, **{**base_case, **changes})
 
 
 def _model(heads: tuple[int, int, int], max_position: int, *T_values: int, **changes: float) -> tuple[Case, ...]:

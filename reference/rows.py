@@ -60,10 +60,10 @@ def planted_columns(width: int) -> list[int]:
 def magnitudes(dtype: torch.dtype, terms: int) -> list[tuple[str, float]]:
     """Returns (label, magnitude) pairs. The squares of some magnitudes overflow or underflow `dtype`. The largest one
     still allows an fp32 sum of `terms` squares without overflow."""
-    finfo = torch.finfo(dtype)
-    max_size = min(0.9 * finfo.max, (0.2 * torch.finfo(torch.float32).max / max(terms, 1)) ** 0.5)
-    sizes = {"300": 300.0, "10,000": 1e4, "the largest": max_size, "the least": 4.0 * finfo.smallest_normal}
-    return [(f"magnitudes of {size_label}", size) for size_label, size in sizes.items()]
+    dtype_info = torch.finfo(dtype)
+    max_size = min(0.9 * dtype_info.max, (0.2 * torch.finfo(torch.float32).max / max(terms, 1)) ** 0.5)
+    all_sizes = {"300": 300.0, "10,000": 1e4, "the largest": max_size, "the least": 4.0 * dtype_info.smallest_normal}
+    return [(f"magnitudes of {size_label}", size) for size_label, size in all_sizes.items()]
 
 
 def of_size(x: torch.Tensor, size: float) -> torch.Tensor:
@@ -91,8 +91,8 @@ def quantized_rows(values: torch.Tensor, dtype: str | None) -> Outputs:
     if dtype is None:
         return (values,)
     row_max = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
-    scale = torch.where(row_max == 0, 1.0, (row_max / MAX_CODES[dtype]).clamp(min=MIN_SCALE))  # NaN stays
-    return values / scale[:, None], scale
+    row_scales = torch.where(row_max == 0, 1.0, (row_max / MAX_CODES[dtype]).clamp(min=MIN_SCALE))  # NaN stays
+    return values / row_scales[:, None], row_scales
 
 
 def quantized_limits(oracle: Outputs, error: torch.Tensor, dtype: str) -> Outputs:
@@ -102,13 +102,13 @@ def quantized_limits(oracle: Outputs, error: torch.Tensor, dtype: str) -> Output
     A code may differ by half a step, plus the errors of value, scale and division. A step of e4m3 depends on the code.
     A row may get codes of 0 and the scale 1, as a row of zeros does. This holds if the row's largest magnitude is at
     most the row's largest error plus 2**-126."""
-    codes, scale = oracle
-    row_error = error.amax(dim=1) if error.shape[1] else torch.zeros_like(scale)
-    scale_error = row_error / MAX_CODES[dtype] + 2.0 * FP32_ROUNDOFF * scale
-    row_max = scale * (codes.abs().amax(dim=1) if codes.shape[1] else 0.0)
+    codes, row_scales = oracle
+    row_error = error.amax(dim=1) if error.shape[1] else torch.zeros_like(row_scales)
+    scale_error = row_error / MAX_CODES[dtype] + 2.0 * FP32_ROUNDOFF * row_scales
+    row_max = row_scales * (codes.abs().amax(dim=1) if codes.shape[1] else 0.0)
     zero_rows = (row_max > 0) & (row_max <= row_error + 2.0**-126)
     scale_error = scale_error.clamp(min=zero_rows.double())
-    code_error = error / scale[:, None] + codes.abs() * (scale_error / scale + 2.0 * FP32_ROUNDOFF)[:, None]
+    code_error = error / row_scales[:, None] + codes.abs() * (scale_error / row_scales + 2.0 * FP32_ROUNDOFF)[:, None]
     code_error = code_error.clamp(min=2.0 * MAX_CODES[dtype] * zero_rows[:, None].double())
     if dtype == "int8":
         return code_error + 0.5, scale_error

@@ -62,20 +62,20 @@ def reference(
     temperature. Raises `ValueError` if a row has a NaN, a +inf or no finite logit after the edits. A GPU kernel cannot
     raise; such a row then has any id in [0, V)."""
     penalties = repetition_penalty, presence_penalty, frequency_penalty
-    edits = Edits(*penalties, edit_offsets, edit_ids, edit_counts, edit_bias, allowed)
+    logit_edits = Edits(*penalties, edit_offsets, edit_ids, edit_counts, edit_bias, allowed)
     arguments: Inputs = {"logits": logits, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    arguments |= {"seed": seed, "position": position, **edits.tensors, "top_n": top_n}
+    arguments |= {"seed": seed, "position": position, **logit_edits.tensors, "top_n": top_n}
     values_fit(arguments, CONTRACT.check(arguments))
-    edited_rows = edited(logits, **edits.tensors)
-    settings = zip(*(t.tolist() for t in (temperature, top_k, top_p, min_p, seed, position)), strict=True)
+    edited_rows = edited(logits, **logit_edits.tensors)
+    setting_rows = zip(*(t.tolist() for t in (temperature, top_k, top_p, min_p, seed, position)), strict=True)
     tokens = []
-    for b, (row, (t, k, p, m, s, n)) in enumerate(zip(edited_rows, settings, strict=True)):
+    for b, (row, (t, k, p, min_prob, s, n)) in enumerate(zip(edited_rows, setting_rows, strict=True)):
         if not math.isfinite(row.max().item()):  # torch's max is NaN if the row has a NaN
             raise ValueError(f"logits: row {b}: expected a finite largest value, got {row.max().item()}")
         if t == 0:
             tokens.append(int(row.argmax()))
             continue
-        candidates = support(row, t, k, p, m)
+        candidates = support(row, t, k, p, min_prob)
         tokens.append(int((candidates.scores - race(s, n, len(row))).masked_fill(~candidates.kept, -math.inf).argmax()))
     token_ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
     if top_n is None:
@@ -98,9 +98,9 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
         inputs |= _edits(B, V, device, seed)
     if case.get("allowed"):
         generator = torch.Generator().manual_seed(seed)
-        mask = torch.randint(-(2**31), 2**31, (B, -(-V // 32)), generator=generator, dtype=torch.int32)
-        mask[:, 0] |= 1  # token 0, which no edit removes: some token can always be drawn
-        inputs["allowed"] = mask.to(_place(device))
+        allowed_words = torch.randint(-(2**31), 2**31, (B, -(-V // 32)), generator=generator, dtype=torch.int32)
+        allowed_words[:, 0] |= 1  # token 0, which no edit removes: some token can always be drawn
+        inputs["allowed"] = allowed_words.to(_place(device))
     return inputs | ({"top_n": top_n} if top_n else {})
 
 
@@ -117,7 +117,7 @@ def _edits(B: int, V: int, device: torch.device, seed: int) -> Inputs:
     edits_per_row = torch.randint(0, max_edits + 1, (B,), generator=generator)
     edits_per_row[:1], edits_per_row[3::4] = max_edits, 0
     N = int(edits_per_row.sum())
-    edited_ids = [torch.randperm(V - 1, generator=generator)[:n] + 1 for n in edits_per_row.tolist()]
+    edited_ids = [torch.randperm(V - 1, generator=generator)[:edit_count] + 1 for edit_count in edits_per_row.tolist()]
     all_biases = torch.randn(N, generator=generator)
     all_biases[torch.rand(N, generator=generator) < 0.2] = -math.inf
     inputs = {
@@ -129,7 +129,7 @@ def _edits(B: int, V: int, device: torch.device, seed: int) -> Inputs:
         "edit_counts": torch.randint(-1, 4, (N,), generator=generator, dtype=torch.int32),
         "edit_bias": all_biases,
     }
-    return {name: value.to(_place(device)) for name, value in inputs.items()}
+    return {name: input_tensor.to(_place(device)) for name, input_tensor in inputs.items()}
 
 
 def settings(rows: list[tuple[float, int, float, float]], device: torch.device, seed: int) -> Inputs:
@@ -138,13 +138,13 @@ def settings(rows: list[tuple[float, int, float, float]], device: torch.device, 
     B = len(rows)
     columns = list(zip(*rows, strict=True)) or [(), (), (), ()]
     dtypes = (torch.float32, torch.int32, torch.float32, torch.float32)
-    names = ("temperature", "top_k", "top_p", "min_p")
+    arg_names = ("temperature", "top_k", "top_p", "min_p")
     inputs = {
-        name: torch.tensor(column, dtype=dtype) for name, column, dtype in zip(names, columns, dtypes, strict=True)
+        name: torch.tensor(column, dtype=dtype) for name, column, dtype in zip(arg_names, columns, dtypes, strict=True)
     }
     inputs["seed"] = torch.randint(-(2**62), 2**62, (B,), generator=generator)
     inputs["position"] = torch.randint(0, 2**20, (B,), generator=generator)
-    return {name: value.to(_place(device)) for name, value in inputs.items()}
+    return {name: input_tensor.to(_place(device)) for name, input_tensor in inputs.items()}
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
@@ -184,7 +184,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     row_settings = settings(setting_rows * 2, device, seed)
     yield "rows with settings of their own", {"logits": logits.to(scheme.activation)} | row_settings
     yield "all logits below -10,000", {"logits": (logits - 20_000).to(scheme.activation)} | row_settings
-    empty_edits = {name: value[:0] for name, value in _edits(8, V, device, seed).items() if name.startswith("edit_")}
+    empty_edits = {name: tensor[:0] for name, tensor in _edits(8, V, device, seed).items() if name.startswith("edit_")}
     empty_edits["edit_offsets"] = torch.zeros(9, dtype=torch.int32, device=_place(device))
     yield "empty: no edits", {"logits": logits.to(scheme.activation)} | row_settings | empty_edits
     yield (
@@ -197,10 +197,10 @@ def _deciding(B: int, V: int, device: torch.device) -> Inputs:
     """Makes edits that decide the token: every row should draw token 0, which has a bias of 100. The last token has a
     bias of 150, but also a penalty of 300. In odd rows, a mask also forbids the last token."""
     last_token = V - 1
-    mask = torch.full((B, -(-V // 32)), -1, dtype=torch.int32)
-    mask[1::2, last_token // 32] ^= torch.tensor(1).bitwise_left_shift(last_token % 32).int()
+    allowed_words = torch.full((B, -(-V // 32)), -1, dtype=torch.int32)
+    allowed_words[1::2, last_token // 32] ^= torch.tensor(1).bitwise_left_shift(last_token % 32).int()
     row_edits = [(0, -1, 100.0)] + ([(last_token, 2, 150.0)] if last_token else [])
-    edited_ids, token_counts, bias = (torch.tensor(column).repeat(B) for column in zip(*row_edits, strict=True))
+    edited_ids, token_counts, edit_biases = (torch.tensor(column).repeat(B) for column in zip(*row_edits, strict=True))
     edits = {
         "repetition_penalty": torch.full((B,), 1.5),
         "presence_penalty": torch.full((B,), 100.0),
@@ -208,8 +208,8 @@ def _deciding(B: int, V: int, device: torch.device) -> Inputs:
         "edit_offsets": torch.arange(B + 1, dtype=torch.int32) * len(row_edits),
         "edit_ids": edited_ids.int(),
         "edit_counts": token_counts.int(),
-        "edit_bias": bias,
-        "allowed": mask if last_token else torch.full_like(mask, -1),
+        "edit_bias": edit_biases,
+        "allowed": allowed_words if last_token else torch.full_like(allowed_words, -1),
         "top_n": min(3, V),
     }
     return {
@@ -224,10 +224,10 @@ def cost(args: Arguments) -> Cost:
     B, V = args.logits.shape
     sfu_ops = 0 if args.top_n is None else B * V
     settings = args.temperature, args.top_k, args.top_p, args.min_p
-    for t, k, p, m in zip(*(setting.tolist() for setting in settings), strict=True):
+    for t, k, p, min_prob in zip(*(setting_tensor.tolist() for setting_tensor in settings), strict=True):
         if t > 0:
             kept_count = min(k, V) if k else V
-            sfu_ops += (kept_count if p < 1 else 0) + 2 * (kept_count if p == 1 and m == 0 else 1)
+            sfu_ops += (kept_count if p < 1 else 0) + 2 * (kept_count if p == 1 and min_prob == 0 else 1)
     return Cost(
         read_bytes=nbytes(args.logits, *settings, args.seed, args.position, *edits_of(vars(args)).tensors.values()),
         write_bytes=8 * B + (0 if args.top_n is None else 12 * B * (1 + args.top_n)),

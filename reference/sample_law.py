@@ -98,30 +98,30 @@ def edited(
     """Returns the logits (B, V) after edits and mask, in fp32 on the CPU. The arguments are as in `reference`.
 
     Every operation is rounded to fp32, so that each kernel gets the same logits, and the same ties."""
-    rows = logits.detach().cpu().float().numpy().copy()
+    edited_rows = logits.detach().cpu().float().numpy().copy()
     if edit_offsets is not None and edit_ids is not None and edit_counts is not None and edit_bias is not None:
-        B = len(rows)
+        B = len(edited_rows)
         neutral_penalties = np.ones(B, np.float32), np.zeros(B, np.float32), np.zeros(B, np.float32)
-        tensors = (repetition_penalty, presence_penalty, frequency_penalty)
+        penalty_tensors = (repetition_penalty, presence_penalty, frequency_penalty)
         penalties = [
-            neutral_penalty if value is None else value.cpu().numpy()
-            for value, neutral_penalty in zip(tensors, neutral_penalties, strict=True)
+            neutral_penalty if penalty is None else penalty.cpu().numpy()
+            for penalty, neutral_penalty in zip(penalty_tensors, neutral_penalties, strict=True)
         ]
-        offsets, token_ids, token_counts = edit_offsets.tolist(), edit_ids.tolist(), edit_counts.tolist()
+        row_offsets, token_ids, token_counts = edit_offsets.tolist(), edit_ids.tolist(), edit_counts.tolist()
         biases = edit_bias.cpu().numpy()
         for b in range(B):
-            repetition, presence, frequency = (values[b] for values in penalties)
-            for i in range(offsets[b], offsets[b + 1]):
-                x = rows[b, token_ids[i]] + biases[i]
-                if token_counts[i] >= 0:
-                    x = x / repetition if x > 0 else x * repetition
-                if token_counts[i] > 0:
-                    x = x - (frequency * np.float32(token_counts[i]) + presence)
-                rows[b, token_ids[i]] = x
+            repeat_factor, presence_cost, frequency_cost = (row_penalties[b] for row_penalties in penalties)
+            for edit_index in range(row_offsets[b], row_offsets[b + 1]):
+                new_logit = edited_rows[b, token_ids[edit_index]] + biases[edit_index]
+                if token_counts[edit_index] >= 0:
+                    new_logit = new_logit / repeat_factor if new_logit > 0 else new_logit * repeat_factor
+                if token_counts[edit_index] > 0:
+                    new_logit = new_logit - (frequency_cost * np.float32(token_counts[edit_index]) + presence_cost)
+                edited_rows[b, token_ids[edit_index]] = new_logit
     if allowed is not None:
         allowed_bits = np.unpackbits(allowed.cpu().contiguous().numpy().view(np.uint8), axis=1, bitorder="little")
-        rows[allowed_bits[:, : rows.shape[1]] == 0] = -math.inf
-    return torch.from_numpy(rows)
+        edited_rows[allowed_bits[:, : edited_rows.shape[1]] == 0] = -math.inf
+    return torch.from_numpy(edited_rows)
 
 
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
@@ -151,17 +151,17 @@ def _compare(actual: Outputs, oracle: Outputs, inputs: Inputs, wins: bool) -> li
         note = f"expected {tuple(expected.shape)} int64, got {tuple(drawn_tokens.shape)} {drawn_tokens.dtype}"
         failed_stats = ErrorStats("tokens", False, math.nan, math.inf, expected.numel(), expected.numel(), note=note)
         return [failed_stats, *_compare_logprobs(actual, oracle, inputs)]
-    rows = edited(**{name: value for name, value in inputs.items() if name in EDIT_ARGUMENTS})
-    worst_ratio, worst_row, errors, max_err = 0.0, 0, 0, 0.0
+    edited_rows = edited(**{arg_name: arg for arg_name, arg in inputs.items() if arg_name in EDIT_ARGUMENTS})
+    worst_ratio, worst_row, errors, worst_error = 0.0, 0, 0, 0.0
     for b, (token, best_token) in enumerate(zip(drawn_tokens.tolist(), expected.tolist(), strict=True)):
         if token == best_token:
             continue
-        error, ratio = _judge_row(token, best_token, rows[b], inputs, b, wins)
+        score_error, ratio = _judge_row(token, best_token, edited_rows[b], inputs, b, wins)
         errors += not ratio <= 1
         if not ratio <= worst_ratio:
-            worst_ratio, worst_row, max_err = ratio, b, error
+            worst_ratio, worst_row, worst_error = ratio, b, score_error
     tokens = ErrorStats(
-        "tokens", errors == 0, max_err, worst_ratio, errors, expected.numel(), (worst_row,) if errors else ()
+        "tokens", errors == 0, worst_error, worst_ratio, errors, expected.numel(), (worst_row,) if errors else ()
     )
     return [tokens, *_compare_logprobs(actual, oracle, inputs)]
 
@@ -184,16 +184,16 @@ def _compare_logprobs(actual: Outputs, oracle: Outputs, inputs: Inputs) -> list[
 def _judge_row(token: int, best: int, row: torch.Tensor, inputs: Inputs, b: int, wins: bool) -> tuple[float, float]:
     """Returns how far the score of `token` is below the best score, and the ratio of this distance to the allowed
     distance. Both are inf if the token is forbidden."""
-    settings = [inputs[name][b].item() for name in ("temperature", "top_k", "top_p", "min_p", "seed", "position")]
-    if not 0 <= token < len(row) or settings[0] == 0:
+    row_settings = [inputs[arg][b].item() for arg in ("temperature", "top_k", "top_p", "min_p", "seed", "position")]
+    if not 0 <= token < len(row) or row_settings[0] == 0:
         return math.inf, math.inf
     if not wins:
-        return (0.0, 0.0) if _tied_or_in_support(row, token, *settings[:4]) else (math.inf, math.inf)
-    row_support = support(row, *settings[:4])
+        return (0.0, 0.0) if _tied_or_in_support(row, token, *row_settings[:4]) else (math.inf, math.inf)
+    row_support = support(row, *row_settings[:4])
     if not bool(row_support.kept[token] | row_support.doubtful[token]):
         return math.inf, math.inf
-    noise = race(settings[4], settings[5], len(row))
-    scores = row_support.scores - noise
+    race_noise = race(row_settings[4], row_settings[5], len(row))
+    scores = row_support.scores - race_noise
     certain_mask = row_support.kept & ~row_support.doubtful
     if bool(certain_mask.any()):
         best = int(scores.masked_fill(~certain_mask, -math.inf).argmax())
@@ -201,10 +201,10 @@ def _judge_row(token: int, best: int, row: torch.Tensor, inputs: Inputs, b: int,
     for i in (token, best):
         score_gap = float(row_support.scores.max() - row_support.scores[i])
         max_error += (
-            SCORE_ULPS * FP32_ROUNDOFF * (abs(float(row_support.scores[i])) + score_gap + abs(float(noise[i])) + 1)
+            SCORE_ULPS * FP32_ROUNDOFF * (abs(float(row_support.scores[i])) + score_gap + abs(float(race_noise[i])) + 1)
         )
-    error = max(0.0, float(scores[best] - scores[token]))
-    return error, error / max_error
+    score_error = max(0.0, float(scores[best] - scores[token]))
+    return score_error, score_error / max_error
 
 
 def _tied_or_in_support(

@@ -28,7 +28,7 @@ class Edits:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Returns the arguments that are not None, by name."""
         named_tensors = ((edit_field.name, getattr(self, edit_field.name)) for edit_field in fields(self))
-        return {name: value for name, value in named_tensors if value is not None}
+        return {field_name: field_value for field_name, field_value in named_tensors if field_value is not None}
 
 
 EDIT_NAMES = ("edit_offsets", "edit_ids", "edit_counts", "edit_bias")
@@ -43,12 +43,12 @@ def settings_fit(arguments: CallArguments, dims: Dims) -> None:
         raise ValueError(f"logits: expected between 1 and 2**31 - 1 tokens, got {V}")
     if top_n is not None and not 0 <= top_n <= V:
         raise ValueError(f"top_n: expected 0 to {V}, got {top_n}")
-    edits = edits_of(arguments)
-    missing_edits = [name for name in EDIT_NAMES if name not in edits.tensors]
-    other_edits = sorted(set(edits.tensors) - {"allowed"})
+    given_edits = edits_of(arguments)
+    missing_edits = [edit_name for edit_name in EDIT_NAMES if edit_name not in given_edits.tensors]
+    other_edits = sorted(set(given_edits.tensors) - {"allowed"})
     if missing_edits and other_edits:
         raise ValueError(f"{missing_edits[0]}: expected a tensor beside {', '.join(other_edits)}, got None")
-    if edits.allowed is not None and dims["words"] != -(-V // 32):
+    if given_edits.allowed is not None and dims["words"] != -(-V // 32):
         raise ValueError(f"allowed: expected {-(-V // 32)} words, a bit for each token, got {dims['words']}")
 
 
@@ -87,15 +87,15 @@ def _check_edit_values(edits: Edits, V: int) -> None:
     """Raises `ValueError`, with the row, if an edit's value is out of range or a row edits a token twice."""
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
         values = edits.tensors.get(name)
-        for row, value in enumerate(() if values is None else values.tolist()):
-            if not math.isfinite(value) or (name == "repetition_penalty" and value <= 0):
+        for row, edit_value in enumerate(() if values is None else values.tolist()):
+            if not math.isfinite(edit_value) or (name == "repetition_penalty" and edit_value <= 0):
                 expected_text = "a finite value > 0" if name == "repetition_penalty" else "a finite value"
-                raise ValueError(f"{name}: expected {expected_text}, got {value} in row {row}")
-    offsets, token_ids, token_counts, biases = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
-    if offsets is None or token_ids is None or token_counts is None or biases is None:
+                raise ValueError(f"{name}: expected {expected_text}, got {edit_value} in row {row}")
+    row_starts, token_ids, token_counts, biases = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
+    if row_starts is None or token_ids is None or token_counts is None or biases is None:
         return
-    check_offsets("edit_offsets", offsets, len(token_ids))
-    row_ids = torch.arange(len(offsets) - 1, device=token_ids.device).repeat_interleave(offsets.diff())
+    check_offsets("edit_offsets", row_starts, len(token_ids))
+    row_ids = torch.arange(len(row_starts) - 1, device=token_ids.device).repeat_interleave(row_starts.diff())
     value_checks = (
         ("edit_ids", token_ids, (token_ids < 0) | (token_ids >= V), f"0 to {V - 1}"),
         ("edit_counts", token_counts, token_counts < -1, ">= -1"),
@@ -107,7 +107,7 @@ def _check_edit_values(edits: Edits, V: int) -> None:
             raise ValueError(
                 f"{name}: expected {expected_text}, got {values[wrong_index].item()} in row {int(row_ids[wrong_index])}"
             )
-    unique_keys, key_counts = torch.unique(row_ids * V + token_ids, return_counts=True)
-    if len(unique_keys) < len(token_ids):
-        dup_key = int(unique_keys[key_counts > 1][0])
+    unique_pairs, key_counts = torch.unique(row_ids * V + token_ids, return_counts=True)
+    if len(unique_pairs) < len(token_ids):
+        dup_key = int(unique_pairs[key_counts > 1][0])
         raise ValueError(f"edit_ids: expected each token once in a row, got {dup_key % V} again in row {dup_key // V}")

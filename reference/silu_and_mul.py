@@ -53,9 +53,9 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 def cost(args: Arguments) -> Cost:
     """Returns the cost: two reads, a write, an exp, a reciprocal and four FLOPs per output element."""
     T, input_width = args.x.shape
-    outputs = T * input_width // 2
-    written_bytes = outputs * args.x.element_size() if args.quantize is None else outputs + 4 * T
-    return Cost(nbytes(args.x), written_bytes, vector_flops=4.0 * outputs, sfu_ops=2.0 * outputs)
+    output_count = T * input_width // 2
+    written_bytes = output_count * args.x.element_size() if args.quantize is None else output_count + 4 * T
+    return Cost(nbytes(args.x), written_bytes, vector_flops=4.0 * output_count, sfu_ops=2.0 * output_count)
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
@@ -79,11 +79,11 @@ def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme, relative: torch.Tens
     result is not rounded to 16 bits first."""
     quantize, dtype_info = inputs.get("quantize"), torch.finfo(scheme.activation)
     if quantize is not None:
-        values = oracle[0] * oracle[1][:, None]
-        return quantized_limits(oracle, relative * values.abs() + absolute, quantize)
+        unscaled_out = oracle[0] * oracle[1][:, None]
+        return quantized_limits(oracle, relative * unscaled_out.abs() + absolute, quantize)
     _, up = halves(inputs["x"])
-    subnormal = dtype_info.smallest_normal * dtype_info.eps / 2 * (1.0 + up.abs())
-    return ((relative + dtype_info.eps) * oracle[0].abs() + absolute + subnormal,)
+    subnormal_error = dtype_info.smallest_normal * dtype_info.eps / 2 * (1.0 + up.abs())
+    return ((relative + dtype_info.eps) * oracle[0].abs() + absolute + subnormal_error,)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
@@ -94,8 +94,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs["x"][:, 0] = gate
         inputs["x"][:, half_width - 1] = gate
         yield f"gate={gate:g}", inputs
-    for size_label, size in magnitudes(scheme.activation, 1):
-        yield size_label, {**inputs, "x": of_size(inputs["x"], size**0.5)}
+    for magnitude_label, magnitude in magnitudes(scheme.activation, 1):
+        yield magnitude_label, {**inputs, "x": of_size(inputs["x"], magnitude**0.5)}
 
 
 def cases(*shapes: tuple[int, int]) -> tuple[Case, ...]:

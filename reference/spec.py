@@ -33,15 +33,15 @@ class Case(Mapping[str, Scalar]):
     Its `id` (`M=64,N=48,K=32,layout=NT`) is the same on the command line, in result files and in baselines."""
 
     def __init__(self, **values: Scalar):
-        for key, value in values.items():
-            if not isinstance(value, Scalar):
-                raise ValueError(f"case: expected a JSON scalar for {key!r}, got {type(value).__name__}")
+        for axis_name, axis_value in values.items():
+            if not isinstance(axis_value, Scalar):
+                raise ValueError(f"case: expected a JSON scalar for {axis_name!r}, got {type(axis_value).__name__}")
         self._values = values
 
     @property
     def id(self) -> str:
         """Returns the text form, such as `M=64,N=48`. The keys are in the op's order."""
-        return ",".join(f"{key}={_text(value)}" for key, value in self._values.items())
+        return ",".join(f"{axis_name}={_text(axis_value)}" for axis_name, axis_value in self._values.items())
 
     @classmethod
     def parse(cls, text: str) -> Case:
@@ -218,10 +218,10 @@ class OpSpec:
     def __post_init__(self) -> None:
         parameters = tuple(inspect.signature(self.reference).parameters.values())
         object.__setattr__(self, "parameters", parameters)
-        names = {parameter.name for parameter in parameters}
+        parameter_names = {parameter.name for parameter in parameters}
         prepared_names = (self.prepared,) if self.prepared else ()
         for name in (*self.mutates, *prepared_names, *self.prepared_with, *self.in_place.values(), *self.slots):
-            if name not in names:
+            if name not in parameter_names:
                 raise ValueError(f"{self.name}: {name!r} is not an argument of its reference")
         required_parameters = [
             cost_parameter.name
@@ -241,13 +241,13 @@ class OpSpec:
             return self.compare(actual, oracle, inputs, scheme)
         assert self.tolerance is not None, "held by __post_init__"
         output_limits = self.tolerance(inputs, oracle, scheme)
-        names = zip(self.outputs[: len(oracle)], actual, oracle, output_limits, strict=True)
-        return [elementwise(name, out, expected_output, limit) for name, out, expected_output, limit in names]
+        output_rows = zip(self.outputs[: len(oracle)], actual, oracle, output_limits, strict=True)
+        return [elementwise(name, out, expected_output, limit) for name, out, expected_output, limit in output_rows]
 
     def arguments(self, inputs: Mapping[str, Any], **more: Any) -> Arguments:
         """Returns all arguments of a call: `inputs`, the arguments in `more`, and the defaults of the reference."""
-        defaults = {param.name: param.default for param in self.parameters if param.default is not param.empty}
-        return Arguments(**{**defaults, **more, **inputs})
+        default_values = {param.name: param.default for param in self.parameters if param.default is not param.empty}
+        return Arguments(**{**default_values, **more, **inputs})
 
     def call(self) -> str:
         """Returns the signature of a kernel of this op as text: `rmsnorm(x, weight, eps=1e-06, *, quantize=None)`."""
@@ -278,8 +278,8 @@ class OpSpec:
     def mistaken(self, name: str, inputs: Inputs) -> Outputs:
         """Returns the outputs of the faulty kernel that the function `wrong[name]` imitates. This function returns the
         outputs, or changed inputs for the reference."""
-        result = self.wrong[name](self.arguments(inputs))
-        return self.oracle({**inputs, **result}) if isinstance(result, dict) else as_tuple(result)
+        wrong_result = self.wrong[name](self.arguments(inputs))
+        return self.oracle({**inputs, **wrong_result}) if isinstance(wrong_result, dict) else as_tuple(wrong_result)
 
     def get_cases(self, suite: str) -> tuple[Case, ...]:
         """Returns the cases of a suite. Raises `ValueError` with the known suites if the suite is unknown."""
@@ -301,20 +301,20 @@ class OpSpec:
 
         Raises `ValueError` if a key is missing or unknown, or if a value has the wrong type or is negative."""
         template_values = {**self.cases["smoke"][0], **self.optional}
-        required_keys = [key for key in template_values if key not in self.optional]
+        required_keys = [axis for axis in template_values if axis not in self.optional]
         if not set(required_keys) <= set(case) <= set(template_values):
             optional_text = f" and perhaps {', '.join(self.optional)}" if self.optional else ""
             example_id = self.cases["smoke"][0].id
             raise ValueError(f"case: {self.name} takes the keys of {example_id}{optional_text}, got {case.id}")
-        used_options = [key for key in self.optional if key in case and case[key] != self.optional[key]]
-        ordered_values = {key: case[key] for key in (*required_keys, *used_options)}
-        for key, value in ordered_values.items():
-            example_value = template_values[key]
-            is_int_for_float = isinstance(example_value, float) and type(value) is int
-            if type(value) is not type(example_value) and not is_int_for_float:
-                raise ValueError(f"case: expected {key} like {_text(example_value)!r}, got {_text(value)!r}")
-            if type(value) is int and value < 0:
-                raise ValueError(f"case: expected {key} >= 0, got {value}")
+        used_options = [axis for axis in self.optional if axis in case and case[axis] != self.optional[axis]]
+        ordered_values = {axis: case[axis] for axis in (*required_keys, *used_options)}
+        for axis, axis_value in ordered_values.items():
+            example_value = template_values[axis]
+            is_int_for_float = isinstance(example_value, float) and type(axis_value) is int
+            if type(axis_value) is not type(example_value) and not is_int_for_float:
+                raise ValueError(f"case: expected {axis} like {_text(example_value)!r}, got {_text(axis_value)!r}")
+            if type(axis_value) is int and axis_value < 0:
+                raise ValueError(f"case: expected {axis} >= 0, got {axis_value}")
         return Case(**ordered_values)
 
 
@@ -335,19 +335,19 @@ def randn(
     if device.type == "meta":
         return torch.empty(shape, dtype=dtype, device=device)
     value_count = 1
-    for size in shape:
-        value_count *= size
+    for dim_size in shape:
+        value_count *= dim_size
     draw_device = device if value_count > 2**24 else torch.device("cpu")
     generator = torch.Generator(draw_device).manual_seed(seed)
-    values = torch.randn(shape, generator=generator, device=draw_device, dtype=torch.float32)
+    drawn_values = torch.randn(shape, generator=generator, device=draw_device, dtype=torch.float32)
     # In place: torch's product of (0, 1) elements has strides (1, 0), which a careful launcher refuses.
-    rounded_values = values.mul_(scale).to(device=device, dtype=dtype)
+    rounded_values = drawn_values.mul_(scale).to(device=device, dtype=dtype)
     return rounded_values.add_(mean) if mean else rounded_values
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:
     """Returns the number of memory elements from the first to the last element of a tensor; 0 for an empty tensor."""
-    return 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return 0 if 0 in shape else 1 + sum((dim - 1) * stride for dim, stride in zip(shape, strides, strict=True))
 
 
 def nbytes(*tensors: torch.Tensor | None) -> int:

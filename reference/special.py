@@ -20,16 +20,16 @@ def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) ->
     for change_label, row_change in (("every second row zeros", _zeros), ("NaN in one row", _tainted)):
         if row_change is _tainted and product and len(rows) == 1 and inputs[next(iter(rows))].element_size() == 2:
             continue
-        values = {name: row_change(inputs[name], row_axis) for name, row_axis in rows.items()}
-        new_inputs = {**inputs, **values}
+        new_values = {input_name: row_change(inputs[input_name], row_axis) for input_name, row_axis in rows.items()}
+        new_inputs = {**inputs, **new_values}
         try:
-            dims = contract.check(new_inputs, any_dtype=True)
+            dim_sizes = contract.check(new_inputs, any_dtype=True)
             for contract_rule in (contract.bounds, contract.values):
                 if contract_rule is not None:
-                    contract_rule(new_inputs, dims)
+                    contract_rule(new_inputs, dim_sizes)
         except ValueError:
             continue
-        if values:
+        if new_values:
             yield f"values: {change_label}", new_inputs
 
 
@@ -38,24 +38,24 @@ def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
     at least two dimensions decides. The row dimension is its first dimension that is longer than 1 and also in a
     result. If the op has no results, the row dimension is the first one longer than 1."""
     float_arguments = {
-        name: argument
-        for name, argument in contract.arguments.items()
-        if isinstance(tensor := inputs.get(name), torch.Tensor) and tensor.ndim > 1 and tensor.is_floating_point()
+        arg_name: argument
+        for arg_name, argument in contract.arguments.items()
+        if isinstance(tensor := inputs.get(arg_name), torch.Tensor) and tensor.ndim > 1 and tensor.is_floating_point()
     }
     if not float_arguments:
         return {}
-    leading_name = next(iter(float_arguments))
+    first_arg_name = next(iter(float_arguments))
     result_dims = {dim.name for result in contract.results.values() for dim in result.dims}
     shared_dims = [
         dim.text
-        for dim, length in zip(float_arguments[leading_name].dims, inputs[leading_name].shape, strict=False)
-        if length > 1 and (dim.name in result_dims or not contract.results)
+        for dim, dim_size in zip(float_arguments[first_arg_name].dims, inputs[first_arg_name].shape, strict=False)
+        if dim_size > 1 and (dim.name in result_dims or not contract.results)
     ]
-    dim_names = {name: [dim.text for dim in argument.dims] for name, argument in float_arguments.items()}
+    dim_names = {arg_name: [dim.text for dim in argument.dims] for arg_name, argument in float_arguments.items()}
     return {
-        name: dim_texts.index(shared_dims[0])
-        for name, dim_texts in dim_names.items()
-        if shared_dims and shared_dims[0] in dim_texts[:-1] and inputs[name].dtype == inputs[leading_name].dtype
+        arg_name: dim_texts.index(shared_dims[0])
+        for arg_name, dim_texts in dim_names.items()
+        if shared_dims and shared_dims[0] in dim_texts[:-1] and inputs[arg_name].dtype == inputs[first_arg_name].dtype
     }
 
 

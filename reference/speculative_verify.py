@@ -33,10 +33,10 @@ RECOVERY_STREAM = 2
 
 def uniform(seed: int, position: int) -> float:
     """Returns the random number u at `position`: min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24), x a Philox word."""
-    counter = np.array([position & 0xFFFFFFFF, 0, 1, 0], dtype=np.uint64)
+    philox_counter = np.array([position & 0xFFFFFFFF, 0, 1, 0], dtype=np.uint64)
     key = np.array([seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF], dtype=np.uint64)
-    x = philox(counter, key)[0].astype(np.uint32).astype(np.float32)
-    return float(np.minimum(x * np.float32(2.0**-32) + np.float32(2.0**-33), np.float32(1 - 2.0**-24)))
+    random_word = philox(philox_counter, key)[0].astype(np.uint32).astype(np.float32)
+    return float(np.minimum(random_word * np.float32(2.0**-32) + np.float32(2.0**-33), np.float32(1 - 2.0**-24)))
 
 
 def _laws(row: int, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,10 +84,10 @@ def reference(
         p, q = _laws(b, inputs)
         i = 0
         while i < draft_count:
-            x = int(draft_tokens[b, i])
-            if not uniform(s, n + i) * float(q[i, x]) < float(p[i, x]):
+            draft_token = int(draft_tokens[b, i])
+            if not uniform(s, n + i) * float(q[i, draft_token]) < float(p[i, draft_token]):
                 break
-            tokens[b, i] = x
+            tokens[b, i] = draft_token
             i += 1
         scores = _weights(i, p, q, draft_count).log() - race(
             s, n + i, p.shape[1], RECOVERY_STREAM if i < draft_count else 0
@@ -115,9 +115,9 @@ def values_fit(arguments: CallArguments, dims: Dims) -> None:
     }
     if draft_probs is not None:
         wrong_rows["draft_probs"] = ((used_mask & ~_is_law(draft_probs)).any(-1), "finite values >= 0, and one > 0")
-    for name, (rows, expected) in wrong_rows.items():
+    for input_name, (rows, rule_text) in wrong_rows.items():
         if bool(rows.any()):
-            raise ValueError(f"{name}: expected {expected}, got another value in row {int(rows.int().argmax())}")
+            raise ValueError(f"{input_name}: expected {rule_text}, got another value in row {int(rows.int().argmax())}")
 
 
 def _is_law(probs: torch.Tensor) -> torch.Tensor:
@@ -132,38 +132,38 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
     Rounding may change an acceptance if |u * q - p| < 4 * 2**-24 * (u * q + p). It may change a draw if the drawn
     token's score is close to the best score. Their difference must be at most the sum of the errors of the two scores.
     The error of a score is `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1), with E exponential noise."""
-    names, errors = ("tokens", "num_accepted"), []
-    for name, result, expected in zip(names, actual, oracle, strict=True):
-        if result.shape != expected.shape or result.dtype != expected.dtype:
-            note = f"expected {tuple(expected.shape)} {expected.dtype}, got {tuple(result.shape)} {result.dtype}"
-            errors.append(ErrorStats(name, False, math.nan, math.inf, expected.numel(), expected.numel(), note=note))
+    output_names, errors = ("tokens", "num_accepted"), []
+    for name, result, right_out in zip(output_names, actual, oracle, strict=True):
+        if result.shape != right_out.shape or result.dtype != right_out.dtype:
+            note = f"expected {tuple(right_out.shape)} {right_out.dtype}, got {tuple(result.shape)} {result.dtype}"
+            errors.append(ErrorStats(name, False, math.nan, math.inf, right_out.numel(), right_out.numel(), note=note))
     if errors:
-        return errors + [ErrorStats(name, True, 0.0, 0.0, 0, 0) for name in names[len(errors) :]]
+        return errors + [ErrorStats(name, True, 0.0, 0.0, 0, 0) for name in output_names[len(errors) :]]
     wrong_row_ids = []
     for b, (tokens, accepted_count) in enumerate(zip(actual[0].tolist(), actual[1].tolist(), strict=True)):
-        is_equal = tokens == oracle[0][b].tolist() and accepted_count == int(oracle[1][b])
-        if not is_equal and not _excused(tokens, accepted_count, inputs, b):
+        outputs_equal = tokens == oracle[0][b].tolist() and accepted_count == int(oracle[1][b])
+        if not outputs_equal and not _excused(tokens, accepted_count, inputs, b):
             wrong_row_ids.append(b)
     error = math.inf if wrong_row_ids else 0.0
     return [
         ErrorStats(name, not wrong_row_ids, error, error, len(wrong_row_ids), len(oracle[1]), tuple(wrong_row_ids[:1]))
-        for name in names
+        for name in output_names
     ]
 
 
 def _excused(tokens: list[int], accepted: int, inputs: Inputs, b: int) -> bool:
     """Returns whether fp32 rounding may explain why a row's result differs from the reference's."""
     p, q = _laws(b, inputs)
-    draft_count, s, n = (int(inputs[name][b]) for name in ("num_drafts", "seed", "position"))
+    draft_count, s, n = (int(inputs[input_name][b]) for input_name in ("num_drafts", "seed", "position"))
     if not 0 <= accepted <= draft_count or any(token != -1 for token in tokens[accepted + 1 :]):
         return False
     for i in range(min(accepted + 1, draft_count)):
-        x = int(inputs["draft_tokens"][b, i])
-        u_q, p_x = uniform(s, n + i) * float(q[i, x]), float(p[i, x])
+        draft_token = int(inputs["draft_tokens"][b, i])
+        u_q, p_x = uniform(s, n + i) * float(q[i, draft_token]), float(p[i, draft_token])
         is_doubtful = abs(u_q - p_x) < 4 * FP32_ROUNDOFF * (u_q + p_x)  # two zeros decide alike in any precision
         if not is_doubtful and (u_q < p_x) != (i < accepted):
             return False
-        if i < accepted and tokens[i] != x:
+        if i < accepted and tokens[i] != draft_token:
             return False
     drawn_token = tokens[accepted]
     if not 0 <= drawn_token < p.shape[1]:
@@ -182,7 +182,7 @@ def _excused(tokens: list[int], accepted: int, inputs: Inputs, b: int) -> bool:
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes drafts that are close to the target: about 2 of 3 are accepted. `ngram` drafts have no probabilities."""
-    B, K, V = (int(case[name]) for name in ("B", "K", "V"))
+    B, K, V = (int(case[input_name]) for input_name in ("B", "K", "V"))
     is_meta = torch.device(device).type == "meta"
     index_device = torch.device("cpu" if is_meta else device)
     generator = torch.Generator().manual_seed(seed)
@@ -200,7 +200,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
         tokens = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(B, K)
         p, q = p.to(index_device), q.to(index_device)
     inputs: Inputs = {"draft_tokens": tokens.to(index_device), "target_probs": p}
-    inputs |= {name: value.to(index_device) for name, value in small_tensors.items()}
+    inputs |= {input_name: input_value.to(index_device) for input_name, input_value in small_tensors.items()}
     return inputs if case.get("ngram") else inputs | {"draft_probs": q}
 
 
@@ -217,14 +217,14 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs["num_drafts"] = torch.full_like(inputs["num_drafts"], K)
     if "draft_probs" in inputs:
         yield "identical draft", inputs | {"draft_probs": inputs["target_probs"][:, :K].clone()}
-        low_probs = inputs["target_probs"].clone()
-        low_probs[:, :K] = 0.125 * inputs["draft_probs"]
-        yield "values: an eighth of the draft's weights, so that nothing is left", inputs | {"target_probs": low_probs}
+        low_target = inputs["target_probs"].clone()
+        low_target[:, :K] = 0.125 * inputs["draft_probs"]
+        yield "values: an eighth of the draft's weights, so that nothing is left", inputs | {"target_probs": low_target}
     if "draft_probs" in inputs and V > 1:
         draft_ids = inputs["draft_tokens"][..., None]
-        target_probs, new_draft = inputs["target_probs"].clone(), inputs["draft_probs"].scatter(2, draft_ids, 0)
+        target_probs, draft_args = inputs["target_probs"].clone(), inputs["draft_probs"].scatter(2, draft_ids, 0)
         target_probs[:, :K].scatter_(2, draft_ids, 0)
-        yield "values: drafts that both laws give 0", inputs | {"target_probs": target_probs, "draft_probs": new_draft}
+        yield "values: drafts that both laws give 0", inputs | {"target_probs": target_probs, "draft_probs": draft_args}
     for agreeing_drafts in sorted({0, K // 2, K}):  # the target is certain, and agrees with the drafts before `first`
         target_tokens = torch.full((B, K + 1), V - 1, device=inputs["draft_tokens"].device)
         target_tokens[:, :agreeing_drafts] = inputs["draft_tokens"][:, :agreeing_drafts]
@@ -232,8 +232,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     if V > 1:
         wrong_tokens = torch.full_like(inputs["draft_tokens"], V - 1)
         target_probs = _one_hot(torch.zeros(B, K + 1, dtype=torch.int64, device=wrong_tokens.device), V)
-        new_draft = {"draft_probs": _one_hot(wrong_tokens, V)} if "draft_probs" in inputs else {}
-        yield "never right", inputs | {"draft_tokens": wrong_tokens, "target_probs": target_probs} | new_draft
+        draft_args = {"draft_probs": _one_hot(wrong_tokens, V)} if "draft_probs" in inputs else {}
+        yield "never right", inputs | {"draft_tokens": wrong_tokens, "target_probs": target_probs} | draft_args
 
 
 def _one_hot(tokens: torch.Tensor, V: int) -> torch.Tensor:

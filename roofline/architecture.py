@@ -11,20 +11,20 @@ from typing import Any, Literal
 
 KNOWN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma")
 
-_MOE = "mixture of experts"
-_MLA = "multi-head latent attention"
-_SSM = "a state-space model"
-_HYBRID = "a hybrid of attention and recurrent layers"
+_MOE_TEXT = "mixture of experts"
+_MLA_TEXT = "multi-head latent attention"
+_SSM_TEXT = "a state-space model"
+_HYBRID_TEXT = "a hybrid of attention and recurrent layers"
 _PARTIAL_WINDOW = "sliding-window attention in some layers"
 _UNSUPPORTED_TYPES = {
-    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "dbrx", "gpt_oss", "llama4"), _MOE),
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "dbrx", "gpt_oss", "llama4"), _MOE_TEXT),
     **dict.fromkeys(
-        ("llama4_text", "granitemoe", "deepseek", "ernie4_5_moe", "glm4_moe", "minimax", "hunyuan_v1_moe"), _MOE
+        ("llama4_text", "granitemoe", "deepseek", "ernie4_5_moe", "glm4_moe", "minimax", "hunyuan_v1_moe"), _MOE_TEXT
     ),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "minicpm3", "longcat_flash"), _MLA),
-    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv"), _SSM),
-    **dict.fromkeys(("jamba", "zamba", "zamba2", "bamba", "falcon_h1", "nemotron_h", "granitemoehybrid"), _HYBRID),
-    **dict.fromkeys(("qwen3_next", "qwen3_5", "kimi_linear", "recurrent_gemma", "lfm2"), _HYBRID),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "minicpm3", "longcat_flash"), _MLA_TEXT),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv"), _SSM_TEXT),
+    **dict.fromkeys(("jamba", "zamba", "zamba2", "bamba", "falcon_h1", "nemotron_h", "granitemoehybrid"), _HYBRID_TEXT),
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "kimi_linear", "recurrent_gemma", "lfm2"), _HYBRID_TEXT),
     **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "cohere2", "exaone4"), _PARTIAL_WINDOW),
 }
 _ROPE_KEYS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
@@ -143,12 +143,12 @@ class Architecture:
 
     def parameters(self) -> ParameterCount:
         """Returns the number of parameters in each part of the model."""
-        H, q, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        bias = q + 2 * kv if self.attention_bias else 0
+        H, q_width, kv_width = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        bias_count = q_width + 2 * kv_width if self.attention_bias else 0
         qk_norm = 2 * self.head_dim if self.qk_norm else 0
         return ParameterCount(
             embedding=self.vocab_size * H,
-            attention=self.num_layers * (H * (q + 2 * kv) + q * H + bias),
+            attention=self.num_layers * (H * (q_width + 2 * kv_width) + q_width * H + bias_count),
             mlp=self.num_layers * 3 * H * self.intermediate_size,
             norms=self.num_layers * (2 * H + qk_norm) + H,
             lm_head=0 if self.tie_word_embeddings else self.vocab_size * H,
@@ -160,28 +160,28 @@ class Architecture:
 
         Raises `ValueError` if the model is not a dense decoder of a known type; the message names the difference."""
         if isinstance(config, str | Path):
-            path = Path(config)
-            config = _read(path)
-            name = name or (path if path.is_dir() else path.absolute().parent).name
+            config_path = Path(config)
+            config = _read(config_path)
+            name = name or (config_path if config_path.is_dir() else config_path.absolute().parent).name
         # An empty rope_scaling of any type says nothing, as in transformers.
         check_types("config.json", {**config, "rope_scaling": config.get("rope_scaling") or None}, _KEYS_BY_TYPE)
         model_type = (config.get("model_type") or "").lower()
         _refuse_unmodelled(model_type, config)
-        heads = _integer(config, "num_attention_heads")
+        num_heads = _integer(config, "num_attention_heads")
         hidden_size = _integer(config, "hidden_size")
-        theta, rope_scaling = _rope(config)
+        rope_theta, rope_scaling = _rope(config)
         return cls(
             name=name or str(config.get("_name_or_path") or model_type),
             hidden_size=hidden_size,
             intermediate_size=_integer(config, "intermediate_size"),
             num_layers=_integer(config, "num_hidden_layers", most=_MAX_LAYERS),
-            num_heads=heads,
-            num_kv_heads=_integer(config, "num_key_value_heads", heads),
-            head_dim=_integer(config, "head_dim", _DEFAULT_HEAD_DIMS.get(model_type, hidden_size // max(heads, 1))),
+            num_heads=num_heads,
+            num_kv_heads=_integer(config, "num_key_value_heads", num_heads),
+            head_dim=_integer(config, "head_dim", _DEFAULT_HEAD_DIMS.get(model_type, hidden_size // max(num_heads, 1))),
             vocab_size=_integer(config, "vocab_size"),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", model_type == "gemma")),
             max_position=_integer(config, "max_position_embeddings"),
-            rope_theta=theta,
+            rope_theta=rope_theta,
             rope_scaling=rope_scaling,
             rms_norm_eps=_positive(config, "rms_norm_eps", 1e-6),
             qk_norm=model_type == "qwen3",
@@ -200,10 +200,10 @@ def _expect_positive(name: str, value: int) -> None:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    file = path / "config.json" if path.is_dir() else path
-    if not file.is_file():
+    config_file = path / "config.json" if path.is_dir() else path
+    if not config_file.is_file():
         raise ValueError(f"model: expected a config.json, a folder with one, or a preset, got {str(path)!r}")
-    return read_json(file)
+    return read_json(config_file)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -221,27 +221,27 @@ def check_types(file: str, content: Mapping[str, Any], types: Mapping[str, str],
     """Raises `ValueError` if a field of `content` has another type than `types` says. A field may be missing. With
     `null`, a field may also be None.
     """
-    for type_name, names in types.items():
-        for name in (name for name in names.split() if name in content):
-            if type(value := content[name]) not in _TYPES_BY_NAME[type_name] and not (null and value is None):
-                raise ValueError(f"model: expected {type_name} as {name!r} in {file}, got {value!r:.60}")
+    for type_name, key_names in types.items():
+        for name in (name for name in key_names.split() if name in content):
+            if type(json_value := content[name]) not in _TYPES_BY_NAME[type_name] and not (null and json_value is None):
+                raise ValueError(f"model: expected {type_name} as {name!r} in {file}, got {json_value!r:.60}")
 
 
 def _integer(config: Mapping[str, Any], key: str, default: int | None = None, most: int = 2**31 - 1) -> int:
     """Returns the integer `key` of a config. None counts as missing; without a default, a missing key is an error."""
-    value = _required(config, key) if default is None or config.get(key) is not None else default
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"model: expected an integer {key!r} in config.json, got {value!r:.60}")
-    if value > most:
-        raise ValueError(f"model: expected at most {most} as {key!r} in config.json, got {value!r:.60}")
-    return value
+    config_value = _required(config, key) if default is None or config.get(key) is not None else default
+    if isinstance(config_value, bool) or not isinstance(config_value, int):
+        raise ValueError(f"model: expected an integer {key!r} in config.json, got {config_value!r:.60}")
+    if config_value > most:
+        raise ValueError(f"model: expected at most {most} as {key!r} in config.json, got {config_value!r:.60}")
+    return config_value
 
 
 def _positive(config: Mapping[str, Any], key: str, default: float) -> float:
-    value = default if config.get(key) is None else config[key]
-    if not _is_positive(value):
-        raise ValueError(f"model: expected a finite {key!r} above 0 in config.json, got {value!r}")
-    return float(value)
+    config_value = default if config.get(key) is None else config[key]
+    if not _is_positive(config_value):
+        raise ValueError(f"model: expected a finite {key!r} above 0 in config.json, got {config_value!r}")
+    return float(config_value)
 
 
 def _is_positive(value: Any) -> bool:
@@ -255,9 +255,9 @@ def _required(config: Mapping[str, Any], key: str) -> Any:
 
 
 def _refuse_unmodelled(model_type: str, config: Mapping[str, Any]) -> None:
-    feature = _UNSUPPORTED_TYPES.get(model_type) or _feature(config)
-    if feature:
-        raise ValueError(f"{model_type or 'model'}: {feature} is not modelled yet")
+    feature_name = _UNSUPPORTED_TYPES.get(model_type) or _feature(config)
+    if feature_name:
+        raise ValueError(f"{model_type or 'model'}: {feature_name} is not modelled yet")
     if model_type not in KNOWN_MODEL_TYPES:
         raise ValueError(f"model_type: expected one of {', '.join(KNOWN_MODEL_TYPES)}, got {model_type!r}")
     if model_type != "qwen2" and config.get("attention_bias"):
@@ -279,13 +279,13 @@ def _refuse_unmodelled(model_type: str, config: Mapping[str, Any]) -> None:
 def _feature(config: Mapping[str, Any]) -> str | None:
     """Returns a feature of the config that Rooflab does not support, or None if there is no such feature."""
     if any((config.get(expert_key) or 0) > 1 for expert_key in _EXPERT_KEYS):
-        return _MOE
+        return _MOE_TEXT
     if config.get("kv_lora_rank"):
-        return _MLA
+        return _MLA_TEXT
     if config.get("ssm_cfg") or config.get("mamba_d_state"):
-        return _SSM
-    other_types = set(map(str, config.get("layer_types") or ())) - {_FULL, _SLIDING, "chunked_attention"}
-    return _HYBRID if other_types else None
+        return _SSM_TEXT
+    other_layer_types = set(map(str, config.get("layer_types") or ())) - {_FULL, _SLIDING, "chunked_attention"}
+    return _HYBRID_TEXT if other_layer_types else None
 
 
 def _window(model_type: str, config: Mapping[str, Any]) -> int | None:
@@ -342,7 +342,7 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
     rope_scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     theta = rope_scaling.pop("rope_theta", None)
     theta = _positive({"rope_theta": config.get("rope_theta") if theta is None else theta}, "rope_theta", 10_000.0)
-    if nested_keys := sorted(key for key, value in rope_scaling.items() if isinstance(value, Mapping)):
+    if nested_keys := sorted(key for key, option_value in rope_scaling.items() if isinstance(option_value, Mapping)):
         raise ValueError(f"model: positions by kind of layer ({', '.join(nested_keys)}) are not modelled yet")
     if rope_scaling.get("rope_type") in (None, rope_scaling.get("type")):  # some versions write both
         rope_scaling["rope_type"] = rope_scaling.pop("type", None) or "default"
@@ -351,10 +351,10 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, Mapping[str, Any] | None]:
 
 def _dtype(config: Mapping[str, Any]) -> str:
     stored_dtype = next((config[key] for key in ("dtype", "torch_dtype") if config.get(key) is not None), "bfloat16")
-    names = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "float": "fp32"}
-    if stored_dtype not in names:
-        raise ValueError(f"dtype: expected one of {', '.join(names)} in config.json, got {stored_dtype!r}")
-    return names[stored_dtype]
+    dtype_names = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "half": "fp16", "float": "fp32"}
+    if stored_dtype not in dtype_names:
+        raise ValueError(f"dtype: expected one of {', '.join(dtype_names)} in config.json, got {stored_dtype!r}")
+    return dtype_names[stored_dtype]
 
 
 _LLAMA_3_1_ROPE = {
@@ -386,9 +386,9 @@ ALIASES: Mapping[str, str] = {"llama-3-70b": "llama-3.1-70b"}
 def get_architecture(name: str) -> Architecture:
     """Returns a preset by name (ignoring case), or the model of a `config.json` or folder. Else raises `ValueError`."""
     key = name.lower()
-    preset = PRESETS.get(ALIASES.get(key, key))
-    if preset is not None:
-        return preset
+    preset_arch = PRESETS.get(ALIASES.get(key, key))
+    if preset_arch is not None:
+        return preset_arch
     if not Path(name).exists():
         raise ValueError(f"model: expected one of {', '.join(PRESETS)}, or a config.json, got {name!r}")
     return Architecture.from_config(name)

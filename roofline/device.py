@@ -124,7 +124,7 @@ class _Board(NamedTuple):
 
 
 # fmt: off
-_CHIPS = {
+_CHIP_SPECS = {
     # sm, SMs | dense TFLOP/s: tf32, bf16, fp8, int8 | fp32 vector TFLOP/s | boost, maximum GHz
     "h100-sxm":    _Chip( 90, 132,  494.7,  989.4, 1978.9, 1978.9, 66.9, 1.830, 1.980),
     "h100-pcie":   _Chip( 90, 114,  378.2,  756.4, 1512.9, 1512.9, 51.2, 1.620, 1.755),
@@ -157,7 +157,7 @@ _BOARDS = {
 }
 # fmt: on
 
-_FULL_NAMES = {
+_PRODUCT_NAMES = {
     "h100-sxm": "NVIDIA H100 SXM5 80 GB",
     "h100-pcie": "NVIDIA H100 PCIe 80 GB",
     "h100-nvl": "NVIDIA H100 NVL 94 GB",
@@ -172,27 +172,27 @@ _FULL_NAMES = {
     "b200": "NVIDIA B200 180 GB",
 }
 
-_H100_PAPER = "NVIDIA H100 Tensor Core GPU Architecture (whitepaper)"
-_H100_SHEET = "NVIDIA H100 Tensor Core GPU Datasheet"
-_A100_PAPER = "NVIDIA A100 Tensor Core GPU Architecture (whitepaper)"
-_A100_SHEET = "NVIDIA A100 Tensor Core GPU Datasheet"
+_H100_WHITEPAPER = "NVIDIA H100 Tensor Core GPU Architecture (whitepaper)"
+_H100_DATASHEET = "NVIDIA H100 Tensor Core GPU Datasheet"
+_A100_WHITEPAPER = "NVIDIA A100 Tensor Core GPU Architecture (whitepaper)"
+_A100_DATASHEET = "NVIDIA A100 Tensor Core GPU Datasheet"
 _ADA_PAPER = "NVIDIA Ada GPU Architecture (whitepaper)"
-_GH200_SHEET = "NVIDIA GH200 Grace Hopper Superchip Datasheet"
+_GH200_DATASHEET = "NVIDIA GH200 Grace Hopper Superchip Datasheet"
 _RUNTIME_SOURCE = "as the CUDA runtime and NVML report it"
-_FIGURE_SOURCES = {  # peak rates; memory and links; clocks; L2
-    "h100-sxm": (_H100_PAPER, _H100_SHEET, _H100_PAPER, _H100_PAPER),
-    "h100-pcie": (_H100_PAPER, "NVIDIA H100 PCIe GPU Product Brief", _H100_PAPER, _H100_PAPER),
+_SPEC_SOURCES = {  # peak rates; memory and links; clocks; L2
+    "h100-sxm": (_H100_WHITEPAPER, _H100_DATASHEET, _H100_WHITEPAPER, _H100_WHITEPAPER),
+    "h100-pcie": (_H100_WHITEPAPER, "NVIDIA H100 PCIe GPU Product Brief", _H100_WHITEPAPER, _H100_WHITEPAPER),
     "h100-nvl": (
-        f"{_H100_SHEET}; sparse rates halved",
-        _H100_SHEET,
+        f"{_H100_DATASHEET}; sparse rates halved",
+        _H100_DATASHEET,
         "NVIDIA H100 NVL GPU Product Brief; boost from the bf16 rate at 4,096 FLOP per clock and SM",
         _RUNTIME_SOURCE,
     ),
-    "h200": ("NVIDIA H200 Tensor Core GPU Datasheet; sparse rates halved",) * 2 + (_H100_PAPER, _RUNTIME_SOURCE),
-    "gh200": (_GH200_SHEET, _GH200_SHEET, _H100_PAPER, _RUNTIME_SOURCE),
-    "gh200-144gb": (_GH200_SHEET, _GH200_SHEET, _H100_PAPER, _RUNTIME_SOURCE),
-    "a100-40gb": (_A100_PAPER, _A100_SHEET, _A100_PAPER, _A100_PAPER),
-    "a100-80gb": (_A100_PAPER, _A100_SHEET, _A100_PAPER, _A100_PAPER),
+    "h200": ("NVIDIA H200 Tensor Core GPU Datasheet; sparse rates halved",) * 2 + (_H100_WHITEPAPER, _RUNTIME_SOURCE),
+    "gh200": (_GH200_DATASHEET, _GH200_DATASHEET, _H100_WHITEPAPER, _RUNTIME_SOURCE),
+    "gh200-144gb": (_GH200_DATASHEET, _GH200_DATASHEET, _H100_WHITEPAPER, _RUNTIME_SOURCE),
+    "a100-40gb": (_A100_WHITEPAPER, _A100_DATASHEET, _A100_WHITEPAPER, _A100_WHITEPAPER),
+    "a100-80gb": (_A100_WHITEPAPER, _A100_DATASHEET, _A100_WHITEPAPER, _A100_WHITEPAPER),
     "l4": ("NVIDIA L4 Tensor Core GPU Datasheet; sparse rates halved",) * 2 + ("NVIDIA L4 Product Brief", _ADA_PAPER),
     "l40s": ("NVIDIA L40S Datasheet",) * 2
     + ("NVIDIA L40S Product Brief; boost from the bf16 rate at 1,024 FLOP per clock and SM", _ADA_PAPER),
@@ -206,7 +206,7 @@ _FIGURE_SOURCES = {  # peak rates; memory and links; clocks; L2
 }
 _FAMILY_NAMES = {80: "Ampere", 89: "Ada Lovelace", 90: "Hopper", 100: "Blackwell"}
 _SMEM_KIB_PER_SM = {80: 164, 89: 100, 90: 228, 100: 228}
-_LAUNCH_FLOOR_S = {90: 1.3e-6}  # a CUDA graph on an H100 ("Look Ma, No Bubbles!", Hazy Research, 2025)
+_MIN_LAUNCH_S = {90: 1.3e-6}  # a CUDA graph on an H100 ("Look Ma, No Bubbles!", Hazy Research, 2025)
 _L2_READ_BYTES_PER_CLOCK = {(8, 0): 5120.0}  # the A100 whitepaper; no figure is published for Ada, Hopper and Blackwell
 
 
@@ -215,13 +215,13 @@ def _tera(value: float) -> float:
 
 
 def _device(name: str) -> Device:
-    chip, card, (rates_source, memory_source, clocks_source, l2) = _CHIPS[name], _BOARDS[name], _FIGURE_SOURCES[name]
+    chip, card, (rates_source, memory_source, clocks_source, l2) = _CHIP_SPECS[name], _BOARDS[name], _SPEC_SOURCES[name]
     matrix_tflops = {"bf16": chip.half, "fp16": chip.half, "tf32": chip.tf32, "int8": chip.int8}
     if chip.fp8 is not None:
         matrix_tflops["fp8_e4m3"] = chip.fp8
     return Device(
         name=name,
-        full_name=_FULL_NAMES[name],
+        full_name=_PRODUCT_NAMES[name],
         architecture=_FAMILY_NAMES[chip.sm],
         compute_capability=divmod(chip.sm, 10),
         matrix_flops_per_s={dtype: _tera(rate) for dtype, rate in matrix_tflops.items()},
@@ -237,7 +237,7 @@ def _device(name: str) -> Device:
         pcie_bytes_per_s=card.pcie * 1e9,
         nvlink_bytes_per_s=card.nvlink * 1e9,
         nvlink_gpus=card.nvlink_gpus,
-        launch_floor_s=_LAUNCH_FLOOR_S.get(chip.sm, 0.0),
+        launch_floor_s=_MIN_LAUNCH_S.get(chip.sm, 0.0),
         source={
             "peak rates": rates_source,
             "memory, links": memory_source,
@@ -248,7 +248,7 @@ def _device(name: str) -> Device:
     )
 
 
-DEVICES: Mapping[str, Device] = {name: _device(name) for name in _CHIPS}
+DEVICES: Mapping[str, Device] = {name: _device(name) for name in _CHIP_SPECS}
 """All devices by name."""
 
 _ALIASES = {"h100": "h100-sxm", "h200-sxm": "h200", "gh200-96gb": "gh200", "a100": "a100-80gb", "rtx4090": "rtx-4090"}
@@ -275,15 +275,15 @@ def resolve(name: str) -> tuple[Device, str | None]:
     returns a note if several devices match."""
     if reported_device := identify(name):
         return reported_device, None
-    key = "-".join(name.lower().replace("_", "-").split())
-    device_name = _ALIASES.get(key, key)
+    device_key = "-".join(name.lower().replace("_", "-").split())
+    device_name = _ALIASES.get(device_key, device_key)
     if device_name not in DEVICES:
         raise ValueError(f"gpu: expected one of {', '.join(DEVICES)}, got {name!r}")
     device = DEVICES[device_name]
-    siblings = [sibling for sibling in DEVICES if sibling.startswith(f"{key}-") and sibling != device_name]
-    if not siblings:
+    sibling_names = [sibling for sibling in DEVICES if sibling.startswith(f"{device_key}-") and sibling != device_name]
+    if not sibling_names:
         return device, None
-    return device, f"{name} is taken as {device_name} ({device.full_name}); there are also {', '.join(siblings)}"
+    return device, f"{name} is taken as {device_name} ({device.full_name}); there are also {', '.join(sibling_names)}"
 
 
 def get_device(name: str) -> Device:

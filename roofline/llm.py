@@ -37,11 +37,11 @@ def weight_bytes(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -> int:
 
     In an 8-bit model only the projections have 8 bits."""
     parts, item_bytes, activation_item_bytes = arch.parameters(), ITEM_BYTES[dtype], ITEM_BYTES[activation_dtype(dtype)]
-    attention_count = parts.attention
+    attention_size = parts.attention
     if gpus > arch.num_kv_heads:  # each GPU holds a whole key and value head
         copied_heads = gpus - arch.num_kv_heads
-        attention_count += copied_heads * arch.num_layers * 2 * arch.head_dim * (arch.hidden_size + arch.attention_bias)
-    split_bytes = (attention_count + parts.mlp) * item_bytes + (parts.embedding + parts.lm_head) * activation_item_bytes
+        attention_size += copied_heads * arch.num_layers * 2 * arch.head_dim * (arch.hidden_size + arch.attention_bias)
+    split_bytes = (attention_size + parts.mlp) * item_bytes + (parts.embedding + parts.lm_head) * activation_item_bytes
     return ceil(split_bytes / gpus) + parts.norms * activation_item_bytes
 
 
@@ -55,8 +55,8 @@ def activation_bytes(arch: Architecture, tokens: int, sequences: int, dtype: str
 
     One layer needs the residual and the normed input of `tokens` tokens, and the larger of two sets: (q, k, v,
     attention output) or (gate, up, gate * up). The fp32 logits of `sequences` rows are added."""
-    q, kv = arch.num_heads // gpus * arch.head_dim, max(1, arch.num_kv_heads // gpus) * arch.head_dim
-    values_per_token = 2 * arch.hidden_size + max(2 * q + 2 * kv, 3 * ceil(arch.intermediate_size / gpus))
+    q_width, kv_width = arch.num_heads // gpus * arch.head_dim, max(1, arch.num_kv_heads // gpus) * arch.head_dim
+    values_per_token = 2 * arch.hidden_size + max(2 * q_width + 2 * kv_width, 3 * ceil(arch.intermediate_size / gpus))
     return (
         tokens * values_per_token * ITEM_BYTES[activation_dtype(dtype)] + sequences * ceil(arch.vocab_size / gpus) * 4
     )
@@ -113,12 +113,12 @@ class Estimate:
 
     def rows(self) -> list[tuple[str, str]]:
         """Returns the label and the value of each line of the printed table; GB = 1e9 bytes."""
-        n = self.tensor_parallel
-        per_gpu_text = f", {_gb(self.weight_bytes_per_gpu)} on each of {n}" if n > 1 else ""
+        gpu_count = self.tensor_parallel
+        per_gpu_text = f", {_gb(self.weight_bytes_per_gpu)} on each of {gpu_count}" if gpu_count > 1 else ""
         used_bytes = self.weight_bytes_per_gpu + self.kv_bytes_per_gpu + self.activation_bytes_per_gpu
-        rows = [
+        table_rows = [
             ("model", f"{self.model}, {self.parameters / 1e9:.3g} billion parameters in {self.weight_dtype}"),
-            ("GPU", f"{n} x {self.gpu_name} ({self.gpu}), data sheet figures"),
+            ("GPU", f"{gpu_count} x {self.gpu_name} ({self.gpu}), data sheet figures"),
             ("weights", _gb(self.weight_bytes) + per_gpu_text),
             ("KV cache per token", f"{self.kv_bytes_per_token / 1e3:.1f} kB in {self.kv_dtype}"),
             (f"KV cache, {self.batch} x {self.context} tokens", _gb(self.kv_bytes)),
@@ -135,8 +135,8 @@ class Estimate:
         if self.link is not None and self.link_bytes_per_s is not None:
             link_text = f"{self.link}, {self.link_bytes_per_s / 1e9:.0f} GB/s one way, two all-reduces a layer"
             reduce_text = f"{_ms(self.prefill.all_reduce_ms)} a prefill, {_ms(self.decode.all_reduce_ms)} a decode step"
-            rows.append(("all-reduce", f"{reduce_text} ({link_text})"))
-        rows += [
+            table_rows.append(("all-reduce", f"{reduce_text} ({link_text})"))
+        table_rows += [
             (f"least TTFT, {self.prompt} tokens", f"{_ms(self.least_ttft_ms)}, mostly {self.prefill.limiter}"),
             (f"least ITL, batch {self.batch}", f"{_ms(self.least_itl_ms)}, mostly {self.decode.limiter}"),
             ("most output tokens/s", f"{self.most_tokens_per_s:,.0f}"),
@@ -147,21 +147,21 @@ class Estimate:
             (f"ITL of published kernels, batch {self.batch}", self.published_decode),
         ):
             if step is not None:
-                rows.append((name, f"{_ms(step.ms)}, {step.published_share:.0%} of it published: {_parts(step)}"))
-        return rows + self._published_sources()
+                table_rows.append((name, f"{_ms(step.ms)}, {step.published_share:.0%} of it published: {_parts(step)}"))
+        return table_rows + self._published_sources()
 
     def _published_sources(self) -> list[tuple[str, str]]:
         """Returns table rows that name the sources of published kernel times, and the ops without a published time."""
         ops = [op for step in (self.published_prefill, self.published_decode) if step is not None for op in step.ops]
         if not ops:
             return []
-        sources = dict.fromkeys(f"{op.source.split(', as ')[0]}" for op in ops if op.basis != "bound" and op.ms)
+        source_names = dict.fromkeys(f"{op.source.split(', as ')[0]}" for op in ops if op.basis != "bound" and op.ms)
         uncovered_ops = dict.fromkeys(f"{op.site}: {op.source}" for op in ops if op.basis == "bound" and op.source)
-        rows = [("whose kernels", "; ".join(sources) or "none")]
+        source_rows = [("whose kernels", "; ".join(source_names) or "none")]
         if uncovered_ops:
-            rows.append(("outside of the tables", "; ".join(uncovered_ops)))
+            source_rows.append(("outside of the tables", "; ".join(uncovered_ops)))
         return [
-            *rows,
+            *source_rows,
             ("how these are made", "published times of each op on its own, interpolated; the rest at its roof"),
         ]
 
@@ -179,8 +179,8 @@ class _Need(NamedTuple):
 
     def without_cache(self, gpus: int, batch: int | None = None) -> int:
         batch = self.batch if batch is None else batch
-        activation_total = activation_bytes(self.arch, max(batch, self.tokens), batch, self.weight_dtype, gpus)
-        return weight_bytes(self.arch, self.weight_dtype, gpus) + activation_total
+        needed_activation_bytes = activation_bytes(self.arch, max(batch, self.tokens), batch, self.weight_dtype, gpus)
+        return weight_bytes(self.arch, self.weight_dtype, gpus) + needed_activation_bytes
 
     def cache(self, gpus: int) -> int:
         return self.batch * self.context * kv_bytes_per_token(self.arch, self.kv_dtype, gpus)
@@ -273,7 +273,7 @@ def _parts(step: StepTime) -> str:
     """Formats the times of the parts of a step: `products 36 ms, attention 2.8 ms, the rest at least 3.6 ms`."""
     part_times = step.parts_ms()
     rest_ms = part_times.pop("rest", 0.0)
-    return ", ".join([*(f"{name} {_ms(ms)}" for name, ms in part_times.items()), f"the rest at least {_ms(rest_ms)}"])
+    return ", ".join([*(f"{part} {_ms(ms)}" for part, ms in part_times.items()), f"the rest at least {_ms(rest_ms)}"])
 
 
 def _gb(count: float) -> str:

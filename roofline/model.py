@@ -17,9 +17,9 @@ CeilingKind = Literal["datasheet", "measured", "at_clock"]
 
 def _check_amounts(**amounts: object) -> None:
     """Raises `ValueError` if an amount of work is NaN, infinite or negative."""
-    for name, value in amounts.items():
-        if isinstance(value, int | float) and not (isfinite(value) and value >= 0):
-            raise ValueError(f"{name}: expected a finite number from 0 on, got {value}")
+    for amount_name, amount in amounts.items():
+        if isinstance(amount, int | float) and not (isfinite(amount) and amount >= 0):
+            raise ValueError(f"{amount_name}: expected a finite number from 0 on, got {amount}")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Cost:
     """The least number of kernel launches."""
 
     def __post_init__(self) -> None:
-        _check_amounts(**vars(self) | {f"tensor_flops[{name!r}]": value for name, value in self.tensor_flops.items()})
+        _check_amounts(**vars(self) | {f"tensor_flops[{dtype!r}]": flops for dtype, flops in self.tensor_flops.items()})
 
     @property
     def bytes(self) -> float:
@@ -61,13 +61,13 @@ class Cost:
         return self.flops / self.bytes
 
     def __add__(self, other: Cost) -> Cost:
-        tensor = dict(self.tensor_flops)
+        matrix_flops = dict(self.tensor_flops)
         for dtype, flops in other.tensor_flops.items():
-            tensor[dtype] = tensor.get(dtype, 0.0) + flops
+            matrix_flops[dtype] = matrix_flops.get(dtype, 0.0) + flops
         return Cost(
             self.read_bytes + other.read_bytes,
             self.write_bytes + other.write_bytes,
-            tensor,
+            matrix_flops,
             self.vector_flops + other.vector_flops,
             self.sfu_ops + other.sfu_ops,
             self.launches + other.launches,

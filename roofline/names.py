@@ -36,13 +36,13 @@ def values_by_name(
 
     Raises `ValueError` with the text `expected` if a text has another form, if a name comes twice, or if `read` raises.
     """
-    values: dict[str, Value] = {}
+    typed_values: dict[str, Value] = {}
     for text in texts:
-        name, separator, value = text.strip().partition(sign)
+        value_name, separator, value_text = text.strip().partition(sign)
         try:
-            if not (name and separator and value) or name in values:
+            if not (value_name and separator and value_text) or value_name in typed_values:
                 raise ValueError
-            values[name] = read(name, value)
+            typed_values[value_name] = read(value_name, value_text)
         except ValueError as error:
             raise ValueError(f"{expected}, got {text!r}") from error
-    return values
+    return typed_values

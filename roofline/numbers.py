@@ -13,10 +13,10 @@ def digits(value: float, count: int = 3) -> str:
         return {"inf": "infinite", "-inf": "-infinite"}.get(str(value), "not a number")
     if value == 0:
         return "0"
-    exponent = int(f"{value:.{count - 1}e}".split("e")[1])
-    if not -4 <= exponent < 7:
+    decimal_exponent = int(f"{value:.{count - 1}e}".split("e")[1])
+    if not -4 <= decimal_exponent < 7:
         return f"{value:.{count - 1}e}"
-    return f"{value:,.{max(0, count - 1 - exponent)}f}"
+    return f"{value:,.{max(0, count - 1 - decimal_exponent)}f}"
 
 
 def whole(value: float) -> str:
@@ -35,9 +35,9 @@ def percent(value: float, signed: bool = False) -> str:
 
 def si(value: float) -> str:
     """Formats a number with three digits and an SI prefix: `989 T`, `3.35 T`. Above `999 E` it shows all digits."""
-    for prefix, prefix_value in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    for si_prefix, prefix_value in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= prefix_value * 0.9995:  # 999.5 and more would print as 1e+03 with the smaller prefix
-            return f"{three_digits(value / prefix_value)} {prefix}"
+            return f"{three_digits(value / prefix_value)} {si_prefix}"
     return f"{value:.3g} "
 
 
@@ -90,8 +90,8 @@ _WORD_LABELS |= {"sms": "SMs", "e2e": "end to end"}
 
 def time_unit(latencies_ms: Sequence[float]) -> str:
     """Returns the time unit of a table: `us` if the median latency is below a millisecond, otherwise `ms`."""
-    sorted_ms = sorted(latencies_ms)
-    return "us" if sorted_ms and sorted_ms[len(sorted_ms) // 2] < 1.0 else "ms"
+    sorted_latencies = sorted(latencies_ms)
+    return "us" if sorted_latencies and sorted_latencies[len(sorted_latencies) // 2] < 1.0 else "ms"
 
 
 def in_unit(ms: float, unit: str) -> str:
@@ -101,16 +101,16 @@ def in_unit(ms: float, unit: str) -> str:
 
 def metric_unit(name: str) -> tuple[str, str]:
     """Splits a metric's name into the name without its unit, and the unit: `itl_p50_ms` gives (`itl_p50`, `ms`)."""
-    for suffix, unit in _UNIT_SUFFIXES:
-        if name.endswith(suffix) and len(name) > len(suffix):
-            return name.removesuffix(suffix), unit
+    for name_suffix, unit in _UNIT_SUFFIXES:
+        if name.endswith(name_suffix) and len(name) > len(name_suffix):
+            return name.removesuffix(name_suffix), unit
     return name, ""
 
 
 def metric_label(name: str) -> str:
     """Returns the label of a metric for readers: `itl_p50_ms` gives `ITL p50 (ms)`."""
     unitless_name, unit = metric_unit(name)
-    label_text = " ".join(_WORD_LABELS.get(word, word) for word in unitless_name.split("_"))
+    label_text = " ".join(_WORD_LABELS.get(name_word, name_word) for name_word in unitless_name.split("_"))
     return f"{label_text} ({unit})" if unit and unit not in _SI_UNITS else label_text
 
 
@@ -136,7 +136,7 @@ def plain_value(value: Any) -> str:
     if isinstance(value, float):
         return whole(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {plain_value(item)}" for key, item in value.items())
+        return ", ".join(f"{item_name} {plain_value(item_value)}" for item_name, item_value in value.items())
     if isinstance(value, list | tuple):
-        return ", ".join(plain_value(item) for item in value)
+        return ", ".join(plain_value(item_value) for item_value in value)
     return str(value)

@@ -19,11 +19,11 @@ Resource = Literal["warps", "CTA slots", "registers", "shared memory"]
 WARP_THREADS = 32
 MAX_THREADS_PER_CTA = 1024
 MAX_REGISTERS_PER_THREAD = 255
-REGISTER_UNIT = 256
+REGISTER_ALLOCATION_UNIT = 256
 """The number of registers in a unit of allocation.  A warp gets whole units; a unit is 8 registers per thread."""
-SUB_PARTITIONS = 4
+SUB_PARTITIONS_PER_SM = 4
 """The number of sub-partitions of an SM; each has an equal share of the warps and of the registers."""
-SHARED_UNIT = 128
+SHARED_ALLOCATION_BYTES = 128
 """The bytes in a unit of allocation.  A CTA gets whole units of shared memory."""
 SHARED_RESERVED = 1024
 """Bytes of each CTA's shared memory that the CUDA driver keeps for itself, from compute capability 8.0."""
@@ -104,36 +104,36 @@ def occupancy(device: Device | tuple[int, int], threads: int, registers: int, sh
 
     The SM has its largest shared-memory setting, which is the driver's default. `ctas_per_sm` is 0 if one CTA needs
     more registers or shared memory than an SM has. Raises `ValueError` on values that no CTA can have."""
-    for name, value, max_value in (
+    for amount_name, amount, max_amount in (
         ("threads", threads, MAX_THREADS_PER_CTA),
         ("registers", registers, MAX_REGISTERS_PER_THREAD),
     ):
-        if not 1 <= value <= max_value:
-            raise ValueError(f"{name}: expected 1 to {max_value}, got {value}")
+        if not 1 <= amount <= max_amount:
+            raise ValueError(f"{amount_name}: expected 1 to {max_amount}, got {amount}")
     if shared_bytes < 0:
         raise ValueError(f"shared_bytes: expected at least 0, got {shared_bytes}")
-    limits = limits_of(device)
+    sm_limits = limits_of(device)
     warps = _round_up(threads, WARP_THREADS) // WARP_THREADS
-    cta_shared_bytes = _round_up(shared_bytes + SHARED_RESERVED, SHARED_UNIT)
+    cta_shared_bytes = _round_up(shared_bytes + SHARED_RESERVED, SHARED_ALLOCATION_BYTES)
     ctas_by_resource: dict[Resource, int] = {
-        "warps": limits.warps // warps,
-        "CTA slots": limits.ctas,
-        "registers": _by_registers(limits, warps, registers),
-        "shared memory": limits.shared_bytes // cta_shared_bytes,
+        "warps": sm_limits.warps // warps,
+        "CTA slots": sm_limits.ctas,
+        "registers": _by_registers(sm_limits, warps, registers),
+        "shared memory": sm_limits.shared_bytes // cta_shared_bytes,
     }
     limiter = min(ctas_by_resource, key=lambda resource: ctas_by_resource[resource])
     ctas = ctas_by_resource[limiter]
-    carveout = limits.carveout(ctas * cta_shared_bytes)
+    carveout = sm_limits.carveout(ctas * cta_shared_bytes)
     assert carveout is not None, "the CTAs were counted against the largest setting"
-    return Occupancy(ctas, limiter, ctas * warps, ctas * warps / limits.warps, ctas_by_resource, carveout)
+    return Occupancy(ctas, limiter, ctas * warps, ctas * warps / sm_limits.warps, ctas_by_resource, carveout)
 
 
 def _by_registers(limits: SmLimits, warps: int, registers: int) -> int:
-    registers_per_warp = _round_up(registers * WARP_THREADS, REGISTER_UNIT)
+    registers_per_warp = _round_up(registers * WARP_THREADS, REGISTER_ALLOCATION_UNIT)
     # The launch check assumes that every sub-partition holds as many of the CTA's warps as the fullest one.
-    if _round_up(warps, SUB_PARTITIONS) * registers_per_warp > limits.registers:
+    if _round_up(warps, SUB_PARTITIONS_PER_SM) * registers_per_warp > limits.registers:
         return 0
-    return limits.registers // SUB_PARTITIONS // registers_per_warp * SUB_PARTITIONS // warps
+    return limits.registers // SUB_PARTITIONS_PER_SM // registers_per_warp * SUB_PARTITIONS_PER_SM // warps
 
 
 @dataclass(frozen=True)
@@ -156,9 +156,9 @@ class Waves:
 
 def waves(ctas: int, ctas_per_sm: int, sms: int) -> Waves:
     """Returns the waves of `ctas` CTAs if each of `sms` SMs holds `ctas_per_sm`. Raises `ValueError` on values < 1."""
-    for name, value in (("ctas", ctas), ("ctas_per_sm", ctas_per_sm), ("sms", sms)):
-        if value < 1:
-            raise ValueError(f"{name}: expected at least 1, got {value}")
+    for amount_name, amount in (("ctas", ctas), ("ctas_per_sm", ctas_per_sm), ("sms", sms)):
+        if amount < 1:
+            raise ValueError(f"{amount_name}: expected at least 1, got {amount}")
     cta_slots = ctas_per_sm * sms
     full_waves, tail_ctas = divmod(ctas, cta_slots)
     max_ctas_per_sm = _round_up(ctas, sms) // sms

@@ -65,11 +65,11 @@ _MAX_NAME_WIDTH = 0.44
 """The largest width of a roof's name, as a fraction of the plane: the lowest roof's corner is farther to the right."""
 with_own_settings = context(["default", {"svg.hashsalt": "rooflab"}])
 """A decorator for drawing functions: it suspends the user's settings of matplotlib (`text.usetex`, a dark page)."""
-_plain_texts = context({"text.parse_math": False})  # a `$` in a name is a `$`
+_without_math_text = context({"text.parse_math": False})  # a `$` in a name is a `$`
 
 
 @with_own_settings
-@_plain_texts
+@_without_math_text
 def roofline_figure(
     points: Sequence[Point], ceilings: Sequence[Ceilings], title: str | None = None, fixed_axes: bool = False
 ) -> Figure:
@@ -89,7 +89,7 @@ def roofline_figure(
     ceilings = [ceiling for ceiling in ceilings if any(point.device in (None, ceiling.device) for _, point in rows)]
     roofs = Roofs(ceilings)
     ops = list(dict.fromkeys(point.op for _, point in rows))
-    colours = {op: COLOURS[index % len(COLOURS)] for index, op in enumerate(ops)}
+    colours = {op: COLOURS[op_index % len(COLOURS)] for op_index, op in enumerate(ops)}
     computing_points = [(point_number, point) for point_number, point in rows if point.flops > 0]
     moving_points = [(point_number, point) for point_number, point in rows if point.flops == 0]
 
@@ -113,8 +113,8 @@ def roofline_figure(
     bottom_inches = 0.55
     bars_inches = bars_inches if computing_points else fig_height - 1.1
     if computing_points:
-        bottom = bottom_inches + (bars_inches + 0.75 if moving_points else 0.0)
-        axes = figure.add_axes((_MARGIN, bottom / fig_height, _PANEL_WIDTH, (fig_height - 0.5 - bottom) / fig_height))
+        plane_y = bottom_inches + (bars_inches + 0.75 if moving_points else 0.0)
+        axes = figure.add_axes((_MARGIN, plane_y / fig_height, _PANEL_WIDTH, (fig_height - 0.5 - plane_y) / fig_height))
         _draw_plane(axes, computing_points, roofs, colours, fixed_axes)
     if moving_points:
         bars_axes = figure.add_axes((_MARGIN, bottom_inches / fig_height, _PANEL_WIDTH, bars_inches / fig_height))
@@ -132,39 +132,39 @@ def roofline_files(
 ) -> dict[str, bytes]:
     """Returns the bytes of an SVG and of a PNG file, by suffix. Raises `ValueError` as `roofline_figure` does."""
     figure = roofline_figure(points, ceilings, title, fixed_axes)
-    svg, png = BytesIO(), BytesIO()
+    svg_file, png_file = BytesIO(), BytesIO()
     # A fixed salt and no date: the same points give the same file, so a committed figure changes only with its points.
-    figure.savefig(svg, format="svg", metadata={"Date": None})
-    figure.savefig(png, format="png")
-    return {"svg": svg.getvalue(), "png": png.getvalue()}
+    figure.savefig(svg_file, format="svg", metadata={"Date": None})
+    figure.savefig(png_file, format="png")
+    return {"svg": svg_file.getvalue(), "png": png_file.getvalue()}
 
 
 def _frame(
     places: Sequence[tuple[float, float]], ceilings: Sequence[Ceilings], peaks: Sequence[float], fixed: bool
 ) -> Box:
     """Returns the left, bottom, right and top limits of the axes."""
-    (min_x, min_y), (max_x, max_y) = (tuple(map(extreme_of, zip(*places, strict=True))) for extreme_of in (min, max))
+    (min_x, min_y), (max_x, max_y) = (tuple(map(min_or_max, zip(*places, strict=True))) for min_or_max in (min, max))
     if fixed:
         peaks = [rate for roof in ceilings for rate in (*roof.tensor_flops_per_s.values(), roof.vector_flops_per_s)]
     ridge = max(peaks) / min(ceiling.hbm_bytes_per_s for ceiling in ceilings)
-    many_devices = len({ceiling.device for ceiling in ceilings}) > 1
+    has_many_devices = len({ceiling.device for ceiling in ceilings}) > 1
     corner_x = min(peaks) / max(ceiling.hbm_bytes_per_s for ceiling in ceilings)
-    right, top = max(max_x, ridge) * 4, max(*peaks, max_y) * (60 if many_devices else 4)  # room for their legend
+    right, top = max(max_x, ridge) * 4, max(*peaks, max_y) * (60 if has_many_devices else 4)  # room for their legend
     if fixed:
         right, top = (10.0 ** ceil(log10(limit)) for limit in (max(max_x, ridge * 30), max(max_y, max(peaks) * 2)))
     name_x = 10 ** ((log10(corner_x) - _MAX_NAME_WIDTH * log10(right)) / (1 - _MAX_NAME_WIDTH))
     if not fixed:
         return min(min_x / 2.5, ridge / 12.5, name_x), min(min_y, *peaks) / 2.5, right, top
-    left, bottom = (10.0 ** floor(log10(bound)) for bound in (min(min_x, name_x), min(min_y, min(peaks) / 100)))
+    left, bottom = (10.0 ** floor(log10(low_end)) for low_end in (min(min_x, name_x), min(min_y, min(peaks) / 100)))
     return left, bottom, right, top
 
 
 def _draw_plane(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str, str], fixed_axes: bool) -> None:
-    roof_pairs = dict.fromkeys((roofs.of(point).device, point.dtype) for _, point in points)
-    dtypes = {device: [dtype for roof_device, dtype in roof_pairs if roof_device == device] for device in roofs.colours}
+    roof_keys = dict.fromkeys((roofs.of(point).device, point.dtype) for _, point in points)
+    dtypes = {device: [dtype for roof_device, dtype in roof_keys if roof_device == device] for device in roofs.colours}
     peak_rates = [roof_flops_per_s(ceiling, dtype) for ceiling in roofs.ceilings for dtype in dtypes[ceiling.device]]
-    positions = [(point.intensity, plotted_flops_per_s(point, roofs.of(point))) for _, point in points]
-    left, bottom, right, top = _frame(positions, roofs.ceilings, peak_rates, fixed_axes)
+    point_positions = [(point.intensity, plotted_flops_per_s(point, roofs.of(point))) for _, point in points]
+    left, bottom, right, top = _frame(point_positions, roofs.ceilings, peak_rates, fixed_axes)
     axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
     axes.set_xlabel("FLOP per byte that the kernel moves")
     axes.set_ylabel("FLOP/s")
@@ -176,28 +176,28 @@ def _draw_plane(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str
             axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.grid(which="major", color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)
-    roof_texts, slanted_boxes = _draw_roofs(axes, roofs, dtypes, positions)
-    for naive, arrow_target in arrows([point for _, point in points]):
+    roof_texts, slanted_boxes = _draw_roofs(axes, roofs, dtypes, point_positions)
+    for naive_point, arrow_target in arrows([point for _, point in points]):
         arrow_tail, tip_xy = (
-            (point.intensity, plotted_flops_per_s(point, roofs.of(point))) for point in (naive, arrow_target)
+            (point.intensity, plotted_flops_per_s(point, roofs.of(point))) for point in (naive_point, arrow_target)
         )
-        arrow = {"shrinkA": 4, "shrinkB": 4, **_arrow(naive, arrow_target, colours[arrow_target.op])}
-        axes.annotate("", xy=tip_xy, xytext=arrow_tail, arrowprops=arrow, zorder=3)
-    for (_, point), (x, y) in zip(points, positions, strict=True):
+        arrow_settings = {"shrinkA": 4, "shrinkB": 4, **_arrow(naive_point, arrow_target, colours[arrow_target.op])}
+        axes.annotate("", xy=tip_xy, xytext=arrow_tail, arrowprops=arrow_settings, zorder=3)
+    for (_, point), (x, y) in zip(points, point_positions, strict=True):
         _draw_marker(axes, point, x, y, colours[point.op])
     handler_map = {FancyArrowPatch: HandlerPatch(_legend_arrow)}
     legend_handles = _legend_handles(points, roofs)
     axes.figure.canvas.draw()  # fixes the sizes of the texts, because neither the legend nor a number may cover them
     name_boxes = [*map(_box, roof_texts), *slanted_boxes]
-    marker_boxes = [(x - 4, y - 4, x + 4, y + 4) for x, y in axes.transData.transform(positions) * 72 / _DPI]
+    marker_boxes = [(x - 4, y - 4, x + 4, y + 4) for x, y in axes.transData.transform(point_positions) * 72 / _DPI]
     legends: list[tuple[int, Any]] = []
     for corner in ("upper left", "lower right", "upper right", "lower left"):
         legend = axes.legend(handles=legend_handles, loc=corner, fontsize=7.5, framealpha=1.0, handler_map=handler_map)
-        legends.append((sum(overlap(_box(legend), box) for box in (*name_boxes, *marker_boxes)), legend))
+        legends.append((sum(overlap(_box(legend), other_box) for other_box in (*name_boxes, *marker_boxes)), legend))
         if not legends[-1][0]:
             break
     axes.legend_ = min(legends, key=lambda legend: legend[0])[1]
-    _draw_numbers(axes, points, positions, [*name_boxes, _box(axes.legend_)], colours)
+    _draw_numbers(axes, points, point_positions, [*name_boxes, _box(axes.legend_)], colours)
 
 
 def _arrow(naive: Point, end: Point, colour: str) -> dict[str, Any]:
@@ -230,12 +230,12 @@ def _draw_roofs(
         for ceiling in sorted_ceilings:
             line: dict[str, Any] = {"linestyle": _DASHES[ceiling.kind], "color": colour, "linewidth": 1.2, "zorder": 2}
             rate = ceiling.hbm_bytes_per_s
-            rates = {dtype: roof_flops_per_s(ceiling, dtype) for dtype in dtypes[device]}
-            flat_rates = sorted(set(rates.values()))
+            roof_rates = {dtype: roof_flops_per_s(ceiling, dtype) for dtype in dtypes[device]}
+            flat_rates = sorted(set(roof_rates.values()))
             axes.plot([left, flat_rates[-1] / rate], [left * rate, flat_rates[-1]], **line)
             for roof_rate in flat_rates:
                 axes.plot([roof_rate / rate, right], [roof_rate] * 2, **line)
-                dtype_names = "/".join(dtype or "fp32 vector" for dtype in rates if rates[dtype] == roof_rate)
+                dtype_names = "/".join(dtype or "fp32 vector" for dtype in roof_rates if roof_rates[dtype] == roof_rate)
                 names.append((roof_rate, f"{dtype_names} {si(roof_rate)}FLOP/s, {roofs.name(ceiling)}"))
         name_y = 0.0
         for roof_rate, name in sorted(names):
@@ -262,15 +262,15 @@ def _write_along(
     (x0, y0), (x1, y1) = axes.transData.transform([(x_min, x_min * rate), (10 * x_min, 10 * x_min * rate)]) * 72 / _DPI
     angle = atan2(y1 - y0, x1 - x0)
     marker_points = axes.transData.transform(places) * 72 / _DPI
-    text_choices: list[tuple[int, tuple[float, float], list[tuple[float, float]]]] = []
+    place_choices: list[tuple[int, tuple[float, float], list[tuple[float, float]]]] = []
     for text_distance in range(20, 320, 10):
         text_offset = (text_distance * cos(angle) - 3 * sin(angle), text_distance * sin(angle) + 3 * cos(angle))
         x, y = x0 + text_offset[0] - 4 * sin(angle), y0 + text_offset[1] + 4 * cos(angle)
         text_xys = [(float(x + t * cos(angle)), float(y + t * sin(angle))) for t in range(0, 4 * len(name), 4)]
         covered_count = sum(any(hypot(x - a, y - b) < 10 for a, b in text_xys) for x, y in marker_points)
         covered_count += sum(any(overlap((a - 4, b - 4, a + 4, b + 4), box) for a, b in text_xys) for box in names)
-        text_choices.append((covered_count, text_offset, text_xys))
-    _, text_offset, text_xys = min(text_choices, key=lambda candidate: candidate[0])  # the lowest with least covered
+        place_choices.append((covered_count, text_offset, text_xys))
+    _, text_offset, text_xys = min(place_choices, key=lambda candidate: candidate[0])  # the lowest with least covered
     text_style: dict[str, Any] = {"rotation": degrees(angle), "rotation_mode": "anchor", "va": "bottom", **text}
     axes.annotate(name, (x_min, x_min * rate), text_offset, **text_style)
     return [(x - 4, y - 4, x + 4, y + 4) for x, y in text_xys]
@@ -289,8 +289,8 @@ def _draw_marker(axes: Axes, point: Point, x: float, y: float, colour: str) -> N
 
 def _box(artist: Any) -> Box:
     """Returns the bounding box of a drawn object in typographic points, as `place_labels` needs it."""
-    x0, y0, x1, y1 = (float(pixels) * 72 / _DPI for pixels in artist.get_window_extent().extents)
-    return x0, y0, x1, y1
+    min_x, min_y, max_x, max_y = (float(edge_pixels) * 72 / _DPI for edge_pixels in artist.get_window_extent().extents)
+    return min_x, min_y, max_x, max_y
 
 
 def _draw_numbers(
@@ -302,13 +302,13 @@ def _draw_numbers(
 ) -> None:
     marker_points = [(float(x) * 72 / _DPI, float(y) * 72 / _DPI) for x, y in axes.transData.transform(places)]
     number_sizes = [(2.4 * len(str(point_number)) + 0.6, 3.6) for point_number, _ in points]
-    offsets = place_labels(marker_points, number_sizes, _box(axes), occupied)
-    line: dict[str, Any] = {"arrowstyle": "-", "color": "#777777", "linewidth": 0.5, "shrinkA": 3, "shrinkB": 3}
-    for (point_number, point), point_xy, offset in zip(points, places, offsets, strict=True):
+    label_offsets = place_labels(marker_points, number_sizes, _box(axes), occupied)
+    line_style: dict[str, Any] = {"arrowstyle": "-", "color": "#777777", "linewidth": 0.5, "shrinkA": 3, "shrinkB": 3}
+    for (point_number, point), point_xy, label_offset in zip(points, places, label_offsets, strict=True):
         axes.annotate(
             str(point_number),
             point_xy,
-            offset,
+            label_offset,
             textcoords="offset points",
             ha="center",
             va="center",
@@ -316,7 +316,7 @@ def _draw_numbers(
             weight="bold",
             color=colours[point.op],
             path_effects=_TEXT_HALO,
-            arrowprops=line if hypot(*offset) > NEAR_RADIUS + 0.1 else None,
+            arrowprops=line_style if hypot(*label_offset) > NEAR_RADIUS + 0.1 else None,
             zorder=6,
         )
 
@@ -343,8 +343,8 @@ def _legend_handles(points: Numbered, roofs: Roofs) -> list[Line2D | FancyArrowP
         grey_style: dict[str, Any] = {"linestyle": "none", "color": GREY, "markeredgewidth": 1.6}
         handles.append(Line2D([], [], marker="x", label="not timed: the most that its roof allows", **grey_style))
     if arrow_ends := arrows(shown_points):
-        style = _arrow(*arrow_ends[0], INK)
-        handles.append(FancyArrowPatch((0, 0), (1, 0), label="naive to optimized", **style))
+        arrow_style = _arrow(*arrow_ends[0], INK)
+        handles.append(FancyArrowPatch((0, 0), (1, 0), label="naive to optimized", **arrow_style))
     for device, device_letter in roofs.letters.items():
         if device_letter:
             handles.append(Line2D([], [], color=roofs.colours[device], linewidth=3, label=f"{device_letter}: {device}"))
@@ -357,15 +357,15 @@ def _legend_handles(points: Numbered, roofs: Roofs) -> list[Line2D | FancyArrowP
 def _draw_movement(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str, str]) -> None:
     """Draws the panel of data movement: a kernel without FLOPs has a bar, its fraction of the bandwidth."""
     bar_ends, roof_by_device = [], {}
-    for row, (_, point) in enumerate(points):
+    for row_index, (_, point) in enumerate(points):
         roof = roofs.of(point)
         roof_by_device[roof.device] = roof
-        fraction = 1.0
+        reached_fraction = 1.0
         if point.seconds is not None:
-            fraction = point.traffic_bytes / point.seconds / roof.hbm_bytes_per_s
-            axes.plot([0, fraction], [row, row], color=colours[point.op], linewidth=1.2, zorder=3)
-        _draw_marker(axes, point, fraction, row, colours[point.op])
-        bar_ends.append(fraction)
+            reached_fraction = point.traffic_bytes / point.seconds / roof.hbm_bytes_per_s
+            axes.plot([0, reached_fraction], [row_index, row_index], color=colours[point.op], linewidth=1.2, zorder=3)
+        _draw_marker(axes, point, reached_fraction, row_index, colours[point.op])
+        bar_ends.append(reached_fraction)
     for ceiling in roofs.ceilings:
         if ceiling.device in roof_by_device:
             bandwidth_ratio = ceiling.hbm_bytes_per_s / roof_by_device[ceiling.device].hbm_bytes_per_s

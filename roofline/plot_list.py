@@ -17,8 +17,8 @@ GREY, INK = "#8a8a8a", "#444444"
 WIDTH_INCHES, ROW_IN = 14.0, 0.165
 # Left or right edge of each column of the list, as a fraction of the figure's width.
 COLUMN_POSITIONS = (0.662, 0.668, 0.86, 0.925, 0.985)
-CASE_OFFSET, NAME_WIDTH = 0.105, 0.15  # where a case begins beside its op's name; the room of a kernel's name
-MAX_CHARACTERS = 500  # characters in the figure's width; more would be smaller than 4 points
+CASE_X_OFFSET, NAME_WIDTH = 0.105, 0.15  # where a case begins beside its op's name; the room of a kernel's name
+MAX_LINE_CHARACTERS = 500  # characters in the figure's width; more would be smaller than 4 points
 CASE_CHARACTERS = 46  # a longer case does not fit to the right of its op's name
 
 Numbered = Sequence[tuple[int, Point]]
@@ -34,8 +34,8 @@ class Roofs:
         self.letters = {
             device: chr(ord("A") + device_index) if many_devices else "" for device_index, device in enumerate(devices)
         }
-        lines = ["black", *COLOURS[7:], *COLOURS[:7]]
-        self.colours = {device: lines[device_index % len(lines)] for device_index, device in enumerate(devices)}
+        line_hues = ["black", *COLOURS[7:], *COLOURS[:7]]
+        self.colours = {device: line_hues[device_index % len(line_hues)] for device_index, device in enumerate(devices)}
 
     def of(self, point: Point) -> Ceilings:
         """Returns the ceilings of the point's device: the measured ones if there are any, else the first ones."""
@@ -50,7 +50,7 @@ class Roofs:
 def write_text(figure: Figure, x: float, y: float, text: str, room: float, **style: Any) -> None:
     """Writes text without math markup. Cuts a long text, then shrinks it to `room` (a fraction of the figure)."""
     shown_text = visible(text)
-    max_characters = int(room * MAX_CHARACTERS)
+    max_characters = int(room * MAX_LINE_CHARACTERS)
     shown_text = shown_text if len(shown_text) <= max_characters else f"{shown_text[: max_characters - 1]}…"
     text_artist = figure.text(x, y, shown_text, parse_math=False, **style)
     text_width = text_artist.get_window_extent().width / (WIDTH_INCHES * figure.dpi)
@@ -63,10 +63,10 @@ def draw_list(figure: Figure, rows: Numbered, roofs: Roofs, colours: Mapping[str
     y = figure_height - 0.5
 
     def write(cells: Sequence[str], **style: Any) -> None:
-        for x, cell, alignment in zip(
+        for x, cell, text_side in zip(
             COLUMN_POSITIONS, cells, ("right", "left", "right", "right", "right"), strict=True
         ):
-            write_text(figure, x, y / figure_height, cell, NAME_WIDTH, ha=alignment, va="center", fontsize=7.5, **style)
+            write_text(figure, x, y / figure_height, cell, NAME_WIDTH, ha=text_side, va="center", fontsize=7.5, **style)
 
     write(("", "kernel", "FLOP / byte", "reached", "of bound"), color=INK)
     heading_work = None
@@ -78,10 +78,10 @@ def draw_list(figure: Figure, rows: Numbered, roofs: Roofs, colours: Mapping[str
             y -= ROW_IN * 0.15
             left_style: dict[str, Any] = {"ha": "left", "va": "center"}
             bold_style: dict[str, Any] = {"size": 7.5, "weight": "bold", "color": colours[point.op], **left_style}
-            write_text(figure, COLUMN_POSITIONS[1], y / figure_height, point.op, CASE_OFFSET, **bold_style)
-            fits_beside = len(case) <= CASE_CHARACTERS
-            y -= 0.0 if fits_beside else ROW_IN * 0.9
-            x = COLUMN_POSITIONS[1] + (CASE_OFFSET if fits_beside else 0.0)
+            write_text(figure, COLUMN_POSITIONS[1], y / figure_height, point.op, CASE_X_OFFSET, **bold_style)
+            case_fits = len(case) <= CASE_CHARACTERS
+            y -= 0.0 if case_fits else ROW_IN * 0.9
+            x = COLUMN_POSITIONS[1] + (CASE_X_OFFSET if case_fits else 0.0)
             write_text(figure, x, y / figure_height, case, COLUMN_POSITIONS[-1] - x, size=6.5, color=INK, **left_style)
             y -= ROW_IN
         role_text = "published" if point.published else point.role

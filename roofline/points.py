@@ -131,9 +131,9 @@ def arrows(points: Sequence[Point]) -> list[tuple[Point, Point]]:
     time, the arrow ends at the optimized kernel with the least traffic."""
     arrow_ends = []
     for work_key in dict.fromkeys(point.work for point in points):
-        kernels = [point for point in points if point.work == work_key and not point.noisy]
-        naive_points = [point for point in kernels if point.role == "naive"]
-        optimized_points = [point for point in kernels if point.role == "optimized"]
+        quiet_points = [point for point in points if point.work == work_key and not point.noisy]
+        naive_points = [point for point in quiet_points if point.role == "naive"]
+        optimized_points = [point for point in quiet_points if point.role == "optimized"]
         if naive_points and optimized_points:
             arrow_ends.append((naive_points[0], min(optimized_points, key=_speed)))
     return arrow_ends
@@ -147,8 +147,8 @@ def place_labels(
 
     A label takes the nearest free position. At equal distance it takes the lower right, because the roof is above. If
     no position up to distance 60 is free, it takes the nearest position. All lengths are in typographic points."""
-    half_marker = 4.0
-    taken_boxes = [*occupied, *((x - half_marker, y - half_marker, x + half_marker, y + half_marker) for x, y in spots)]
+    marker_half = 4.0
+    taken_boxes = [*occupied, *((x - marker_half, y - marker_half, x + marker_half, y + marker_half) for x, y in spots)]
     label_offsets = []
     for (x, y), (half_width, half_height) in zip(spots, half_sizes, strict=True):
         label_offset = (_LABEL_RADII[0] * cos(-pi / 4), _LABEL_RADII[0] * sin(-pi / 4))
@@ -165,7 +165,7 @@ def place_labels(
 
 def _offsets() -> list[tuple[float, float]]:
     angles = [-pi / 4 + (angle_index + 1) // 2 * (-1) ** angle_index * pi / 8 for angle_index in range(16)]
-    return [(radius * cos(angle), radius * sin(angle)) for radius in _LABEL_RADII for angle in angles]
+    return [(label_radius * cos(angle), label_radius * sin(angle)) for label_radius in _LABEL_RADII for angle in angles]
 
 
 def overlap(a: Box, b: Box) -> bool:

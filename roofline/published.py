@@ -35,7 +35,7 @@ from rooflab.roofline.steps import (
 TABLES_FOLDER = Path(__file__).resolve().parents[1] / "results" / "published"
 """The folder of the committed tables, which are part of the wheel.  An import writes the same format to any folder."""
 INDEX_FILE = "tables.json"
-_START_TIME_S = 2e-6
+_KERNEL_START_S = 2e-6
 """Seconds that are added to the bound before interpolation: about the time of a launch, whatever the shape.  The
 constant only scales the two ends; no result contains it."""
 
@@ -82,17 +82,17 @@ class Table:
     @cached_property
     def times(self) -> dict[Shape, float]:
         """Returns seconds by shape (the values in columns `exact` and `axes`). Raises `ValueError` on a bad file."""
-        path = self.folder / self.file
+        csv_path = self.folder / self.file
         try:
-            text = lzma.decompress(path.read_bytes()).decode()
-            columns, *lines = csv.reader(io.StringIO(text))
-            if columns != [*self.exact, *self.axes, "us"]:
-                raise ValueError(f"columns {', '.join(columns)}")
-            times = {tuple(map(int, line[:-1])): float(line[-1]) * 1e-6 for line in lines}
+            csv_text = lzma.decompress(csv_path.read_bytes()).decode()
+            header_row, *csv_rows = csv.reader(io.StringIO(csv_text))
+            if header_row != [*self.exact, *self.axes, "us"]:
+                raise ValueError(f"columns {', '.join(header_row)}")
+            times = {tuple(map(int, csv_row[:-1])): float(csv_row[-1]) * 1e-6 for csv_row in csv_rows}
         except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
-            raise ValueError(f"published: {path} is not the table that {INDEX_FILE} describes: {error}") from error
+            raise ValueError(f"published: {csv_path} is not the table that {INDEX_FILE} describes: {error}") from error
         if len(times) != self.rows:
-            raise ValueError(f"published: expected {self.rows} rows in {path}, got {len(times)}")
+            raise ValueError(f"published: expected {self.rows} rows in {csv_path}, got {len(times)}")
         return times
 
     @cached_property
@@ -101,9 +101,9 @@ class Table:
         values_by_key: dict[Shape, list[set[int]]] = {}
         for shape in self.times:
             axis_value_sets = values_by_key.setdefault(shape[: len(self.exact)], [set() for _ in self.axes])
-            for values, value in zip(axis_value_sets, shape[len(self.exact) :], strict=True):
-                values.add(value)
-        return {key: [sorted(values) for values in axis_value_sets] for key, axis_value_sets in values_by_key.items()}
+            for sizes, axis_value in zip(axis_value_sets, shape[len(self.exact) :], strict=True):
+                sizes.add(axis_value)
+        return {key: [sorted(sizes) for sizes in axis_value_sets] for key, axis_value_sets in values_by_key.items()}
 
     def least_s(self, shape: Mapping[str, int], cached: bool = False) -> float:
         """Returns the data sheet's bound of a shape, in seconds. `cached` means that L2 keeps data from one call to the
@@ -122,25 +122,25 @@ class Table:
 
     def time(self, shape: Mapping[str, int]) -> Time:
         """Returns the published or interpolated time of a shape. Outside the table, the result's `seconds` is None."""
-        key = tuple(shape[name] for name in self.exact)
-        if key not in self._values:
-            exact_text = ", ".join(f"{name} = {shape[name]}" for name in self.exact)
+        exact_key = tuple(shape[size_name] for size_name in self.exact)
+        if exact_key not in self._values:
+            exact_text = ", ".join(f"{size_name} = {shape[size_name]}" for size_name in self.exact)
             return Time(None, f"no row with {exact_text}", self)
-        axis_values = tuple(shape[name] for name in self.axes)
-        for name, value, published_values in zip(self.axes, axis_values, self._values[key], strict=True):
-            if not published_values[0] <= value <= published_values[-1]:
+        axis_values = tuple(shape[size_name] for size_name in self.axes)
+        for size_name, size, published_values in zip(self.axes, axis_values, self._values[exact_key], strict=True):
+            if not published_values[0] <= size <= published_values[-1]:
                 return Time(
-                    None, f"{name} = {value} is outside of {published_values[0]} to {published_values[-1]}", self
+                    None, f"{size_name} = {size} is outside of {published_values[0]} to {published_values[-1]}", self
                 )
-        if (key + axis_values) in self.times:
-            return Time(self.times[key + axis_values], "published", self)
-        log_ratio = self._log_ratio(key, axis_values)
+        if (exact_key + axis_values) in self.times:
+            return Time(self.times[exact_key + axis_values], "published", self)
+        log_ratio = self._log_ratio(exact_key, axis_values)
         if log_ratio is None:
             return Time(None, "the rows around it are missing", self)
-        return Time(exp(log_ratio) * self._scale(key, axis_values), "interpolated", self)
+        return Time(exp(log_ratio) * self._scale(exact_key, axis_values), "interpolated", self)
 
     def _scale(self, key: Shape, point: Shape) -> float:
-        return self.least_s(dict(zip((*self.exact, *self.axes), key + point, strict=True))) + _START_TIME_S
+        return self.least_s(dict(zip((*self.exact, *self.axes), key + point, strict=True))) + _KERNEL_START_S
 
     def _log_ratio(self, key: Shape, point: Shape) -> float | None:
         """Returns log(time / bound) at `point`, one value per axis. Interpolates along the first axis with an
@@ -148,10 +148,10 @@ class Table:
         along all axes."""
         if (key + point) in self.times:
             return log(self.times[key + point] / self._scale(key, point))
-        for axis, value in enumerate(point):
+        for axis, axis_value in enumerate(point):
             published_values = self._values[key][axis]
-            upper_index = bisect_left(published_values, value)
-            if published_values[upper_index] != value:
+            upper_index = bisect_left(published_values, axis_value)
+            if published_values[upper_index] != axis_value:
                 end_points = [
                     _replaced(point, axis, end) for end in published_values[upper_index - 1 : upper_index + 1]
                 ]
@@ -235,8 +235,8 @@ def times_of(op: str, scheme: str, case: Mapping[str, Any], gpu: str) -> list[Ti
         if (table.op, table.scheme, table.gpu) != (op, scheme, gpu):
             continue
         columns = (*table.exact, *table.axes)
-        leftover = {name: value for name, value in shape.items() if name not in columns}
-        if leftover == table.case and (time := table.time({name: shape[name] for name in columns})).seconds is not None:
+        leftover = {axis: size_value for axis, size_value in shape.items() if axis not in columns}
+        if leftover == table.case and (time := table.time({axis: shape[axis] for axis in columns})).seconds is not None:
             times.append(time)
     return times
 
@@ -244,7 +244,7 @@ def times_of(op: str, scheme: str, case: Mapping[str, Any], gpu: str) -> list[Ti
 def _shape(op: str, case: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the sizes of a test case, named as the tables' columns. Returns None if the tables do not time this case.
     Leaves out the page size, because each source has its own page size."""
-    shape = {name: value for name, value in case.items() if name not in ("eps", "block_size")}
+    shape = {size_name: size_value for size_name, size_value in case.items() if size_name not in ("eps", "block_size")}
     if op == "flash_attention":
         if not shape.pop("causal") or shape.pop("T") != shape["S"]:
             return None
@@ -256,14 +256,14 @@ def _shape(op: str, case: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def load(folder: Path = TABLES_FOLDER) -> list[Table]:
     """Returns the tables of `folder`. Raises `ValueError` if the folder's index file is missing or cannot be read."""
-    path = folder / INDEX_FILE
-    if not path.is_file():
+    index_path = folder / INDEX_FILE
+    if not index_path.is_file():
         raise ValueError(f"published: expected the tables of published times in {folder}, found none")
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))["tables"]
+        table_entries = json.loads(index_path.read_text(encoding="utf-8"))["tables"]
         return [
-            Table(**entry | {name: tuple(entry[name]) for name in ("exact", "axes", "includes")}, folder=folder)
-            for entry in entries
+            Table(**row | {field: tuple(row[field]) for field in ("exact", "axes", "includes")}, folder=folder)
+            for row in table_entries
         ]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"published: {path} is no index of tables: {error}") from error
+        raise ValueError(f"published: {index_path} is no index of tables: {error}") from error

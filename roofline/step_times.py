@@ -17,7 +17,7 @@ from rooflab.roofline.model import bound
 from rooflab.roofline.published import Table, Time, committed
 from rooflab.roofline.steps import ITEM_BYTES, OpCost, StepKind, activation_dtype, all_reduce_s, link, step_ops
 
-_FRAMEWORKS = ("vllm", "nccl")
+_TABLE_FRAMEWORKS = ("vllm", "nccl")
 """The libraries whose kernels a step runs: one engine, and the library of its collectives."""
 
 
@@ -110,7 +110,7 @@ def loaded_itl_ms(
 def _step_time(
     arch: Architecture, device: Device, ops: Sequence[OpCost], rows: int, weight_dtype: str, kv_dtype: str, gpus: int
 ) -> StepTime | None:
-    tables = [table for table in committed() if table.gpu == device.name and table.framework in _FRAMEWORKS]
+    tables = [table for table in committed() if table.gpu == device.name and table.framework in _TABLE_FRAMEWORKS]
     if not tables:
         return None
     op_times = [_op_time(op, device, tables, kv_dtype) for op in ops]
@@ -120,7 +120,7 @@ def _step_time(
         all_reduce_tables = [table for table in tables if table.op == "all_reduce"]
         shape = {"gpus": gpus, "bytes": reduce_bytes}
         op_times.append(_timed("all_reduce", "all_reduce", 2 * arch.num_layers, min_seconds, all_reduce_tables, shape))
-    including_ops = {name: op for op in op_times for name in op.includes}
+    including_ops = {included_name: op for op in op_times for included_name in op.includes}
     op_times = [
         replace(op, ms=0.0, basis=including_ops[op.op].basis, source=f"in the time of {including_ops[op.op].op}")
         if op.op in including_ops
@@ -137,14 +137,14 @@ def _op_time(op: OpCost, device: Device, tables: Sequence[Table], kv_dtype: str)
         name = "gemm_fp8" if dtype == "fp8_e4m3" else "gemm"
         matching_tables = [t for t in tables if t.op == name and t.scheme == dtype and t.case.get("scales") != "block"]
         return _in_pieces(op, min_seconds, matching_tables)
-    table_scheme = "kv_fp8" if op.op == "paged_attention" and kv_dtype == "fp8_e4m3" else dtype
-    matching_tables = [t for t in tables if t.op == op.op and t.scheme == table_scheme]
+    table_dtype = "kv_fp8" if op.op == "paged_attention" and kv_dtype == "fp8_e4m3" else dtype
+    matching_tables = [t for t in tables if t.op == op.op and t.scheme == table_dtype]
     return _timed(op.op, op.site, op.calls, min_seconds, matching_tables, op.shape)
 
 
 def _in_pieces(op: OpCost, least_s: float, tables: Sequence[Table]) -> OpTime:
     """Returns a matrix product's time.  For an N larger than the tables have, adds the times of equal parts of N."""
-    published_max_n = max((key[table.axes.index("N")] for table in tables for key in table.times), default=0)
+    published_max_n = max((case_key[table.axes.index("N")] for table in tables for case_key in table.times), default=0)
     piece_count = ceil(op.shape["N"] / published_max_n) if published_max_n else 1
     shape = dict(op.shape) | {"N": ceil(op.shape["N"] / piece_count)}
     piece_time = _timed(op.op, op.site, op.calls * piece_count, least_s / piece_count, tables, shape)
@@ -156,10 +156,10 @@ def _in_pieces(op: OpCost, least_s: float, tables: Sequence[Table]) -> OpTime:
 def _timed(op: str, site: str, calls: int, least_s: float, tables: Sequence[Table], shape: Mapping[str, int]) -> OpTime:
     """Returns the fastest published time for `shape`, or the roofline bound if no table has the shape."""
     table_times: list[Time] = [table.time(shape) for table in tables]
-    published_times = [(time.seconds, time) for time in table_times if time.seconds is not None]
+    published_times = [(table_time.seconds, table_time) for table_time in table_times if table_time.seconds is not None]
     if not published_times:
         missing_reason = table_times[0].how if table_times else ""
         return OpTime(op, site, calls, calls * least_s * 1e3, "bound", missing_reason)
-    best_seconds, best_time = min(published_times, key=lambda pair: pair[0])
-    source = f"{best_time.table.framework} {best_time.table.version} {best_time.table.kernel}"
-    return OpTime(op, site, calls, calls * best_seconds * 1e3, best_time.how, source, best_time.table.includes)
+    least_seconds, shortest_time = min(published_times, key=lambda pair: pair[0])
+    source = f"{shortest_time.table.framework} {shortest_time.table.version} {shortest_time.table.kernel}"
+    return OpTime(op, site, calls, calls * least_seconds * 1e3, shortest_time.how, source, shortest_time.table.includes)

@@ -89,16 +89,16 @@ def _step(
 ) -> list[OpCost]:
     """Returns all ops of a step on one of `gpus` GPUs, with sampling.  Only one token per sequence gets logits."""
     act_dtype = activation_dtype(weight_dtype)
-    T, H, L, D, item = tokens, arch.hidden_size, arch.num_layers, arch.head_dim, ITEM_BYTES[act_dtype]
-    heads, kv_heads = arch.num_heads // gpus, max(1, arch.num_kv_heads // gpus)
+    T, H, num_layers, D, item = tokens, arch.hidden_size, arch.num_layers, arch.head_dim, ITEM_BYTES[act_dtype]
+    gpu_heads, kv_heads = arch.num_heads // gpus, max(1, arch.num_kv_heads // gpus)
     ffn_size, vocab = ceil(arch.intermediate_size / gpus), ceil(arch.vocab_size / gpus)
-    q, kv = heads * D, kv_heads * D
-    rope_bytes = T * (q + kv) * item
+    q, kv_width = gpu_heads * D, kv_heads * D
+    rope_bytes = T * (q + kv_width) * item
     add_norm_cost = Cost(2 * T * H * item + H * item, 2 * T * H * item, {}, 5.0 * T * H, float(T))
-    rope_cost = Cost(rope_bytes + T * (D * 4 + _INDEX_BYTES), rope_bytes, {}, 3.0 * T * (q + kv))
-    cache_cost = Cost(T * (2 * kv * item + _INDEX_BYTES), 2 * T * kv * ITEM_BYTES[kv_dtype])
+    rope_cost = Cost(rope_bytes + T * (D * 4 + _INDEX_BYTES), rope_bytes, {}, 3.0 * T * (q + kv_width))
+    cache_cost = Cost(T * (2 * kv_width * item + _INDEX_BYTES), 2 * T * kv_width * ITEM_BYTES[kv_dtype])
     silu_cost = Cost(2 * T * ffn_size * item, T * ffn_size * item, {}, 4.0 * T * ffn_size, 2.0 * T * ffn_size)
-    qk_norms = [("q_norm", heads), ("k_norm", kv_heads)] if arch.qk_norm else []
+    qk_norms = [("q_norm", gpu_heads), ("k_norm", kv_heads)] if arch.qk_norm else []
 
     def product(site: str, calls: int, M: int, N: int, K: int, weight: str, bias: bool = False) -> OpCost:
         return OpCost("gemm", calls, gemm_cost(M, N, K, weight, act_dtype, bias), site, {"M": M, "N": N, "K": K})
@@ -106,16 +106,16 @@ def _step(
     return [
         OpCost("embedding", 1, Cost(T * _INDEX_BYTES + min(T, arch.vocab_size) * H * item, T * H * item), "embedding"),
         OpCost("rmsnorm", 1, rmsnorm_cost(T, H, item), "first_norm"),
-        product("qkv_proj", L, T, q + 2 * kv, H, weight_dtype, arch.attention_bias),
-        *(OpCost("rmsnorm", L, rmsnorm_cost(T * head_count, D, item), site) for site, head_count in qk_norms),
-        OpCost("rope", L, rope_cost, "rope"),
-        OpCost("kv_cache_write", L, cache_cost, "kv_cache_write"),
+        product("qkv_proj", num_layers, T, q + 2 * kv_width, H, weight_dtype, arch.attention_bias),
+        *(OpCost("rmsnorm", num_layers, rmsnorm_cost(T * head_count, D, item), site) for site, head_count in qk_norms),
+        OpCost("rope", num_layers, rope_cost, "rope"),
+        OpCost("kv_cache_write", num_layers, cache_cost, "kv_cache_write"),
         attention,
-        product("o_proj", L, T, H, q, weight_dtype),
-        OpCost("fused_add_rmsnorm", 2 * L, add_norm_cost, "norms"),
-        product("gate_up_proj", L, T, 2 * ffn_size, H, weight_dtype),
-        OpCost("silu_and_mul", L, silu_cost, "silu_and_mul"),
-        product("down_proj", L, T, H, ffn_size, weight_dtype),
+        product("o_proj", num_layers, T, H, q, weight_dtype),
+        OpCost("fused_add_rmsnorm", 2 * num_layers, add_norm_cost, "norms"),
+        product("gate_up_proj", num_layers, T, 2 * ffn_size, H, weight_dtype),
+        OpCost("silu_and_mul", num_layers, silu_cost, "silu_and_mul"),
+        product("down_proj", num_layers, T, H, ffn_size, weight_dtype),
         product("lm_head", 1, sequences, vocab, H, act_dtype),
         OpCost("sample", 1, Cost(sequences * vocab * item, sequences * _INDEX_BYTES, {}, sequences * vocab), "sample"),
     ]
@@ -149,11 +149,11 @@ def step_ops(
 
 
 def _attention_shape(arch: Architecture, batch: int, context: int, gpus: int) -> dict[str, int]:
-    heads, kv_heads = arch.num_heads // gpus, max(1, arch.num_kv_heads // gpus)
+    gpu_heads, kv_heads = arch.num_heads // gpus, max(1, arch.num_kv_heads // gpus)
     return {
         "B": batch,
         "context": context,
-        "H": heads,
+        "H": gpu_heads,
         "H_kv": kv_heads,
         "D": arch.head_dim,
         "window": arch.window or 0,
@@ -162,8 +162,8 @@ def _attention_shape(arch: Architecture, batch: int, context: int, gpus: int) ->
 
 def gpu_counts(arch: Architecture) -> list[int]:
     """Returns how many GPUs of a node can share the model: numbers that divide the heads and split no KV head."""
-    kv = arch.num_kv_heads
-    return [n for n in range(1, MAX_GPUS + 1) if arch.num_heads % n == 0 and (kv % n == 0 or n % kv == 0)]
+    kv_heads = arch.num_kv_heads
+    return [n for n in range(1, MAX_GPUS + 1) if arch.num_heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
 
 
 class Link(NamedTuple):

@@ -109,19 +109,19 @@ def run(
 
 def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str], None]) -> Readings:
     """Checks the kernels of both sides, and returns the checks that do not have the status OK."""
-    failures: Readings = []
+    failed_checks: Readings = []
     for name in SIDES:
         # A kernel that is wrong on side A is not checked on B; one that cannot run on A is, as it may run on neither.
-        wrong_keys = {key for _, key, record in failures if record.status not in NOT_RUN}
+        wrong_keys = {key for _, key, record in failed_checks if record.status not in NOT_RUN}
         remaining_keys = [key for key in keys if key not in wrong_keys]
         records = runner.check(name, remaining_keys) if remaining_keys else {}
-        failures += [
+        failed_checks += [
             (name, key, replace(record, run_id=f"check-{name}"))
             for key, record in records.items()
             if record.status != "OK"
         ]
         done(f"check, side {name}")
-    return failures
+    return failed_checks
 
 
 def _not_timed(comparison: Comparison, failed: Readings) -> dict[str, str]:
@@ -129,9 +129,9 @@ def _not_timed(comparison: Comparison, failed: Readings) -> dict[str, str]:
     refusals = {(side, key): record.reason for side, key, record in failed if record.status in NOT_RUN}
     reason_by_key = {}
     for (name, key), reason in refusals.items():
-        two_kernels = comparison.a.targets[key] != comparison.b.targets[key]
-        if two_kernels or {("A", key), ("B", key)} <= refusals.keys():
-            reason_by_key[key] = f"{comparison.side(name).targets[key].kernel}: {reason}" if two_kernels else reason
+        has_two_kernels = comparison.a.targets[key] != comparison.b.targets[key]
+        if has_two_kernels or {("A", key), ("B", key)} <= refusals.keys():
+            reason_by_key[key] = f"{comparison.side(name).targets[key].kernel}: {reason}" if has_two_kernels else reason
     return reason_by_key
 
 
@@ -185,19 +185,19 @@ def _verdict(result: AbResult, outcome: Outcome, run_id: str) -> Record:
     records = [record for record in result.read_of("B", outcome.key) if "pair" in record.metrics]
     blank_record = b.targets.get(outcome.key, baseline_target).record(result.settings.device, result.settings.seed)
     metric_values = {name: getattr(outcome, name) for name in METRICS}
-    status = _STATUS_BY_VERDICT.get(outcome.verdict, "OK")
+    record_status = _STATUS_BY_VERDICT.get(outcome.verdict, "OK")
     return replace(
         records[0] if records else blank_record,
         kind="ab",
         run_id=run_id,
         timestamp="",
-        status=status,
-        reason=outcome.reason or ("" if status == "OK" else outcome.verdict),
+        status=record_status,
+        reason=outcome.reason or ("" if record_status == "OK" else outcome.verdict),
         environment=result.environments.get("B") or result.environments.get("A") or {},
         commit=b.commit,
         dirty=b.dirty,
-        basis="measured" if time_pairs and status == "OK" else "bound",
-        latency_median_ms=_ms(outcome.candidate_s) if status == "OK" else None,
+        basis="measured" if time_pairs and record_status == "OK" else "bound",
+        latency_median_ms=_ms(outcome.candidate_s) if record_status == "OK" else None,
         samples=Record.packed([candidate_time for _, candidate_time in time_pairs]) if time_pairs else None,
         sample_count=len(time_pairs) or None,
         baseline={
@@ -209,7 +209,7 @@ def _verdict(result: AbResult, outcome: Outcome, run_id: str) -> Record:
             "samples": Record.packed([baseline_time for baseline_time, _ in time_pairs]) if time_pairs else None,
         },
         verdict=outcome.verdict,
-        metrics={name: float(value) for name, value in metric_values.items() if value is not None},
+        metrics={name: float(metric_value) for name, metric_value in metric_values.items() if metric_value is not None},
     )
 
 

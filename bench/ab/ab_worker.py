@@ -22,11 +22,11 @@ from rooflab.kernels import registry
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
 
-Job = Mapping[str, Any]
+SideJob = Mapping[str, Any]
 """The job that `pairs.JobRunner` gives to a process: the fields of a `Side`, and settings to check, measure or list."""
 
 
-def answer(job: Job) -> Iterator[dict[str, Any]]:
+def answer(job: SideJob) -> Iterator[dict[str, Any]]:
     """Yields the answers to a job: first the environment, then two answers per kernel, its start and its record."""
     device = torch.device(job["device"])
     pin_matmul_precision()
@@ -41,13 +41,13 @@ def answer(job: Job) -> Iterator[dict[str, Any]]:
         blank_record = target.record(job["device"], job["seed"])
         yield {"start": key}
         if job["functions"]:
-            record = _function(blank_record, job)
+            target_record = _function(blank_record, job)
         else:
-            record = (check if job["mode"] == "check" else measure)(target, blank_record, job, device)
-        yield {"key": key, "record": record.to_json()}
+            target_record = (check if job["mode"] == "check" else measure)(target, blank_record, job, device)
+        yield {"key": key, "record": target_record.to_json()}
 
 
-def listing(job: Job, device: torch.device, file_of: Mapping[str, str] | None = None) -> dict[str, Any]:
+def listing(job: SideJob, device: torch.device, file_of: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Lists, for each op, the cases of a suite and the kernels of this source tree.  A kernel that cannot run on this
     device comes with the reason.
 
@@ -55,11 +55,11 @@ def listing(job: Job, device: torch.device, file_of: Mapping[str, str] | None = 
     are listed."""
     from rooflab.bench.ab.sides import largest
 
-    op_entries, specs = {}, registry.ops()
-    for op in job["ops"] or specs:
-        if op not in specs:
+    op_entries, op_specs = {}, registry.ops()
+    for op in job["ops"] or op_specs:
+        if op not in op_specs:
             continue  # the other side may have this op; its comparison is then MISSING here
-        spec = specs[op]
+        spec = op_specs[op]
         chosen_kernels = {name: it for name, it in registry.kernels(op).items() if file_of is None or it.id in file_of}
         if file_of is not None and not chosen_kernels:
             continue
@@ -85,7 +85,7 @@ def _case_of(spec: OpSpec, text: str) -> Case | None:
         return None
 
 
-def check(target: Target, blank: Record, job: Job, device: torch.device) -> Record:
+def check(target: Target, blank: Record, job: SideJob, device: torch.device) -> Record:
     """Checks the kernel twice: on the op's first small case with adversarial inputs, and on `target`'s case with usual
     inputs.
 
@@ -111,18 +111,18 @@ def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, blank: Reco
 
     if not kernel.has_code or torch.cuda.is_available():
         return None
-    checkers = Checkers(torch.device("cpu"), emulators())
-    result = checkers(CheckTask(kernel, spec.get_cases("smoke")[0], scheme, seed))
+    cpu_checkers = Checkers(torch.device("cpu"), emulators())
+    result = cpu_checkers(CheckTask(kernel, spec.get_cases("smoke")[0], scheme, seed))
     return _ended(blank, result.status, result.reason) if result.status in ("INCORRECT", "INVALID") else None
 
 
-def measure(target: Target, blank: Record, job: Job, device: torch.device) -> Record:
+def measure(target: Target, blank: Record, job: SideJob, device: torch.device) -> Record:
     """Times one kernel, and then checks the outputs of the timed calls.  Returns the record with the time samples."""
     spec, kernel, case, scheme = _resolve(target)
     return _timed(kernel, spec, case, scheme, blank, job, device)
 
 
-def _function(blank: Record, job: Job) -> Record:
+def _function(blank: Record, job: SideJob) -> Record:
     """Checks or times the function that `compare` has sent with the job."""
     from rooflab.bench.ab.compare import prepare_functions
 
@@ -133,8 +133,8 @@ def _function(blank: Record, job: Job) -> Record:
             check_result = prepared_op.checked(job["seed"])
             return _ended(blank, check_result.status, check_result.reason)
     except Failed.errors() as error:
-        failure = Failed.of(error, "the functions")
-        return _ended(blank, failure.status, failure.reason)
+        run_failure = Failed.of(error, "the functions")
+        return _ended(blank, run_failure.status, run_failure.reason)
     return _timed(*prepared_op[:4], blank, job, prepared_op.device)
 
 
@@ -153,10 +153,10 @@ _READING_FIELDS = (
 
 
 def _timed(
-    kernel: registry.Kernel, spec: OpSpec, case: Case, scheme: Scheme, blank: Record, job: Job, device: torch.device
+    kernel: registry.Kernel, spec: OpSpec, case: Case, scheme: Scheme, blank: Record, job: SideJob, device: torch.device
 ) -> Record:
     slow_share = job["slow_down"]
-    settings = Settings(
+    timing_settings = Settings(
         device=job["device"],
         seed=job["seed"],
         budget_s=job["kernel_s"],
@@ -165,7 +165,7 @@ def _timed(
         paired=True,
         roof=device.type == "cuda",  # a CPU has no limits that are known without a measurement
     )
-    measurement = Measurement(spec, scheme, settings)
+    measurement = Measurement(spec, scheme, timing_settings)
     if slow_share:
         measurement.wrap = lambda rotation: Slowed(rotation, slow_share, device)
     (result,) = measurement.records([kernel], [case])

@@ -91,10 +91,10 @@ def compare(
     fault of the functions becomes a verdict."""
     from rooflab.bench.show import note  # not in the processes that measure
 
-    rules = Rules(threshold, floor_s)
+    verdict_rules = Rules(threshold, floor_s)
     items = make(make_inputs, seed)
     values = items.values() if isinstance(items, Mapping) else items if isinstance(items, tuple | list) else (items,)
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    tensors = [input_value for input_value in values if isinstance(input_value, torch.Tensor)]
     if not tensors:
         raise ValueError("make_inputs: expected at least one tensor, got none")
     functions = {name: pack(function) for name, function in (("reference", ref_fn), ("make_inputs", make_inputs))}
@@ -107,8 +107,8 @@ def compare(
         )
         for function, default_label in ((ref_fn, "reference"), (my_fn, "mine"))
     ]
-    settings = AbSettings(rules, pairs, budget_s, kernel_s, seed, str(tensors[0].device))
-    ab_result = run(Comparison(sides[0], sides[1]), settings, progress or note)
+    ab_settings = AbSettings(verdict_rules, pairs, budget_s, kernel_s, seed, str(tensors[0].device))
+    ab_result = run(Comparison(sides[0], sides[1]), ab_settings, progress or note)
     return Compared(ab_result.outcomes[0], ab_result)
 
 

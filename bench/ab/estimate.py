@@ -53,11 +53,11 @@ class Effect:
 
 def estimate(effects: Sequence[float]) -> Effect:
     """Estimates the effect from several pairs.  Raises `ValueError` if `effects` is empty or has a non-finite value."""
-    averages = walsh_averages(effects)
+    pair_averages = walsh_averages(effects)
     num_skipped = _skipped(len(effects))
-    low = float(averages[num_skipped - 1]) if num_skipped else -math.inf
-    high = float(averages[-num_skipped]) if num_skipped else math.inf
-    return Effect(len(effects), float(np.median(averages)), low, high)
+    low = float(pair_averages[num_skipped - 1]) if num_skipped else -math.inf
+    high = float(pair_averages[-num_skipped]) if num_skipped else math.inf
+    return Effect(len(effects), float(np.median(pair_averages)), low, high)
 
 
 def p_above(effects: Sequence[float], margin: float = 0.0) -> float:
@@ -73,15 +73,15 @@ def walsh_averages(effects: Sequence[float]) -> np.ndarray:
     if not effect_array.size or not np.isfinite(effect_array).all():
         raise ValueError(f"effects: expected finite numbers, at least one, got {list(effects)}")
     first_indices, second_indices = np.triu_indices(effect_array.size)
-    averages: np.ndarray = np.sort((effect_array[first_indices] + effect_array[second_indices]) / 2)
-    return averages
+    pair_averages: np.ndarray = np.sort((effect_array[first_indices] + effect_array[second_indices]) / 2)
+    return pair_averages
 
 
 def adjusted(p_values: Sequence[float]) -> list[float]:
     """Returns the smallest false-discovery rate at which each p-value is significant (Benjamini and Hochberg, 1995)."""
     from scipy.stats import false_discovery_control  # The import takes 0.6 s, which no measuring process should spend.
 
-    return [float(value) for value in false_discovery_control(p_values)] if p_values else []
+    return [float(p_value) for p_value in false_discovery_control(p_values)] if p_values else []
 
 
 @cache

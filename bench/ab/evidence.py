@@ -40,7 +40,7 @@ NO_MACHINE = ("unknown", "imported-unknown-")
 CONFIRMS = "confirms"
 """The name of a metric of an A/B's reading: 1 if the pair is in the second batch, 0 if it is in the first."""
 SAME_HARDWARE = ("machine_key", "cpu", "cores", "threads")
-NOT_IN_TURN = "the sides were not measured in turn, so that a drift of the machine may be all that they show"
+NOT_IN_TURN_TEXT = "the sides were not measured in turn, so that a drift of the machine may be all that they show"
 
 
 def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -> list[Outcome]:
@@ -77,16 +77,16 @@ def only_in(a: Path, b: Path) -> list[str]:
 
 
 def _by_key(records: Sequence[Record], kernel: str | None = None) -> dict[str, list[Record]]:
-    groups: dict[str, list[Record]] = {}
+    records_by_key: dict[str, list[Record]] = {}
     for record in sorted(records, key=lambda record: record.timestamp):
         if record.kind == "bench" and record.op and kernel in (None, record.kernel):
-            imported = (record.environment.get("imported") or {}).get("benchmark") or {}
+            pytest_info = (record.environment.get("imported") or {}).get("benchmark") or {}
             name = record.op if kernel else f"{record.op}/{record.kernel}"
             key = " ".join(key_part for key_part in (name, record.case_id, record.scheme) if key_part)
-            if imported.get("fullname") and not kernel:  # pytest's own id: a group or a parameter's text may change
-                key = str(imported["fullname"])
-            groups.setdefault(key, []).append(record)
-    return groups
+            if pytest_info.get("fullname") and not kernel:  # pytest's own id: a group or a parameter's text may change
+                key = str(pytest_info["fullname"])
+            records_by_key.setdefault(key, []).append(record)
+    return records_by_key
 
 
 def _check_apart(key: str, first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> None:
@@ -95,18 +95,18 @@ def _check_apart(key: str, first: Sequence[Record], second: Sequence[Record], la
     common_runs = sorted(run for run, _ in runs_by_side[0] & runs_by_side[1])
     if common_runs:
         raise ValueError(f"records: expected two sides, got the run {common_runs[0]} of {key} on both")
-    for records, label in ((first, labels[0]), (second, labels[1])):
+    for records, side_label in ((first, labels[0]), (second, labels[1])):
         commits = {(str(record.commit)[:10], record.dirty) for record in records}
         if len(commits) > 1:
             commit_names = sorted(f"{commit} and changes" if is_dirty else commit for commit, is_dirty in commits)
-            raise ValueError(f"records: expected one commit in {label}, got {', '.join(commit_names)} of {key}")
+            raise ValueError(f"records: expected one commit in {side_label}, got {', '.join(commit_names)} of {key}")
 
 
 def _foreign(first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> str:
     """Returns how the machines of the records differ, or an empty text if all records come from one machine."""
-    for records, label in zip((first, second), labels, strict=True):
+    for records, side_label in zip((first, second), labels, strict=True):
         if any(str(record.environment.get("machine_key") or "unknown").startswith(NO_MACHINE) for record in records):
-            return f"{label}: a record does not say of which machine it is"
+            return f"{side_label}: a record does not say of which machine it is"
     differences = (difference(a.environment, b.environment) for a, b in product(first, second))
     return next(filter(None, differences), "")
 
@@ -153,9 +153,9 @@ def evidence_of(
         key=key,
         first=first_pairs,
         second=second_pairs,
-        drifting="" if _in_turn([run.timestamp for run in a], [run.timestamp for run in b]) else NOT_IN_TURN,
+        drifting="" if _in_turn([run.timestamp for run in a], [run.timestamp for run in b]) else NOT_IN_TURN_TEXT,
         drift=drift(*([(run.timestamp, run.seconds) for run in runs_of_side] for runs_of_side in (a, b))),
-        noise_floor=max((floor for floor in floors_here if floor is not None), default=None),
+        noise_floor=max((noise_floor for noise_floor in floors_here if noise_floor is not None), default=None),
         identical=by_activity and len(activity_hashes) == 1 and None not in activity_hashes,
         unconfirmed=f"seen once and not confirmed: {stopped}" if stopped else lack if count < 2 * BOUNDED_PAIRS else "",
     )
@@ -177,14 +177,14 @@ def _broken(first: Sequence[Record], second: Sequence[Record], labels: tuple[str
 
     The reason is the worst fault of a record.  A wrong kernel is a worse fault than a kernel that did not run.  If no
     record has a fault, the reason is a difference in timing methods.  Warm and cold L2 caches are different methods."""
-    faults = []
-    for records, label in zip((first, second), labels, strict=True):
+    ranked_faults = []
+    for records, side_label in zip((first, second), labels, strict=True):
         for record in records:
             if (fault := fault_of(record)) is not None:
                 fault_rank = list(ExitStatus).index(EXIT_STATUS[fault[0]]), record.status in NOT_RUN
-                faults.append((fault_rank, (fault[0], f"{label}: {fault[1]}")))
-    if faults:
-        return min(faults, key=lambda fault: fault[0])[1]
+                ranked_faults.append((fault_rank, (fault[0], f"{side_label}: {fault[1]}")))
+    if ranked_faults:
+        return min(ranked_faults, key=lambda fault: fault[0])[1]
     # Whether a CPU's threads were pinned may differ between processes of one kernel: under other load, 2 of 12 did not
     # find theirs.  Unpinned threads add equal noise to both sides.
     names = dict.fromkeys(re.sub(r", threads (not )?pinned[^,]*", "", reading.method) for reading in (*first, *second))

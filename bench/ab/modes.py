@@ -103,19 +103,19 @@ def of_revisions(
                 for side, paths in zip((first_side, second_side), side_files, strict=True)
             )
         runner = JobRunner(Comparison(first_side, second_side), settings)
-        listings = _listing(runner, "A", "base", subset), _listing(runner, "B", "head", subset)
-        if repository and not any(listings):
+        side_listings = _listing(runner, "A", "base", subset), _listing(runner, "B", "head", subset)
+        if repository and not any(side_listings):
             raise ValueError(f"kernel: expected a file, or an installed package, of {root.name} with kernels, got none")
-        check_names(listings, subset)
+        check_names(side_listings, subset)
         title = f"{a.label} against {b.label}"
         if changed:
             files_changed = changed_files(root, str(a.commit), b.commit if head else None)
-            ops = _touched(files_changed, listings, (a.path, b.path), repository)
+            ops = _touched(files_changed, side_listings, (a.path, b.path), repository)
             ops = [op for op in ops if not subset.ops or op in subset.ops]
             if not ops:
                 return AbReport(title, [], ["the difference touches no kernel"], judged=False)
             subset = replace(subset, ops=ops)
-        comparison, notes = two_trees(first_side, second_side, listings, subset)
+        comparison, notes = two_trees(first_side, second_side, side_listings, subset)
         if pins(a.path) != pins(b.path):
             notes.append("the two pin other packages: both ran in this environment")
         return _ran(comparison, settings, out, say, notes)
@@ -142,7 +142,7 @@ def _touched(changed: Sequence[str], listed: Listings, trees: tuple[Path, Path],
 def of_records(files: Sequence[Path], rules: Rules, subset: Subset) -> AbReport:
     """Compares two files or folders of records.  Raises `ValueError` if `subset` names an op, case, scheme or suite."""
     choice_by_option = {"op": subset.ops, "--case": subset.cases, "--scheme": subset.schemes, "--suite": subset.suite}
-    used_options = [name for name, value in choice_by_option.items() if value]
+    used_options = [name for name, option_value in choice_by_option.items() if option_value]
     if used_options:
         raise ValueError(f"records: expected no {' and no '.join(used_options)} beside them, which are compared whole")
     if len(files) != 2:

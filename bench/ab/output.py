@@ -74,16 +74,16 @@ def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
     test_suite = TestSuite("rooflab ab")
     for outcome in outcomes:
         key = visible(outcome.key)  # XML has no place for a control character
-        case = TestCase(key, classname=key.partition(" ")[0].replace("/", "."), time=outcome.candidate_s or 0.0)
+        test_case = TestCase(key, classname=key.partition(" ")[0].replace("/", "."), time=outcome.candidate_s or 0.0)
         outcome_text = visible(" ".join(f"{outcome.verdict}: {change(outcome.effect)} {outcome.reason}".split()))
         status = status_of(outcome, strict)
         if status == ExitStatus.INVALID:
-            case.result = [Error(outcome_text, outcome.verdict)]
+            test_case.result = [Error(outcome_text, outcome.verdict)]
         elif status:
-            case.result = [Failure(outcome_text, outcome.verdict)]
+            test_case.result = [Failure(outcome_text, outcome.verdict)]
         elif outcome.verdict == "UNRESOLVED":
-            case.result = [Skipped(outcome_text, outcome.verdict)]
-        test_suite.add_testcase(case)
+            test_case.result = [Skipped(outcome_text, outcome.verdict)]
+        test_suite.add_testcase(test_case)
     junit_document = JUnitXml()
     junit_document.add_testsuite(test_suite)
     write_whole(path, junit_document.tostring())  # type: ignore[no-untyped-call]

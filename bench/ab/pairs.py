@@ -88,7 +88,7 @@ def run_pairs(
     - Each next pair starts only if it and the `later` pairs fit before `deadline`.
 
     If a record cannot be compared, its comparison is not measured again.  A NOISY record removes only its own pair."""
-    batch, side_orders = Batch(), orders(seed)
+    pair_batch, side_orders = Batch(), orders(seed)
     broken_keys: set[str] = set()
     noisy_reasons: dict[tuple[str, int], str] = {}
     longest_s = 0.0
@@ -97,30 +97,30 @@ def run_pairs(
         start_s = clock()
         if not open_keys:
             break
-        lacking_s = (least + later - pair_number) * longest_s - (deadline - start_s)
-        if pair_number == 1 and lacking_s > 0:
-            lack_text = f"the {least + later} pairs that a verdict takes need {lacking_s:.0f} s more"
-            batch.stopped = f"the budget is too short: at {longest_s:.1f} s a pair, {lack_text}"
+        missing_s = (least + later - pair_number) * longest_s - (deadline - start_s)
+        if pair_number == 1 and missing_s > 0:
+            lack_text = f"the {least + later} pairs that a verdict takes need {missing_s:.0f} s more"
+            pair_batch.stopped = f"the budget is too short: at {longest_s:.1f} s a pair, {lack_text}"
             break
         if pair_number and start_s + (1 + later) * longest_s > deadline:
-            batch.stopped = f"the budget ended after {pair_number} of {pairs} pairs"
+            pair_batch.stopped = f"the budget ended after {pair_number} of {pairs} pairs"
             break
         for side in next(side_orders):
             for key, record in measure(side, open_keys).items():
-                metrics = {"pair": float(pair_number), CONFIRMS: float(confirms)}
+                pair_metrics = {"pair": float(pair_number), CONFIRMS: float(confirms)}
                 name = f"{'second' if confirms else 'first'}-{pair_number}{side}"
-                record = replace(record, run_id=name, metrics={**record.metrics, **metrics})
-                batch.read.append((side, key, record))
+                record = replace(record, run_id=name, metrics={**record.metrics, **pair_metrics})
+                pair_batch.read.append((side, key, record))
                 if record.status == "NOISY":
                     noisy_reasons.setdefault((key, pair_number), record.reason)
                 elif fault_of(record) is not None:
                     broken_keys.add(key)
             done(f"pair {pair_number + 1} of {pairs}, side {side}")
         longest_s = max(longest_s, clock() - start_s)
-    reasons = [reason for (key, _), reason in noisy_reasons.items() if key not in broken_keys]
-    if reasons and not batch.stopped:
-        batch.stopped = f"{counted(len(reasons), 'pair')} not counted, because a reading is NOISY: {reasons[0]}"
-    return batch
+    reasons = [noise_text for (key, _), noise_text in noisy_reasons.items() if key not in broken_keys]
+    if reasons and not pair_batch.stopped:
+        pair_batch.stopped = f"{counted(len(reasons), 'pair')} not counted, because a reading is NOISY: {reasons[0]}"
+    return pair_batch
 
 
 WORKER_MODULE = "rooflab.bench.ab.ab_worker"
@@ -130,7 +130,7 @@ MEASURE_LIMIT_S = 60.0
 """Seconds added to the budget of one kernel's reading, to compile, to make inputs, and to judge the outputs."""
 
 
-Mode = Literal["check", "measure", "list"]
+JobMode = Literal["check", "measure", "list"]
 
 
 @dataclass
@@ -159,18 +159,18 @@ class JobRunner:
 
         Raises `ChildFailed` if the tree cannot be imported."""
         side = self.comparison.side(name)
-        request = {"ops": subset.ops, "suite": subset.suite_name, "cases": subset.cases}
-        answers = list(ask_process(side, self._job(side, "list", ()) | request, CHECK_LIMIT_S))
-        listing: dict[str, Any] = next(answer["list"] for answer in answers if "list" in answer)
-        return listing
+        list_request = {"ops": subset.ops, "suite": subset.suite_name, "cases": subset.cases}
+        answers = list(ask_process(side, self._job(side, "list", ()) | list_request, CHECK_LIMIT_S))
+        side_listing: dict[str, Any] = next(answer["list"] for answer in answers if "list" in answer)
+        return side_listing
 
-    def _job(self, side: Side, mode: Mode, keys: Collection[str]) -> dict[str, Any]:
+    def _job(self, side: Side, mode: JobMode, keys: Collection[str]) -> dict[str, Any]:
         """Returns a process's job as JSON values: mode, settings, and `side` with only the targets of `keys`."""
-        job: dict[str, Any] = plain(replace(side, targets={key: side.targets[key] for key in keys}))
-        options = {name: getattr(self.settings, name) for name in ("device", "seed", "kernel_s")}
-        return job | options | {"mode": mode}
+        job_fields: dict[str, Any] = plain(replace(side, targets={key: side.targets[key] for key in keys}))
+        job_options = {name: getattr(self.settings, name) for name in ("device", "seed", "kernel_s")}
+        return job_fields | job_options | {"mode": mode}
 
-    def _run_all(self, name: SideName, mode: Mode, keys: Collection[str], limit_s: float) -> dict[str, Record]:
+    def _run_all(self, name: SideName, mode: JobMode, keys: Collection[str], limit_s: float) -> dict[str, Record]:
         readings: dict[str, Record] = {}
         remaining_keys = list(keys)
         while remaining_keys and (new_readings := self._run(name, mode, remaining_keys, limit_s)):
@@ -180,24 +180,24 @@ class JobRunner:
             readings[key] = self._failed(name, key, "RUNTIME_ERROR", "its process gave no answer about it")
         return readings
 
-    def _run(self, name: SideName, mode: Mode, keys: Collection[str], limit_s: float) -> dict[str, Record]:
+    def _run(self, name: SideName, mode: JobMode, keys: Collection[str], limit_s: float) -> dict[str, Record]:
         """Returns the records of one process.  If a kernel ended the process, the kernel's record is a failure."""
         side = self.comparison.side(name)
-        job = self._job(side, mode, keys) | {"judge": name not in self.judged}
+        job_fields = self._job(side, mode, keys) | {"judge": name not in self.judged}
         readings: dict[str, Record] = {}
         begun_key: str | None = None
         try:
-            for answer in ask_process(side, job, limit_s):
+            for answer in ask_process(side, job_fields, limit_s):
                 begun_key = answer.get("start", begun_key)
                 if "environment" in answer:
                     self.environments.setdefault(name, answer["environment"])
                 elif "key" in answer:
                     readings[answer["key"]] = Record.from_json(answer["record"])
         except ChildFailed as failed:
-            status: Status = "TIMEOUT" if failed.limit_s is not None else "RUNTIME_ERROR"
+            failure_status: Status = "TIMEOUT" if failed.limit_s is not None else "RUNTIME_ERROR"
             unread_keys = [key for key in keys if key not in readings]
             for key in [begun_key] if begun_key in unread_keys else unread_keys:
-                readings[key] = self._failed(name, key, status, str(failed))
+                readings[key] = self._failed(name, key, failure_status, str(failed))
         return readings
 
     def _failed(self, name: SideName, key: str, status: Status, reason: str) -> Record:
@@ -208,7 +208,7 @@ class JobRunner:
 def ask_process(side: Side, job: dict[str, Any], limit_s: float) -> Iterator[dict[str, Any]]:
     """Yields the answers of a process.  Raises `ChildFailed` if the process ends early or is silent for `limit_s` s."""
     # Not in the interpreter's mode: an interpreted kernel has no time.  Hash seeds differ between processes on purpose.
-    environment: dict[str, str | None] = {"TRITON_INTERPRET": None, "PYTHONHASHSEED": None}
-    environment |= {"PYTHONPATH": side.import_path} if side.within else {}
-    with Child(WORKER_MODULE, environment=environment, tree=side.tree) as worker_process:
+    environment_changes: dict[str, str | None] = {"TRITON_INTERPRET": None, "PYTHONHASHSEED": None}
+    environment_changes |= {"PYTHONPATH": side.import_path} if side.within else {}
+    with Child(WORKER_MODULE, environment=environment_changes, tree=side.tree) as worker_process:
         yield from worker_process.stream(job, limit_s)

@@ -53,19 +53,19 @@ class SelfTest:
         """Returns the wrong verdicts, one sentence each."""
         equal_outcomes = [outcome for result in self.repeats for outcome in result.outcomes]
         false_alarms = [outcome for outcome in equal_outcomes if outcome.verdict in ("FASTER", "SLOWER")]
-        sentences = [f"{outcome.key}: A against A is called {outcome.verdict}" for outcome in false_alarms]
+        fault_texts = [f"{outcome.key}: A against A is called {outcome.verdict}" for outcome in false_alarms]
         for outcome in (*equal_outcomes, *self.injected.outcomes):
             if outcome.verdict in ("INCORRECT", "FAILED", "MISSING", "INVALID"):
-                sentences.append(f"{outcome.key}: {outcome.verdict}: {outcome.reason}")
+                fault_texts.append(f"{outcome.key}: {outcome.verdict}: {outcome.reason}")
         for outcome in self.injected.outcomes:
-            floor = self.floors.get(outcome.key)
-            is_low_noise = floor is not None and floor < MAX_FLOOR_SHARE * self.slow_down
+            noise_floor = self.floors.get(outcome.key)
+            is_low_noise = noise_floor is not None and noise_floor < MAX_FLOOR_SHARE * self.slow_down
             verdict_text = f"{outcome.key}: slowed by {self.slow_down:.0%} and called {outcome.verdict}"
             if outcome.verdict in ("SAME", "FASTER"):
-                sentences.append(verdict_text)
+                fault_texts.append(verdict_text)
             elif is_low_noise and outcome.verdict == "UNRESOLVED":
-                sentences.append(f"{verdict_text}, at a floor of {floor:.1%}")
-        return sentences
+                fault_texts.append(f"{verdict_text}, at a floor of {noise_floor:.1%}")
+        return fault_texts
 
 
 def self_test(
@@ -87,10 +87,10 @@ def self_test(
     targets = {}
     for op, name in pairs:
         registry.get_kernel(op, name)
-        target = Target(op, name, registry.get_op(op).get_cases(suite)[-1].id, scheme)
-        targets[target.id] = target
-    commit, is_dirty = git_state(files[0] if files else ROOT)
-    plain_side = Side("A", targets, commit=commit, dirty=is_dirty, files=files)
+        kernel_target = Target(op, name, registry.get_op(op).get_cases(suite)[-1].id, scheme)
+        targets[kernel_target.id] = kernel_target
+    git_commit, is_dirty = git_state(files[0] if files else ROOT)
+    plain_side = Side("A", targets, commit=git_commit, dirty=is_dirty, files=files)
     aa_sides = Comparison(plain_side, replace(plain_side, label="A again"))
     # A floor from an earlier run must not change the floors that this run finds.  Nor must the equal device code
     # of both sides replace their times: this run tests the times.

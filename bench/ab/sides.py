@@ -186,12 +186,12 @@ def two_kernels(subset: Subset) -> Comparison:
 def check_names(listed: Listings, subset: Subset) -> None:
     """Raises `ValueError` if the caller named an op, kernel, scheme, case or suite that neither revision has."""
     ops = [side[op] for side in listed for op in side]
-    for kind, names, known_names in (
+    for kind, given_names, known_names in (
         ("op", subset.ops, {op for side in listed for op in side}),
         ("kernel", subset.kernels, {name for op in ops for name in op["kernels"]}),
         ("scheme", subset.schemes, {name for op in ops for name in op["schemes"]}),
     ):
-        unknown = [name for name in names if name not in known_names]
+        unknown = [name for name in given_names if name not in known_names]
         if unknown:
             raise ValueError(f"{kind}: expected one of {', '.join(sorted(known_names)) or 'none'}, got {unknown[0]!r}")
     if subset.cases and not any(op["taken"] for op in listed[0].values()):

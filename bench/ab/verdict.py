@@ -142,9 +142,9 @@ def judge(evidence: Sequence[Evidence], rules: Rules) -> list[Outcome]:
     measured_items = [item for item in evidence if item.broken is None and item.first]
     slower_p = adjusted([_p_value(item, rules, "SLOWER") for item in measured_items])
     faster_p = adjusted([_p_value(item, rules, "FASTER") for item in measured_items])
-    p_values = {item.key: values for item, *values in zip(measured_items, slower_p, faster_p, strict=True)}
-    has_several = len(evidence) > 1
-    return [_outcome(item, rules, p_values.get(item.key, [1.0, 1.0]), has_several) for item in evidence]
+    p_values = {item.key: p_pair for item, *p_pair in zip(measured_items, slower_p, faster_p, strict=True)}
+    has_many_items = len(evidence) > 1
+    return [_outcome(item, rules, p_values.get(item.key, [1.0, 1.0]), has_many_items) for item in evidence]
 
 
 def exit_status(outcomes: Sequence[Outcome], strict: bool = False) -> ExitStatus:
@@ -163,10 +163,10 @@ def _called(pairs: Sequence[tuple[float, float]], rules: Rules) -> Verdict | Non
     """Returns SLOWER or FASTER if the bound of these pairs exceeds the margin (`Rules.margin`), else None."""
     if not pairs:
         return None
-    effect, margin = _estimate(pairs, rules)
-    if effect.low > margin:
+    effect, log_margin = _estimate(pairs, rules)
+    if effect.low > log_margin:
         return "SLOWER"
-    return "FASTER" if effect.high < -margin else None
+    return "FASTER" if effect.high < -log_margin else None
 
 
 def _estimate(pairs: Sequence[tuple[float, float]], rules: Rules) -> tuple[Effect, float]:
@@ -199,12 +199,12 @@ def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: b
     if not item.first:
         return Outcome(item.key, "INVALID", "nothing was measured", evidence=item)
     all_pairs = item.first + item.second
-    effect, margin = _estimate(all_pairs, rules)
-    verdict, reason = _verdict(item, rules, effect, margin, p_values)
+    effect, log_margin = _estimate(all_pairs, rules)
+    verdict, reason = _verdict(item, rules, effect, log_margin, p_values)
     if verdict != "UNRESOLVED" and several and effect.pairs < SUITE_PAIRS:
         verdict, reason = "UNRESOLVED", f"{effect.pairs} pairs; several kernels at once need {SUITE_PAIRS}"
-    min_effect = _ratio(effect.smallest_visible(margin))
-    max_ratio = MIN_VISIBLE_RATIO * math.expm1(margin)
+    min_effect = _ratio(effect.smallest_visible(log_margin))
+    max_ratio = MIN_VISIBLE_RATIO * math.expm1(log_margin)
     is_unseen = verdict == "UNRESOLVED" and (min_effect is None or max(min_effect, item.noise_floor or 0.0) > max_ratio)
     needed_pairs = effect.pairs_for(math.log1p(0.01))
     return Outcome(
@@ -284,7 +284,7 @@ def effects_of(outcome: Outcome) -> list[tuple[float, float]]:
 def load_floors(machine_key: str) -> dict[str, float]:
     """Returns the noise floors of a machine by comparison; empty if no A/A comparison (of equal code) ran there."""
     floor_by_key = {key: floor_of(effects) for key, effects in _known_effects(machine_key).items()}
-    return {key: floor for key, floor in floor_by_key.items() if floor is not None}
+    return {key: noise_floor for key, noise_floor in floor_by_key.items() if noise_floor is not None}
 
 
 def remember_floors(machine_key: str, outcomes: Sequence[Outcome]) -> None:
@@ -301,6 +301,6 @@ def _floors_file(machine_key: str) -> Path:
 
 
 def _known_effects(machine_key: str) -> dict[str, list[tuple[float, float]]]:
-    path = _floors_file(machine_key)
-    effects_by_key = json.loads(path.read_text()) if path.is_file() else {}
+    floors_path = _floors_file(machine_key)
+    effects_by_key = json.loads(floors_path.read_text()) if floors_path.is_file() else {}
     return {key: [(effect, bound) for effect, bound in effects] for key, effects in effects_by_key.items()}

@@ -23,7 +23,7 @@ def code_hash(cubin: bytes) -> str:
     for name_offset, kind, _, _, offset, size in headers:
         name = cubin[names_offset + name_offset : cubin.index(b"\0", names_offset + name_offset)].decode()
         sections[name] = b"" if kind == 8 else cubin[offset : offset + size]  # type 8 (NOBITS) has no bytes in the file
-    digest = hashlib.sha256()
+    code_digest = hashlib.sha256()
     for name in sorted(filter(lambda name: name.startswith(CODE_SECTIONS), sections)):
-        digest.update(f"{name}:{len(sections[name])}:".encode() + sections[name])
-    return digest.hexdigest()
+        code_digest.update(f"{name}:{len(sections[name])}:".encode() + sections[name])
+    return code_digest.hexdigest()

@@ -65,13 +65,13 @@ def _decode(kind: Any, value: Json, path: str) -> Any:
 
 
 def _object(kind: Any, values: Mapping[str, Json], path: str, inside: str) -> Any:
-    arguments = {}
+    field_values = {}
     for item in fields(kind):
         if item.name in values:
-            arguments[item.name] = _decode(_type_hints(kind)[item.name], values[item.name], f"{inside}{item.name}")
+            field_values[item.name] = _decode(_type_hints(kind)[item.name], values[item.name], f"{inside}{item.name}")
         elif item.default is MISSING and item.default_factory is MISSING:
             raise ValueError(f"{inside}{item.name}: expected a value, got none")
     try:
-        return kind(**arguments)
+        return kind(**field_values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}" if path else str(error)) from error

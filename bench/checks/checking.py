@@ -43,10 +43,10 @@ def run_checks(
     check_order = sorted(range(len(checks)), key=check_ranks.__getitem__)
     result_by_index = {} if into is None else into
     check.start(checks)
-    for index, result in check.each([checks[check_index] for check_index in check_order], limit_s):
-        result_by_index[check_order[index]] = result
+    for order_index, result in check.each([checks[check_index] for check_index in check_order], limit_s):
+        result_by_index[check_order[order_index]] = result
         if writer:
-            writer.write(result.record(checks[check_order[index]].kernel, writer.run_id, environment))
+            writer.write(result.record(checks[check_order[order_index]].kernel, writer.run_id, environment))
         done(result)
     return [result_by_index[check_index] for check_index in sorted(result_by_index)]
 
@@ -63,9 +63,9 @@ def smallest_failures(failures: Sequence[CheckResult], check: Checkers, limit_s:
             task = CheckTask(kernel, smaller, get_scheme(failed.scheme), failed.seed, failed.beyond)
             return any(row.status == failed.status for _, row in check.each([task], deadline_s - time.monotonic()))
 
-        for point in drawn_points(spec, failed.seed, case_limits, own_numbers(source_of(kernel))):
-            if point.case == failed.case and WAY_AXIS in point.values:
-                case = smallest(spec, point, case_limits, fails)
+        for drawn_point in drawn_points(spec, failed.seed, case_limits, own_numbers(source_of(kernel))):
+            if drawn_point.case == failed.case and WAY_AXIS in drawn_point.values:
+                case = smallest(spec, drawn_point, case_limits, fails)
         command_options = f"--kernel {kernel.file or failed.kernel} --case {case.id} --scheme {failed.scheme}"
         yield f"rooflab check {failed.op} {command_options} --seed {failed.seed}"
 
@@ -74,7 +74,7 @@ def size_of(result: CheckResult) -> int:
     """Returns the size in bytes of the inputs of a check."""
     input_args = result.case, get_scheme(result.scheme), torch.device("meta"), result.seed
     inputs = registry.get_op(result.op).make_inputs(*input_args).values()
-    return nbytes(*(value for value in inputs if isinstance(value, torch.Tensor)))
+    return nbytes(*(input_value for input_value in inputs if isinstance(input_value, torch.Tensor)))
 
 
 def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:
@@ -94,14 +94,14 @@ def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] 
 
     `unknown` is True if some checks of the kernel have no result, and all its results only say that it refuses the
     case."""
-    rows = []
+    summary_rows = []
     check_counts = Counter((check_task.kernel.op, check_task.kernel.name) for check_task in asked)
     for op, name in dict.fromkeys([*check_counts, *((result.op, result.kernel) for result in results)]):
         kernel_results = [result for result in results if (result.op, result.kernel) == (op, name)]
         run_results = [result for result in kernel_results if result.status not in NOT_RUN]
-        errors = [error.max_error_over_tolerance for result in run_results for error in result.errors]
+        error_ratios = [error.max_error_over_tolerance for result in run_results for error in result.errors]
         skip_reasons = [result.reason for result in kernel_results if result.status in NOT_RUN]
-        rows.append(
+        summary_rows.append(
             {
                 "op": op,
                 "kernel": name,
@@ -109,12 +109,12 @@ def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] 
                 "ok": sum(result.status == "OK" for result in run_results),
                 "failed": sum(result.status != "OK" for result in run_results),
                 "not run": len(skip_reasons),
-                "left out": (num_left_out := max(0, check_counts[op, name] - len(kernel_results))),
-                "unknown": bool(num_left_out) and all(result.not_offered for result in kernel_results),
+                "left out": (num_skipped := max(0, check_counts[op, name] - len(kernel_results))),
+                "unknown": bool(num_skipped) and all(result.not_offered for result in kernel_results),
                 "checked_by": " ".join(dict.fromkeys(result.checked_by for result in run_results)) or "none",
-                "worst": max(errors, default=None),
+                "worst": max(error_ratios, default=None),
                 "weak": sum(not result.discriminating for result in run_results),
                 "reason": "; ".join(dict.fromkeys(skip_reasons)),
             }
         )
-    return rows
+    return summary_rows

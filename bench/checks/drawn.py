@@ -149,14 +149,14 @@ def own_numbers(path: Path) -> tuple[int, ...]:
     """Returns the integers from 2 to 2**20 in a kernel's file, and in its C++ code.  Such integers are tile sizes,
     limits and defaults.  Larger integers are left out, because no case has such a size."""
     source_text, integers = path.read_text(encoding="utf-8"), set[int]()
-    for node in ast.walk(ast.parse(source_text)):
-        if isinstance(node, ast.Constant) and type(node.value) is str and ";" in node.value:
-            integers |= _numbers_of_c(node.value)
-        integers |= set(_folded(node))
+    for ast_node in ast.walk(ast.parse(source_text)):
+        if isinstance(ast_node, ast.Constant) and type(ast_node.value) is str and ";" in ast_node.value:
+            integers |= _numbers_of_c(ast_node.value)
+        integers |= set(_folded(ast_node))
     for source_file in path.parent.iterdir():
         if source_file.suffix in (".cu", ".cpp") and (source_file.stem == path.stem or source_file.name in source_text):
             integers |= _numbers_of_c(source_file.read_text(encoding="utf-8"))
-    return tuple(sorted(integer for integer in integers if 1 < integer <= 2**20))
+    return tuple(sorted(own_number for own_number in integers if 1 < own_number <= 2**20))
 
 
 def _folded(node: ast.AST) -> Iterator[int]:
@@ -172,7 +172,7 @@ def _folded(node: ast.AST) -> Iterator[int]:
 
 
 def _numbers_of_c(text: str) -> set[int]:
-    return {int(number) for number in re.findall(r"(?<![\w.])\d{1,7}(?![\w.])", text)}
+    return {int(number_text) for number_text in re.findall(r"(?<![\w.])\d{1,7}(?![\w.])", text)}
 
 
 def of_several_tiles(spec: OpSpec) -> Case | None:
@@ -229,26 +229,26 @@ def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | Non
     except ValueError:
         return None
     tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
-    cost, first_tensor = spec.cost_of(inputs), tensors[0]
+    input_cost, first_tensor = spec.cost_of(inputs), tensors[0]
     rows = first_tensor.numel() // max(1, first_tensor.shape[-1] if first_tensor.ndim > 1 else 1)
     max_dimension = max(max(tensor.shape, default=0) for tensor in tensors)
-    shape_amounts = (0, max_dimension) if cost.tensor_flops else (rows, 0)
-    amounts = sum(tensor.numel() for tensor in tensors), cost.flops, *shape_amounts
+    shape_amounts = (0, max_dimension) if input_cost.tensor_flops else (rows, 0)
+    amounts = sum(tensor.numel() for tensor in tensors), input_cost.flops, *shape_amounts
     return case if all(work_amount <= limit for work_amount, limit in zip(amounts, most[1:], strict=True)) else None
 
 
 def turns_of(checks: Sequence[CheckTask]) -> list[int]:
     """Returns the turn of each check; lower turns run first.  A kernel's first check that it accepts has turn 0.  Each
     other check has its position among the checks of its kernel, from 1."""
-    check_counts, begun_ids, turn_of_each = Counter[str](), set[str](), []
+    check_counts, begun_ids, check_turns = Counter[str](), set[str](), []
     for task in checks:
         name, spec = task.kernel.id, registry.get_op(task.kernel.op)
         inputs = {} if name in begun_ids else spec.make_inputs(task.case, task.scheme, torch.device("meta"), task.seed)
         is_first_accepted = bool(inputs) and task.kernel.why_not_args(inputs, spec) is None
         begun_ids |= {name} if is_first_accepted else set()
         check_counts[name] += 1
-        turn_of_each.append(0 if is_first_accepted else check_counts[name])
-    return turn_of_each
+        check_turns.append(0 if is_first_accepted else check_counts[name])
+    return check_turns
 
 
 EMPTY_PRINCIPLE, TILES = "empty", "several tiles"

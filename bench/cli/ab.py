@@ -72,13 +72,13 @@ def ab(
     from rooflab.bench.core import pick_device
 
     device_name = str(pick_device(device))
-    settings = AbSettings(Rules(threshold, floor_us * 1e-6), pairs, budget_s, kernel_s, seed, device_name)
-    filters = Subset(tuple(op or ()), tuple(kernel or ()), tuple(case or ()), suite, tuple(scheme or ()), device_name)
+    ab_settings = AbSettings(Rules(threshold, floor_us * 1e-6), pairs, budget_s, kernel_s, seed, device_name)
+    ab_subset = Subset(tuple(op or ()), tuple(kernel or ()), tuple(case or ()), suite, tuple(scheme or ()), device_name)
     for name, revision in (("base", base), ("head", head)):
         if revision is not None and not revision.strip():
             raise ValueError(f"{name}: expected a revision, got {revision!r}; is the variable that names it set?")
     given_options = [
-        name for name, value in (("--base", base), ("--records", records), ("--self-test", self_test)) if value
+        name for name, opt_value in (("--base", base), ("--records", records), ("--self-test", self_test)) if opt_value
     ]
     if len(given_options) > 1:
         raise ValueError(f"ab: expected one of --base, --records and --self-test, got {' and '.join(given_options)}")
@@ -86,29 +86,29 @@ def ab(
         raise ValueError("head: expected --base with --head and --changed")
     with show.waiting("comparing"), terminated_as_exception():
         if records:
-            report = modes.of_records(records, settings.rules, filters)
+            report = modes.of_records(records, ab_settings.rules, ab_subset)
         elif self_test:
-            report = modes.of_self_test(filters, settings, repeats, inject, out, show.note)
+            report = modes.of_self_test(ab_subset, ab_settings, repeats, inject, out, show.note)
         elif base:
-            report = modes.of_revisions(base, head, changed, filters, settings, out, show.note)
+            report = modes.of_revisions(base, head, changed, ab_subset, ab_settings, out, show.note)
         else:
-            report = modes.of_kernels(filters, settings, out, show.note)
-    status = report.exit_status(strict)
+            report = modes.of_kernels(ab_subset, ab_settings, out, show.note)
+    exit_code = report.exit_status(strict)
     report.write(junit, markdown, strict)
-    show.result(report.as_mapping() | {"exit_status": status})
-    _draw(report, status)
-    raise typer.Exit(status)
+    show.result(report.as_mapping() | {"exit_status": exit_code})
+    _draw(report, exit_code)
+    raise typer.Exit(exit_code)
 
 
 def _draw(report: AbReport, status: int) -> None:
     from rooflab.bench.ab import output
 
-    for title, outcomes in report.tables:
-        rows = [output.row(outcome) for outcome in outcomes]
-        show.table(rows, output.COLUMNS, title, filled=True)
-        show.line(output.power(outcomes))
-    for note in report.notes:
-        show.line(note, "dim")
+    for table_title, kernel_outcomes in report.tables:
+        rows = [output.row(kernel_outcome) for kernel_outcome in kernel_outcomes]
+        show.table(rows, output.COLUMNS, table_title, filled=True)
+        show.line(output.power(kernel_outcomes))
+    for report_note in report.notes:
+        show.line(report_note, "dim")
     for fault_text in report.faults:
         show.line(fault_text, "red")
     show.line(f"{output.summary(report.outcomes)}: exit status {status}")

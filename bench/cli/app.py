@@ -108,10 +108,10 @@ class Command(TyperCommand):
         """Returns the option of the parameter `name`, as the user typed it.  Returns `name` if there is no option."""
         typed_words, options_by_key = {argv_word.partition("=")[0] for argv_word in sys.argv}, dict[str, list[str]]()
         for param in self.params:
-            for option_key in {str(param.name), *(option.lstrip("-").replace("-", "_") for option in param.opts)}:
+            for option_key in {str(param.name), *(opt_word.lstrip("-").replace("-", "_") for opt_word in param.opts)}:
                 options_by_key.setdefault(option_key, []).extend(param.opts)
         options = options_by_key.get(name.replace("-", "_")) or options_by_key.get(TYPED_NAMES.get(name, ""), [name])
-        return next((option for option in options if option in typed_words), options[0])
+        return next((opt_word for opt_word in options if opt_word in typed_words), options[0])
 
 
 def _show_version(asked_for: bool) -> None:
@@ -119,8 +119,8 @@ def _show_version(asked_for: bool) -> None:
         repo_root = Path(__file__).resolve().parents[2]
         git_command = ("git", "--no-optional-locks", "-C", repo_root, "describe", "--always", "--dirty", "--exclude=*")
         has_git = (repo_root / ".git").exists() and which("git")
-        commit = subprocess.run(git_command, capture_output=True, text=True).stdout.strip() if has_git else ""
-        show.line(f"rooflab {version('rooflab')} {commit}".rstrip())
+        commit_id = subprocess.run(git_command, capture_output=True, text=True).stdout.strip() if has_git else ""
+        show.line(f"rooflab {version('rooflab')} {commit_id}".rstrip())
         raise typer.Exit
 
 
@@ -167,7 +167,7 @@ def run() -> NoReturn:
         show.error(f"rooflab: out of memory: {error}")
     except OF_A_USERS_FILE as error:
         frames = [(frame, line, str(frame.f_globals.get("__name__"))) for frame, line in walk_tb(error.__traceback__)]
-        user_frames = [(frame, line) for frame, line, module in frames if module.startswith(MODULE_PREFIX)]
+        user_frames = [(frame, line) for frame, line, module_name in frames if module_name.startswith(MODULE_PREFIX)]
         if not user_frames:
             raise  # a fault of ours, with its traceback
         frame, line = user_frames[-1]
@@ -190,7 +190,7 @@ def terminated_as_exception() -> Iterator[None]:
     old_handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     # A signal that is ignored, as under nohup, stays ignored; None is a handler that no Python code has set.
     replaced_handlers = {
-        n: handler for n, handler in old_handlers.items() if handler is not None and handler != signal.SIG_IGN
+        sig_id: handler for sig_id, handler in old_handlers.items() if handler is not None and handler != signal.SIG_IGN
     }
     for number in replaced_handlers:
         signal.signal(number, leave)

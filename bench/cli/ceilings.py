@@ -41,23 +41,23 @@ def ceilings(
             machine_limits = MachineLimits.measured(chosen_device, budget_s)
     (records, reason), rows, peak_rates = machine_limits, machine_limits.rows, ceilings_for(chosen_device)
     noise = (records[0].ceilings or {}).get("noise")
-    name, conditions, column_names = _shown(records, list(rows[0]))
+    name, machine_conditions, column_names = _shown(records, list(rows[0]))
     rate_kind, reason = peak_rates.kind if peak_rates else "no", f"NOISY, and so not kept: {noise}" if noise else reason
     if writer := RunWriter(out) if out else None:
         writer.write(*(replace(record, run_id=writer.run_id) for record in records))
-    result = {
+    json_result = {
         "device": name,
         "used": rate_kind,
         "reason": reason,
-        "measured_under": conditions,
+        "measured_under": machine_conditions,
         "rows": rows,
         "ceilings": records[0].ceilings,
         "readings": [asdict(replace(record, environment={}, ceilings=None)) for record in records],
         "environment": records[0].environment,
         "file": writer and writer.path,
     }
-    show.result(result)
-    show.line(f"Ceilings of {name}, {conditions}", "bold")
+    show.result(json_result)
+    show.line(f"Ceilings of {name}, {machine_conditions}", "bold")
     show.table(rows, column_names)
     show.line(f"bounds use the {rate_kind} ceilings{': ' + reason if reason else ''}")
     if writer:

@@ -72,7 +72,7 @@ def static(
             kernel_cases = with_configs(query.select(), config or (), all_configs)
         results = _compile(kernel_cases, device, code_store)
         _report(results, code_store, out)
-        exit_for({result.status for result in results})
+        exit_for({case_result.status for case_result in results})
         return
     if config or all_configs or out:
         raise ValueError("compare: expected kernels in their own configs and no --out")
@@ -82,8 +82,8 @@ def static(
 def _compile(chosen: list[KernelCase], device: Device, store: Store | None) -> list[CompileResult]:
     from rooflab.bench.compile.static_rows import compile_targets
 
-    with show.progress("compile", len(chosen)) as advance:
-        results = compile_targets(chosen, device, store, advance)
+    with show.progress("compile", len(chosen)) as advance_bar:
+        results = compile_targets(chosen, device, store, advance_bar)
     if store:
         store.prune()
     return results
@@ -94,8 +94,8 @@ def _report(results: list[CompileResult], store: Store | None, out: Path | None)
     from rooflab.bench.compile.cases import ARCHITECTURE
 
     path = static_rows.write_records(results, out) if out else None
-    line, rows = static_rows.summary_line(results, store), [result.to_json() for result in results]
-    show.result({"target": ARCHITECTURE, "summary": line, "records": path, "results": rows})
+    summary_text, rows = static_rows.summary_line(results, store), [result.to_json() for result in results]
+    show.result({"target": ARCHITECTURE, "summary": summary_text, "records": path, "results": rows})
     show.table(static_rows.rows(results), static_rows.COLUMNS, filled=True)
     for result in results:
         name = f"{result.target.op}/{result.target.kernel} {result.target.scheme.name}"
@@ -104,7 +104,7 @@ def _report(results: list[CompileResult], store: Store | None, out: Path | None)
         for launch in result.launches:
             for finding_text in launch.findings:
                 show.line(f"{name}: {launch.name}: {finding_text}", "yellow")
-    show.line(line)
+    show.line(summary_text)
     if path:
         show.line(f"records: {path}")
 
@@ -122,14 +122,14 @@ def _compare(query: Query, revision: str, device: Device, store: Store | None, m
             item_pairs, others_untouched = difference.reached(base_tree, head_tree, query, revision)
         code_changes = []
         if item_pairs:
-            with show.progress("compile", sum(item is not None for pair in item_pairs for item in pair)) as advance:
-                code_changes = difference.compare_pairs(base_tree, head_tree, item_pairs, device, store, advance)
-    status = difference.exit_status(code_changes, others_untouched)
-    line = difference.summary_line(code_changes, base_tree.label, others_untouched)
+            with show.progress("compile", sum(item is not None for pair in item_pairs for item in pair)) as advance_bar:
+                code_changes = difference.compare_pairs(base_tree, head_tree, item_pairs, device, store, advance_bar)
+    exit_code = difference.exit_status(code_changes, others_untouched)
+    summary_text = difference.summary_line(code_changes, base_tree.label, others_untouched)
     if markdown:
         write_whole(markdown, difference.markdown(code_changes, base_tree.label, others_untouched))
     rows = [change.to_json() for change in code_changes]
-    show.result({"base": base_tree.label, "summary": line, "exit_status": status, "changes": rows})
+    show.result({"base": base_tree.label, "summary": summary_text, "exit_status": exit_code, "changes": rows})
     for change in code_changes:
         if change.verdict != "SAME":
             title = f"{change.verdict}: {change.op}/{change.kernel} {change.scheme} {change.case_id}"
@@ -137,5 +137,5 @@ def _compare(query: Query, revision: str, device: Device, store: Store | None, m
             show.line(title, "red" if is_failure else None)
             for sentence in change.sentences:
                 show.line(f"  {sentence}")
-    show.line(line)
-    return status
+    show.line(summary_text)
+    return exit_code

@@ -80,10 +80,10 @@ def _show(title: str, answer: JsonObject, prediction: str, lines: bool) -> None:
     show.line(f"{title}: {answer['status']}{': ' + answer['reason'] if answer['reason'] else ''}", line_style)
     for launch in answer["launches"]:
         _show_launch(launch)
-        for race in launch["races"]:
-            show.line(f"race: {race}", "red")
-        for note in launch["notes"]:
-            show.line(f"note: {note}", "yellow")
+        for data_race in launch["races"]:
+            show.line(f"race: {data_race}", "red")
+        for launch_note in launch["notes"]:
+            show.line(f"note: {launch_note}", "yellow")
         if lines:
             _show_lines(launch)
     if answer["launches"]:
@@ -124,25 +124,25 @@ def _show_launch(launch: JsonObject) -> None:
     total = sum(launch["instructions"].values())
     top = list(launch["instructions"].items())[:6]
     lines.append(f"{total:,} thread instructions: " + ", ".join(f"{name} {count / total:.0%}" for name, count in top))
-    for line in lines:
-        show.line(line)
+    for text_line in lines:
+        show.line(text_line)
 
 
 def _show_lines(launch: JsonObject) -> None:
     counts_by_file: dict[str, dict[int, Mapping[str, int]]] = {}
-    for file, line, line_counts in launch["lines"]:
-        counts_by_file.setdefault(file, {})[line] = line_counts
-    for file, file_counts in counts_by_file.items():
-        rows = list(_annotated(launch["sources"].get(file, []), file_counts))
+    for source_file, line_number, line_counts in launch["lines"]:
+        counts_by_file.setdefault(source_file, {})[line_number] = line_counts
+    for source_file, file_counts in counts_by_file.items():
+        rows = list(_annotated(launch["sources"].get(source_file, []), file_counts))
         columns = ("line", "threads", "global_bytes", "shared_bytes", "conflicts", "source")
-        show.table(rows, columns, Path(file).name if file else "no source line")
+        show.table(rows, columns, Path(source_file).name if source_file else "no source line")
 
 
 def _annotated(source: Sequence[str], counted: Mapping[int, Mapping[str, int]]) -> list[Row]:
     """Returns one table row per source line, from the first to the last line that has counts."""
     rows = []
-    for line in range(min(counted), max(counted) + 1):
-        counts = counted.get(line, {})
+    for line_number in range(min(counted), max(counted) + 1):
+        counts = counted.get(line_number, {})
         moved_bytes = sum(value for name, value in counts.items() if name.endswith("_bytes") and "sector" not in name)
         shared_bytes = sum(
             value for name, value in counts.items() if name.startswith("shared_") and name.endswith("_bytes")
@@ -150,12 +150,12 @@ def _annotated(source: Sequence[str], counted: Mapping[int, Mapping[str, int]]) 
         min_wavefronts = counts.get("shared_wavefronts_least", 0)
         rows.append(
             {
-                "line": line,
+                "line": line_number,
                 "threads": counts.get("threads"),
                 "global_bytes": moved_bytes - shared_bytes or None,
                 "shared_bytes": shared_bytes or None,
                 "conflicts": counts["shared_wavefronts"] / min_wavefronts if min_wavefronts else None,
-                "source": source[line - 1] if 0 < line <= len(source) else "",
+                "source": source[line_number - 1] if 0 < line_number <= len(source) else "",
             }
         )
     return rows
@@ -180,9 +180,9 @@ def golden(
         gpu_device = pick_device(device or "cuda")
         if gpu_device.type != "cuda":
             raise ValueError("device: golden outputs come from a GPU; expected cuda with --write, got cpu")
-        names = files.write(folder, torch.device(gpu_device))
-        show.result({"written": names})
-        show.line(f"{counted(len(names), 'output')} in {folder}")
+        file_names = files.write(folder, torch.device(gpu_device))
+        show.result({"written": file_names})
+        show.line(f"{counted(len(file_names), 'output')} in {folder}")
         return
     comparisons = files.compare(folder)
     rows = [asdict(comparison) for comparison in comparisons]

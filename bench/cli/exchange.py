@@ -50,9 +50,9 @@ def import_results(
         _import_published(paths or [], out, whole)
         return
     results = convert.read(tool, paths or [], column or ())
-    files = write_records(results.records, out) if out is not None else []
+    written_files = write_records(results.records, out) if out is not None else []
     summary = convert.summary(results)
-    show.result(summary | {"written": files})
+    show.result(summary | {"written": written_files})
     if results.definitions:
         show.table(results.definitions, DEFINITION_COLUMNS)
     if results.records:
@@ -61,9 +61,9 @@ def import_results(
         show.line(f"not imported: {skipped_result.place}: {skipped_result.reason}", "dim")
     skipped_count = len(results.skipped)
     show.line(f"{counted(len(results.records), 'result')}{f', {skipped_count} not imported' if skipped_count else ''}")
-    for path in files:
+    for path in written_files:
         show.line(f"  {path}")
-    if results.records and not files:
+    if results.records and not written_files:
         show.note("nothing was written: --out FOLDER keeps them as records")
 
 
@@ -74,21 +74,21 @@ def _import_published(paths: list[Path], out: Path | None, whole: bool) -> None:
     from rooflab.bench.exchange.published import read_published, selected, write_published
 
     with show.waiting("reading published times"):
-        times_read = read_published(paths)
-    tables = times_read.placed if whole else selected(times_read)
+        all_tables = read_published(paths)
+    tables = all_tables.placed if whole else selected(all_tables)
     index_path = write_published(tables, out) if out else None
     show.result(
-        times_read.summary() | {"kept": [placed_table.table.file for placed_table in tables], "written": index_path}
+        all_tables.summary() | {"kept": [placed_table.table.file for placed_table in tables], "written": index_path}
     )
-    show.table([placed_table.row() for placed_table in times_read.placed], PUBLISHED_COLUMNS)
-    for placed_table in times_read.placed:
+    show.table([placed_table.row() for placed_table in all_tables.placed], PUBLISHED_COLUMNS)
+    for placed_table in all_tables.placed:
         for rows_text in placed_table.below:
             show.line(f"left out: {placed_table.table.file}: {rows_text}: faster than its GPU can be", "yellow")
-    for kernel_family, count in times_read.left.most_common():
-        show.line(f"no place here: {counted(count, 'row')} of {kernel_family}", "dim")
-    placed_row_count = sum(placed_table.table.rows for placed_table in times_read.placed)
+    for kernel_family, unused_count in all_tables.left.most_common():
+        show.line(f"no place here: {counted(unused_count, 'row')} of {kernel_family}", "dim")
+    placed_row_count = sum(placed_table.table.rows for placed_table in all_tables.placed)
     show.line(
-        f"{counted(times_read.read, 'row')}: {placed_row_count:,} placed in {counted(len(times_read.placed), 'table')}"
+        f"{counted(all_tables.read, 'row')}: {placed_row_count:,} placed in {counted(len(all_tables.placed), 'table')}"
     )
     if index_path:
         show.line(f"  {counted(len(tables), 'table')}: {index_path}")
@@ -115,6 +115,6 @@ def export_records(
         form, records, to, RecordFilter(op or (), kernel or (), case or (), machine or ())
     )
     show.result({"file": to, "records": record_count, "left_out": [vars(skipped_record) for skipped_record in skipped]})
-    for skip_reason, count in Counter(skipped_record.reason for skipped_record in skipped).most_common():
-        show.line(f"not exported: {count} {skip_reason}", "dim")
+    for skip_reason, reason_count in Counter(skipped_record.reason for skipped_record in skipped).most_common():
+        show.line(f"not exported: {reason_count} {skip_reason}", "dim")
     show.line(f"{counted(record_count, 'record')}: {to}")

@@ -44,8 +44,8 @@ def list_kernels(
     if ladder:
         if op is None:
             raise ValueError("op: expected one with --ladder, got none")
-        show.result(lines := ladder_rows(op))
-        return show.table(lines, ("rung", "backend", "line", "code"))
+        show.result(ladder_lines := ladder_rows(op))
+        return show.table(ladder_lines, ("rung", "backend", "line", "code"))
     kernel_ids = [kernel_item.id for kernel_item, _ in choose_kernels(op, kernel)] if kernel else None
     rows = kernel_rows([op] if op else None)
     if kernel_ids is not None:
@@ -53,10 +53,10 @@ def list_kernels(
     show.result(rows)
     show.table(rows, ("op", "name", "role", "backend", "available", "reason"))
     if op and not kernel:
-        spec = get_op(op)
-        show.line(f"\n{spec.call()}", "bold")
-        show.pairs([] if spec.contract is None else spec.contract.rows())
-        show.line(f"a case: {spec.cases['smoke'][0].id}; it may add {', '.join(spec.optional) or 'no key'}")
+        op_spec = get_op(op)
+        show.line(f"\n{op_spec.call()}", "bold")
+        show.pairs([] if op_spec.contract is None else op_spec.contract.rows())
+        show.line(f"a case: {op_spec.cases['smoke'][0].id}; it may add {', '.join(op_spec.optional) or 'no key'}")
 
 
 @app.command()
@@ -104,23 +104,23 @@ def check(
     use_emulator = by != "interpreter" and chosen_kernels.device.type == "cpu"
     if by == "emulator" and not use_emulator:
         raise ValueError("by: the emulator checks with no GPU; expected --device cpu with it")
-    limit_s = (
+    check_limit_s = (
         math.inf if every or not (random_cases or seconds) else (seconds or CHECK_LIMIT_S) * len(chosen_kernels.kernels)
     )
     show.note(f"seed {seed}")
-    names = [kernel.id for op_kernels in chosen_kernels.kernels.values() for kernel in op_kernels]
-    kernels_text = ", ".join(names) if len(chosen_kernels.kernels) == 1 else counted(len(names), "kernel")
+    kernel_names = [kernel.id for op_kernels in chosen_kernels.kernels.values() for kernel in op_kernels]
+    kernels_text = ", ".join(kernel_names) if len(chosen_kernels.kernels) == 1 else counted(len(kernel_names), "kernel")
     show.note(f"{counted(len(checks), 'check')} of {kernels_text}; first their processes start")
-    checkers = Checkers(chosen_kernels.device, emulators() if use_emulator else None)
+    kernel_checkers = Checkers(chosen_kernels.device, emulators() if use_emulator else None)
     result_by_index: dict[int, CheckResult] = {}
     was_interrupted = False
     try:
         with show.progress("check", len(checks), lines=True) as advance:
             show_result = lambda found: advance(found.line)
-            run_checks(checks, checkers, writer, show_result, limit_s=limit_s, into=result_by_index)
+            run_checks(checks, kernel_checkers, writer, show_result, limit_s=check_limit_s, into=result_by_index)
     except KeyboardInterrupt:
         was_interrupted = True
-    results = [result_by_index[index] for index in sorted(result_by_index)]
+    results = [result_by_index[check_index] for check_index in sorted(result_by_index)]
     rows = summarize_checks(results, checks)
     _show_checks(results, rows)
     left_out_text = f"{len(checks) - len(results)} of {counted(len(checks), 'check')}"
@@ -129,14 +129,14 @@ def check(
         raise typer.Exit(ExitStatus.INTERRUPTED)
     if len(results) < len(checks):
         done_text = f"{len(results) / len(checks):.0%} of the plan was run"
-        show.note(f"{done_text}; left out after {limit_s:g} s: {left_out_text}; --all makes them")
+        show.note(f"{done_text}; left out after {check_limit_s:g} s: {left_out_text}; --all makes them")
     if random_cases:
         show.note("all of the plan was run" if len(result_by_index) == len(checks) else None)
-    _show_faults(results, checkers, limit_s / 3)
+    _show_faults(results, kernel_checkers, check_limit_s / 3)
     if unchecked_kernels := [f"{row['op']}/{row['kernel']}" for row in rows if row["unknown"]]:
         show.error(f"not checked at all: {', '.join(unchecked_kernels)}")
-    statuses: set[str] = {*(result.status for result in results), *(record.status for record in earlier_records)}
-    exit_for(statuses, undecided=bool(unchecked_kernels) or (resume and len(results) < len(checks)))
+    check_statuses: set[str] = {*(result.status for result in results), *(record.status for record in earlier_records)}
+    exit_for(check_statuses, undecided=bool(unchecked_kernels) or (resume and len(results) < len(checks)))
 
 
 def _check_options(op: str | None, by: str | None, every: bool, seconds: float | None) -> None:
@@ -286,8 +286,8 @@ def roofline(
     if gpu and (run or (case and not records)):
         raise ValueError(f"gpu: expected no --{'run' if run else 'case'} with it, for nothing was measured there")
     if gpu and not records:
-        drawing, note = commands.gpu_bounds(gpu, suite, scheme, op or [])
-        show.note(note)
+        drawing, plot_note = commands.gpu_bounds(gpu, suite, scheme, op or [])
+        show.note(plot_note)
         points = [point for point in drawing.points if not ids or point.published or f"{point.op}/{point.label}" in ids]
         plots = [replace(drawing, points=points)] if points else []
         empty_reason = figures.why_nothing([])
@@ -296,10 +296,10 @@ def roofline(
         readings = [item for item in readings if (not op or item.op in op) and (not case or item.case_id in case)]
         readings = [item for item in readings if not ids or f"{item.op}/{item.kernel}" in ids]
         if gpu and records:
-            drawing, notes = commands.records_on(gpu, readings, records.name)
+            drawing, plot_notes = commands.records_on(gpu, readings, records.name)
             plots = [drawing]
-            for note in notes:
-                show.note(note)
+            for plot_note in plot_notes:
+                show.note(plot_note)
         else:
             plots = figures.drawings(readings, all_cases or bool(case), run or (), across)
         empty_reason = figures.why_nothing(readings)
@@ -308,7 +308,7 @@ def roofline(
     if len(plots) > 1 and out is not None and out.suffix in (".svg", ".png"):
         raise ValueError(f"out: expected a folder or --across-devices, for {len(plots)} figures, got {str(out)!r}")
     out_path = out or (result_folder() if gpu else folder)
-    paths = [path for drawing in plots for path in figures.draw(drawing, out_path, fixed_axes)]
+    image_paths = [path for drawing in plots for path in figures.draw(drawing, out_path, fixed_axes)]
     points = [point for drawing in plots for point in drawing.points]
     unplaced_reasons = list(dict.fromkeys(empty_reason for drawing in plots for empty_reason in drawing.unplaced))
     no_bytes_texts = [
@@ -316,7 +316,7 @@ def roofline(
         for empty_reason in unplaced_reasons
         if empty_reason.endswith(figures.NO_BYTES_REASON)
     ]
-    show.result({"figures": paths, "points": points, "without_bytes": no_bytes_texts})
+    show.result({"figures": image_paths, "points": points, "without_bytes": no_bytes_texts})
     for empty_reason in unplaced_reasons:
         show.note(f"not drawn: {empty_reason}")
     published_count = sum(point.published for point in points)
@@ -324,5 +324,5 @@ def roofline(
     published_text = f", {published_count} published by others" if published_count else ""
     by = "of them with an imported time" if any("imported times" in plot.name for plot in plots) else "of them measured"
     show.line(f"{counted(len(points), 'point')}, {measured_count or 'none'} {by}{published_text}")
-    for path in paths:
+    for path in image_paths:
         show.line(f"  {path}")

@@ -76,8 +76,8 @@ def load(
     from rooflab.bench.load.metrics import check_limits
 
     goodput_limits = check_limits(goodput or [])
-    id_range = None if text or endpoint == "chat" else option.span("token_ids", token_ids)
-    prompts = Data(data, *lengths.spans, prefix_len, groups, id_range)
+    token_id_range = None if text or endpoint == "chat" else option.span("token_ids", token_ids)
+    prompts = Data(data, *lengths.spans, prefix_len, groups, token_id_range)
     law_by_run = laws(rate, sweep, concurrency, arrivals, burstiness)
     plan = Plan(
         arrivals=law_by_run[0], concurrency=concurrency or 1, max_concurrency=max_concurrency, num_prompts=num_prompts,
@@ -103,30 +103,30 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], plots: 
     folder = out or result_folder()
     writer, rows, traces, files = RunWriter(folder), list[Row](), list[Any](), list[Path]()
     for load_plan in plans:
-        name = name_of(load_plan) if len(plans) > 1 else ""
+        run_name = name_of(load_plan) if len(plans) > 1 else ""
         with show.waiting(f"load {name_of(load_plan)}"):
             trace = run_load(target, load_plan)
         record = load_record.record_of(trace, limits, writer.run_id)
         writer.write(record)
-        files.append(trace.save(load_record.trace_file(folder, name)))
+        files.append(trace.save(load_record.trace_file(folder, run_name)))
         traces.append(trace)
         rows.append({"rate": name_of(load_plan), "status": record.status, "reason": record.reason, **record.metrics})
     plots = plots and any(row["requests"] > row["failed"] for row in rows)
     failure_counts, run_notes = [failures(trace) for trace in traces], [remarks(trace) for trace in traces]
     for columns in (LOAD_COLUMNS, WAIT_COLUMNS):
         show.table(rows, columns, filled=True)
-    for row, reasons, run_remarks in zip(rows, failure_counts, run_notes, strict=True):
-        for reason, count in reasons.items():
-            show.line(f"{row['rate']}: {count} failed: {reason}", "red")
+    for row, failure_reasons, run_remarks in zip(rows, failure_counts, run_notes, strict=True):
+        for failure_reason, event_count in failure_reasons.items():
+            show.line(f"{row['rate']}: {event_count} failed: {failure_reason}", "red")
         if row["reason"]:
             show.line(f"{row['rate']}: {row['status']}: {row['reason']}", "yellow")
-        for remark in run_remarks:
-            show.line(f"{row['rate']}: {remark}", "yellow")
+        for run_remark in run_remarks:
+            show.line(f"{row['rate']}: {run_remark}", "yellow")
     for row, trace in zip(rows, traces, strict=True):
-        for spike_kind, count in Counter(spike.kind for spike in spikes(trace)).most_common():
-            show.line(f"{row['rate']}: {count} gaps of over {LONG_GAP_RATIO} medians: {spike_kind}")
+        for spike_kind, event_count in Counter(latency_spike.kind for latency_spike in spikes(trace)).most_common():
+            show.line(f"{row['rate']}: {event_count} gaps of over {LONG_GAP_RATIO} medians: {spike_kind}")
     files += draw(folder, plans, rows, traces) if plots else []  # after the tables, because it may fail
-    file_names = [path.name for path in (writer.path, *files)]
+    file_names = [file_path.name for file_path in (writer.path, *files)]
     summary = {"seed": plans[0].seed, "folder": folder, "files": file_names, "rows": rows, "failures": failure_counts}
     show.result({**summary, "remarks": run_notes})
     show.note(f"records, traces and figures: {folder}")
@@ -137,8 +137,8 @@ def draw(folder: Path, plans: list[Plan], rows: list[Row], traces: list[Trace]) 
     """Draws a waterfall plot per run.  With several rates, also draws latency against rate and throughput."""
     from rooflab.bench.load import load_pictures
 
-    case = plans[0].case()
-    caption = f"{case['model']}, {case['data']} data, {case['arrivals']} arrivals, seed {plans[0].seed}."
+    plan_case = plans[0].case()
+    caption = f"{plan_case['model']}, {plan_case['data']} data, {plan_case['arrivals']} arrivals, seed {plans[0].seed}."
     if len(plans) == 1:
         return [load_pictures.draw_waterfall(traces[0], folder, caption)]
     rate_points = [(float(plan.arrivals.rate), row) for plan, row in zip(plans, rows, strict=True) if plan.arrivals]
@@ -172,14 +172,14 @@ def laws(
     from rooflab.bench.load.arrivals import Arrivals
 
     load_options = {"rate": rate, "sweep": sweep, "concurrency": concurrency}
-    given_options = [name for name, value in load_options.items() if value is not None]
+    given_options = [option_name for option_name, value in load_options.items() if value is not None]
     if len(given_options) > 1:
         raise ValueError(f"{given_options[1]}: expected one of {', '.join(load_options)}, got {given_options[0]} too")
     if sweep is not None:
-        rates = [_rate(rate_text) for rate_text in sweep.split(",")]
-        if len(set(rates)) < len(rates) or not all(map(math.isfinite, rates)):
+        sweep_rates = [_rate(rate_text) for rate_text in sweep.split(",")]
+        if len(set(sweep_rates)) < len(sweep_rates) or not all(map(math.isfinite, sweep_rates)):
             raise ValueError(f"sweep: expected finite rates, each once, got {sweep!r}")
-        return [Arrivals(value, law, burstiness) for value in rates]
+        return [Arrivals(value, law, burstiness) for value in sweep_rates]
     if rate is None and (law != "poisson" or burstiness != 1):
         raise ValueError("arrivals: expected a rate with it; in a closed loop the server sets the pace")
     return [None if rate is None else Arrivals(rate, law, burstiness)]
@@ -211,7 +211,7 @@ def latency(
 
     batch_shape = {"input_len": input_len, "output_len": output_len, "batch_size": batch_size}
     with show.waiting(f"latency of {engine.model}"):
-        result = measure(engine.options(), batch_shape, out)
-    show.result(result)
-    show.pairs([(key, digits(value) if isinstance(value, float) else str(value)) for key, value in result.items()])
-    exit_for({result["status"]})
+        latencies = measure(engine.options(), batch_shape, out)
+    show.result(latencies)
+    show.pairs([(key, digits(value) if isinstance(value, float) else str(value)) for key, value in latencies.items()])
+    exit_for({latencies["status"]})

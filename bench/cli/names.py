@@ -17,11 +17,11 @@ def check_names(values: JsonObject) -> None:
     """Raises `ValueError` if a command's values contain an empty name, or an unknown device, GPU or model.
 
     Unknown ops and kernels are found later by the registry, because files and plug-ins can add ops and kernels."""
-    for name in ("op", "kernel", "kernels", "case", "scheme", "suite", "gpu"):
-        value = values.get(name)
-        value_texts = value if isinstance(value, list) else [value]
+    for option_name in ("op", "kernel", "kernels", "case", "scheme", "suite", "gpu"):
+        given_value = values.get(option_name)
+        value_texts = given_value if isinstance(given_value, list) else [given_value]
         if any(isinstance(value_text, str) and not value_text.strip() for value_text in value_texts):
-            raise ValueError(f"{name}: expected a name, got an empty text; is the variable that names it set?")
+            raise ValueError(f"{option_name}: expected a name, got an empty text; is the variable that names it set?")
     if values.get("device") not in (None, "cpu", "cuda"):
         raise ValueError(f"device: expected cpu or cuda, got {values['device']!r}")
     if gpu := values.get("gpu"):

@@ -50,29 +50,29 @@ def explain(
     from rooflab.bench.predict.explain import explain as explain_all
 
     all_records = read(records) if records else []
-    device, note = predictions.choose_gpu(gpu, [entry for entry in all_records if entry.device == "cuda"])
-    show.note(note)
+    device, gpu_note = predictions.choose_gpu(gpu, [entry for entry in all_records if entry.device == "cuda"])
+    show.note(gpu_note)
     launcher_options = {"argument": argument, "dtype": dtype}
     op_args = {"kernel": kernel or kernels, "scheme": scheme, "records": records}
     kernel_names = [*([kernel] if kernel else []), *(kernels or [])]
     if launcher := option.launcher(op, op_args, launcher_options):
-        kernel_names, target = [launcher], selected(launcher, case, argument, dtype)
-        explanations = [_of_launcher(target, device)]
+        kernel_names, kernel_target = [launcher], selected(launcher, case, argument, dtype)
+        time_explanations = [_of_launcher(kernel_target, device)]
     else:
-        targets = _targets(op, kernel_names, case or [], scheme or [])
+        kernel_targets = _targets(op, kernel_names, case or [], scheme or [])
         measured_times: dict[KernelCase, float] = {}
         if records:
-            targets, measured_times = predictions.measured_in(all_records, targets, device)
-        explanations = explain_all(targets, device, measured_times)
-    if kernel_names and all(entry.reason for entry in explanations):
-        raise ValueError(explanations[0].reason)
-    show.result([entry.to_dict() for entry in explanations])
+            kernel_targets, measured_times = predictions.measured_in(all_records, kernel_targets, device)
+        time_explanations = explain_all(kernel_targets, device, measured_times)
+    if kernel_names and all(entry.reason for entry in time_explanations):
+        raise ValueError(time_explanations[0].reason)
+    show.result([entry.to_dict() for entry in time_explanations])
     if kernel_names:
-        for entry in explanations:
+        for entry in time_explanations:
             _show(entry)
     else:
-        _show_side_by_side(explanations)
-    exit_for({"OK", *(entry.reason.partition(":")[0] for entry in explanations if entry.reason)})
+        _show_side_by_side(time_explanations)
+    exit_for({"OK", *(entry.reason.partition(":")[0] for entry in time_explanations if entry.reason)})
 
 
 def _of_launcher(target: KernelCase, device: Device) -> Explanation:
@@ -95,7 +95,7 @@ def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[s
     from rooflab.bench.predict.predictions import choose_targets
     from rooflab.kernels.registry import get_op
 
-    if op is None and not any(name.endswith(".py") for name in named):
+    if op is None and not any(kernel_name.endswith(".py") for kernel_name in named):
         raise ValueError("op: expected one, or --kernel with a file, got neither")
     chosen_kernels = choose_kernels(op, named)
     ops = list(dict.fromkeys(kernel.op for kernel, _ in chosen_kernels))
@@ -105,12 +105,12 @@ def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[s
 
 
 def _show(entry: Explanation) -> None:
-    target = entry.target
+    timed_case = entry.target
     if entry.reason:
         show.line(entry.sentence(), "red")
         return
-    title = f"{target.op}/{target.kernel}  {target.case.id}  {target.scheme.name}  {entry.gpu}"
-    show.table(entry.rows(), ("part", "us", "share", "why"), title)
+    case_title = f"{timed_case.op}/{timed_case.kernel}  {timed_case.case.id}  {timed_case.scheme.name}  {entry.gpu}"
+    show.table(entry.rows(), ("part", "us", "share", "why"), case_title)
     predicted_text = "no time" if entry.predicted_ms is None else f"{entry.predicted_ms * 1e3:.3g} us"
     bound_text = f"bound {(entry.bound_ms or 0.0) * 1e3:.3g} us ({entry.limiter})"
     show.line(f"{bound_text}, predicted {predicted_text}, {entry.calibration}")
@@ -123,8 +123,8 @@ def _show_side_by_side(explanations: list[Explanation]) -> None:
 
     for case in dict.fromkeys((entry.target.case, entry.target.scheme) for entry in explanations):
         case_entries = [entry for entry in explanations if (entry.target.case, entry.target.scheme) == case]
-        title = f"{case_entries[0].target.op}  {case[0].id}  {case[1].name}  {case_entries[0].gpu}, parts in us"
-        show.table(why_rows(case_entries), WHY_COLUMNS, title, filled=True)
+        case_title = f"{case_entries[0].target.op}  {case[0].id}  {case[1].name}  {case_entries[0].gpu}, parts in us"
+        show.table(why_rows(case_entries), WHY_COLUMNS, case_title, filled=True)
         calibration_text = next((entry.calibration for entry in case_entries if entry.predicted_ms is not None), "none")
         show.line(f"{why_sentence(case_entries)} Predictions: {calibration_text}.")
         show.line()
@@ -154,42 +154,42 @@ def profile(
     from rooflab.bench.predict import ncu, predictions
     from rooflab.bench.predict.explain import explain as explain_all
 
-    targets = _targets(op, [kernel], [case] if case else [], [scheme] if scheme else [])
-    if len(targets) != 1:
-        names = ", ".join(entry.kernel for entry in targets)
-        raise ValueError(f"kernel: expected a file that registers one kernel of {op}, got {names}")
-    target = targets[0]
+    kernel_targets = _targets(op, [kernel], [case] if case else [], [scheme] if scheme else [])
+    if len(kernel_targets) != 1:
+        kernel_names = ", ".join(kernel_entry.kernel for kernel_entry in kernel_targets)
+        raise ValueError(f"kernel: expected a file that registers one kernel of {op}, got {kernel_names}")
+    kernel_target = kernel_targets[0]
     if command:
-        ncu_command = ncu.command(target, seed, ncu.METRICS, Path("ncu.csv"))
+        ncu_command = ncu.command(kernel_target, seed, ncu.METRICS, Path("ncu.csv"))
         show.result({"command": ncu_command})
         show.line(shlex.join(ncu_command))
         return
-    device, note = predictions.choose_gpu(gpu)
-    show.note(note)
+    device, profile_note = predictions.choose_gpu(gpu)
+    show.note(profile_note)
     if log:
         ncu_profile = ncu.Profile(tuple(ncu.parse(log.read_text())))
         if not ncu_profile.launches:
             raise ValueError(f"log: expected what `ncu --csv --page raw` printed, got {log.name} without its table")
     else:
         with show.waiting("ncu"):
-            ncu_profile = ncu.profile(target, seed, timeout_s)
-    modelled_explanation = explain_all([target], device)[0]
+            ncu_profile = ncu.profile(kernel_target, seed, timeout_s)
+    modelled_explanation = explain_all([kernel_target], device)[0]
     if modelled_explanation.reason:
         raise ValueError(modelled_explanation.reason)
-    traffic, note = ncu.settled(target, ncu_profile)
-    counted_explanation = explain_all([target], device, counted={target: traffic} if traffic else None)[0]
+    traffic, profile_note = ncu.settled(kernel_target, ncu_profile)
+    counted_explanation = explain_all([kernel_target], device, counted={kernel_target: traffic} if traffic else None)[0]
     record = ncu.counted_record(counted_explanation, ncu_profile, seed)
     if out:
         writer = RunWriter(out, record.run_id)
         writer.write(record)
     rows: list[Row] = ncu.compared(modelled_explanation, ncu_profile)
     launch_rows = ncu.launch_rows(ncu_profile)
-    extra_fields = {"compared": rows, "counted": launch_rows, "metrics": record.metrics, "note": note}
+    extra_fields = {"compared": rows, "counted": launch_rows, "metrics": record.metrics, "note": profile_note}
     show.result(counted_explanation.to_dict() | extra_fields)
     _show(counted_explanation)
     show.table(rows, ("what", "modelled", "counted", "ratio"), "modelled and counted")
-    if note:
-        show.line(note, "yellow")
+    if profile_note:
+        show.line(profile_note, "yellow")
     show.table(launch_rows, tuple(launch_rows[0]), "counted in each launch")
     if out:
         show.line(f"record: {writer.path}")

@@ -40,12 +40,12 @@ def report(
     with show.waiting("reading records"):
         report_file = write_report(paths or [result_folder("kept")], out, title)
     show.result(report_file)
-    page = report_file.content
-    kernels = sum(len(ladder.blocks) for op in page.ops for ladder in op.ladders)
+    report_page = report_file.content
+    kernels = sum(len(kernel_ladder.blocks) for op in report_page.ops for kernel_ladder in op.ladders)
     show.line(f"{report_file.file}: {report_file.bytes / 1e6:.1f} MB, {counted(report_file.figures, 'roofline')}")
-    runs_text, files_text = counted(page.runs, "run"), counted(len(page.files), "file")
-    show.line(f"  {counted(page.records, 'record')} of {runs_text} in {files_text}; {counted(kernels, 'case')}")
-    for kernel_standing in page.standings:
+    run_text, files_text = counted(report_page.runs, "run"), counted(len(report_page.files), "file")
+    show.line(f"  {counted(report_page.records, 'record')} of {run_text} in {files_text}; {counted(kernels, 'case')}")
+    for kernel_standing in report_page.standings:
         ratio = kernel_standing.over_library
         if ratio:
             slower = f", slower in {kernel_standing.slower_cases}" if kernel_standing.slower_cases else ""
@@ -53,11 +53,11 @@ def report(
             show.line(
                 f"  {name}: {ratio.mean:.2f} times as fast as the library over {counted(ratio.cases, 'case')}{slower}"
             )
-    if page.noisy:
-        show.line(f"  {counted(len(page.noisy), 'result')} NOISY: no ratio is made of these times", "yellow")
-    for problem in page.problems:
-        place_text = f" {problem.where}" if problem.where else ""
-        show.line(f"  {problem.name}{place_text}: {problem.status}: {problem.reason}", "red")
+    if report_page.noisy:
+        show.line(f"  {counted(len(report_page.noisy), 'result')} NOISY: no ratio is made of these times", "yellow")
+    for page_problem in report_page.problems:
+        place_text = f" {page_problem.where}" if page_problem.where else ""
+        show.line(f"  {page_problem.name}{place_text}: {page_problem.status}: {page_problem.reason}", "red")
 
 
 KERNEL_COLUMNS = ("op", "kernel", "cases", "points", "states", "worst_last_step")
@@ -87,15 +87,15 @@ def history(
     trend_points = read_points(
         paths or [result_folder("kept")], RecordFilter(op or (), kernel or (), case or (), machine or ())
     )
-    commit_sequence = commit_order((point.record.commit for point in trend_points.points), repository(repo))
-    trends = find_trends(trend_points.points, commit_sequence, last, threshold)
-    show.result(summary(trend_points, trends))
-    rows = [_shown(trend.row()) for trend in trends]
+    commit_sequence = commit_order((run_point.record.commit for run_point in trend_points.points), repository(repo))
+    time_trends = find_trends(trend_points.points, commit_sequence, last, threshold)
+    show.result(summary(trend_points, time_trends))
+    rows = [_shown(time_trend.row()) for time_trend in time_trends]
     by_case = bool(kernel or case)
-    for circumstances, group in grouped(rows, lambda row: row["circumstances"]).items():
-        show.table(group if by_case else _by_kernel(group), COLUMNS if by_case else KERNEL_COLUMNS, circumstances)
+    for run_conditions, group in grouped(rows, lambda row: row["circumstances"]).items():
+        show.table(group if by_case else _by_kernel(group), COLUMNS if by_case else KERNEL_COLUMNS, run_conditions)
         show.line()
-    for note_text in notes(trend_points, trends):
+    for note_text in notes(trend_points, time_trends):
         show.line(note_text)
 
 
@@ -115,7 +115,7 @@ def _by_kernel(rows: list[Row]) -> list[Row]:
                 "kernel": kernel,
                 "cases": len(kernel_cases),
                 "points": sum(row["points"] for row in kernel_cases),
-                "states": ", ".join(f"{count} {state}" for state, count in state_counts.items()),
+                "states": ", ".join(f"{state_count} {row_state}" for row_state, state_count in state_counts.items()),
                 "worst_last_step": f"{worst_row['last_step']}, {worst_row['case']}" if worst_row else "",
             }
         )
@@ -169,7 +169,7 @@ def bytes_(
 def _megabytes(row: Row) -> dict[str, Json]:
     """Returns a short row that fits into a terminal: for each memory level, the total megabytes read and written."""
     megabytes: dict[str, Json] = {"kernel": row["kernel"]}
-    for level in ("hbm", "l2", "shared"):
-        byte_counts = [row[name] for access in ("read", "write") if (name := f"moved_{level}_{access}_bytes") in row]
-        megabytes[f"{level}_mb"] = sum(byte_counts) / 1e6 if byte_counts else None
+    for memory in ("hbm", "l2", "shared"):
+        byte_counts = [row[name] for access in ("read", "write") if (name := f"moved_{memory}_{access}_bytes") in row]
+        megabytes[f"{memory}_mb"] = sum(byte_counts) / 1e6 if byte_counts else None
     return megabytes | {"launches": int(row["launches"])}

@@ -38,8 +38,8 @@ class PublishedTimes:
         from rooflab.roofline.device import resolve
 
         model_arch = get_architecture(self.model)
-        device, note = resolve(self.gpu)
-        show.note(note)
+        device, gpu_note = resolve(self.gpu)
+        show.note(gpu_note)
         longest_tokens = sum(max_tokens for _, max_tokens in lengths.spans) if lengths else 0
         if longest_tokens > model_arch.max_position:
             max_tokens = f"{model_arch.max_position} tokens ({model_arch.name})"
@@ -106,7 +106,7 @@ def simulate(
     comparison_rows = clock.compared(traces[0], measured_trace) if measured_trace else []
     show.result({"basis": model.basis, "rows": rows, "compared": comparison_rows})
     columns = ("rate", "requests", "requests_per_s", "output_tokens_per_s", *WAIT_COLUMNS[1:])
-    show.table(rows, [name for name in columns if name in rows[0] and "sent" not in name], f"by {model.basis}")
+    show.table(rows, [column for column in columns if column in rows[0] and "sent" not in column], f"by {model.basis}")
     if comparison_rows:
         show.table(comparison_rows, ("figure", "simulated", "measured", "off_%"), "beside the measured trace")
     if out:

@@ -102,8 +102,8 @@ def ledger(
         show.note(f"record: {ledger_record(ops, step.out)}")
     rows = ops.table()
     show.result({**{name: getattr(ops, name) for name in ("step_ms", "itl_ms", "residual", "noise")}, "rows": rows})
-    title = f"{ops.model} in {ops.dtype} on {ops.device}: {step_kind} of {step.batch} x {step.context} tokens"
-    show.table(rows, rows[0], title, filled=True)
+    ledger_title = f"{ops.model} in {ops.dtype} on {ops.device}: {step_kind} of {step.batch} x {step.context} tokens"
+    show.table(rows, rows[0], ledger_title, filled=True)
     if ops.noise:
         show.line(f"NOISY: {ops.noise}", "yellow")
     exit_for({"NOISY" if ops.noise else "OK"})
@@ -129,15 +129,15 @@ def whatif(
     time_factors, swaps = _factors(kernel or []), parse_swaps(swap or [])
     if (not time_factors and not swaps) or (step.gpu and swaps):
         raise ValueError("kernel: expected --kernel OP=0.9x, or --swap OP=KERNEL on this machine")
-    ops = (*MODEL_OPS, FUSED_OP, "gelu_and_mul", *MATMUL_OPS[1:])
-    for op in () if step.gpu else {*time_factors, *swaps} - {*ops}:
-        raise ValueError(f"{'swap' if op in swaps else 'kernel'}: the engine uses {', '.join(ops)}, got {op!r}")
+    known_ops = (*MODEL_OPS, FUSED_OP, "gelu_and_mul", *MATMUL_OPS[1:])
+    for op in () if step.gpu else {*time_factors, *swaps} - {*known_ops}:
+        raise ValueError(f"{'swap' if op in swaps else 'kernel'}: the engine uses {', '.join(known_ops)}, got {op!r}")
     # No graphs with a swap: some of torch's kernels wait for the device, which a graph cannot capture.
     llm = None if step.gpu else step.engine(enforce_eager=bool(swaps))
     ledgers = [step.ledger(step_kind, llm) for step_kind in STEP_KINDS if time_factors]
-    time_changes = [time_change for steps in ledgers for time_change in scale(steps, time_factors)]
+    time_changes = [time_change for step_ledger in ledgers for time_change in scale(step_ledger, time_factors)]
     if missing_ops := time_factors.keys() - {time_change.op for time_change in time_changes}:
-        used_ops = sorted({row.op for steps in ledgers for row in steps.rows})
+        used_ops = sorted({row.op for step_ledger in ledgers for row in step_ledger.rows})
         raise ValueError(f"kernel: the steps use {', '.join(used_ops)}, got {', '.join(sorted(missing_ops))}")
     if llm is not None:
         time_changes += [time_change for op, name in swaps.items() for time_change in _swapped(step, llm, op, name)]
@@ -161,14 +161,14 @@ def _swapped(step: StepOptions, llm: LLM, op: str, name: str) -> list[PhaseChang
     kernel = get_kernel(op, name)
     current_kernels = {kind: chosen(llm, kind, step.sequences(kind), step.context).get(op) for kind in STEP_KINDS}
     kinds = [kind for kind in STEP_KINDS if current_kernels[kind] not in (kernel, None)]
-    same_note = f"swap: the engine runs {op}={name} already" if kernel in current_kernels.values() else ""
+    no_change_note = f"swap: the engine runs {op}={name} already" if kernel in current_kernels.values() else ""
     if not kinds:
-        raise ValueError(same_note or f"swap: expected an op of {llm.arch.name}, got {op!r}")
-    show.note(same_note and f"{same_note}, but for steps of {kinds[0]}")
+        raise ValueError(no_change_note or f"swap: expected an op of {llm.arch.name}, got {op!r}")
+    show.note(no_change_note and f"{no_change_note}, but for steps of {kinds[0]}")
     swapped_llm = step.engine(f"loading the model with {op}={name}", enforce_eager=True, swap={op: name})
     with show.waiting(f"{op}={name}"):
         swaps = [changes.swap(llm, swapped_llm, op, kernel, kind, step.sequences(kind), step.context) for kind in kinds]
-    return [change for change in swaps if change is not None]
+    return [kernel_swap for kernel_swap in swaps if kernel_swap is not None]
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -53,17 +53,17 @@ def suite(
 
     plan_entries = make_plan(only or (), more or (), trust and trust.resolve())
     if plan:
-        show.result([entry.to_json() for entry in plan_entries])
+        show.result([one_entry.to_json() for one_entry in plan_entries])
         rows = [{"entry": e.id, "value": e.value, "cost_s": e.cost_s, "why": e.title} for e in plan_entries]
         show.table(rows, ("entry", "value", "cost_s", "why"))
-        show.line(f"{len(rows)} entries, about {sum(entry.cost_s for entry in plan_entries):.0f} s on a GPU")
+        show.line(f"{len(rows)} entries, about {sum(one_entry.cost_s for one_entry in plan_entries):.0f} s on a GPU")
         return
     Environment.now()  # refuses what names no commit
     if not dry_run and pick_device(None).type != "cuda":
         raise ValueError("suite: torch finds no CUDA device; --dry-run runs the plan on the CPU with small shapes")
     suite_settings = SuiteSettings(out or result_folder(), budget_s, dry_run, resume, seed, tuple(only or ()))
-    with terminated_as_exception(), show.progress("suite", len(plan_entries)) as advance:
-        run_suite(plan_entries, suite_settings, show.note, advance)
+    with terminated_as_exception(), show.progress("suite", len(plan_entries)) as advance_bar:
+        run_suite(plan_entries, suite_settings, show.note, advance_bar)
     results = state.read_summary(suite_settings.out)
     _show(results)
     show.line(f"records, figures and summary: {suite_settings.out}")
@@ -83,12 +83,12 @@ def _show(results: dict[str, Json]) -> None:
     ):
         if rows:
             show.table([{**row, "reason": state.what(row)} for row in rows], columns, title)
-    for kernel, reason in results["excluded"].items():
-        show.line(f"not run any more: {kernel}: {reason}", "red")
+    for kernel, exclude_reason in results["excluded"].items():
+        show.line(f"not run any more: {kernel}: {exclude_reason}", "red")
     if results["stopped"]:
         show.line(results["stopped"], "red")
-    counts = ", ".join(f"{count} {status.lower().replace('_', ' ')}" for status, count in results["counts"].items())
-    bars_text = ", ".join(f"{count} {status.lower()}" for status, count in results["bars"].items())
+    counts = ", ".join(f"{count} {verdict.lower().replace('_', ' ')}" for verdict, count in results["counts"].items())
+    bars_text = ", ".join(f"{count} {verdict.lower()}" for verdict, count in results["bars"].items())
     show.line(f"{results['device']}: {counts}; {f'bars: {bars_text}; ' if bars_text else ''}{results['seconds']:.0f} s")
 
 
@@ -153,5 +153,5 @@ def tune(
     show.line(f"records: {', '.join(str(folder / name) for name in report.files) or 'none'}")
     for path in choice_files:
         show.line(f"written: {path}")
-    statuses: set[str] = {record.status for record in report.records} or {"OK"}
-    exit_for(statuses | ({result.status for result in report.results} if dry_run else set()))
+    record_statuses: set[str] = {record.status for record in report.records} or {"OK"}
+    exit_for(record_statuses | ({result.status for result in report.results} if dry_run else set()))

@@ -95,9 +95,9 @@ def driven_by(driver: FakeDriver) -> Iterator[None]:
 def check_internals() -> None:
     """Raises `RuntimeError` if this version of Triton lacks an internal function that this file replaces."""
     run_code = getattr(JITFunction.run, "__code__", None)
-    params = run_code.co_varnames[: run_code.co_argcount + run_code.co_kwonlyargcount] if run_code else ()
+    arg_names = run_code.co_varnames[: run_code.co_argcount + run_code.co_kwonlyargcount] if run_code else ()
     has_tuner = hasattr(Autotuner, "run") and hasattr(Autotuner, "prune_configs")
-    if not hasattr(triton.runtime.driver, "set_active") or not {"grid", "warmup"} <= set(params) or not has_tuner:
+    if not hasattr(triton.runtime.driver, "set_active") or not {"grid", "warmup"} <= set(arg_names) or not has_tuner:
         raise RuntimeError(
             "triton: expected driver.set_active, Autotuner.prune_configs and JITFunction.run(..., grid, warmup), "
             f"as in 3.6 and 3.7, and {triton.__version__} has not got them"
@@ -119,7 +119,7 @@ def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Laun
         if callable(grid):
             grid = grid({**dict(zip(self.arg_names, args, strict=False)), **kwargs})
         if 0 not in grid:  # Triton's launcher skips an empty grid
-            launches.append(_launch(self, kernel, tuple(int(size) for size in grid), options, log.getvalue()))
+            launches.append(_launch(self, kernel, tuple(int(grid_size) for grid_size in grid), options, log.getvalue()))
         return kernel
 
     def every_config(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -207,8 +207,8 @@ def recording_cuda(arch: str, launches: list[Launch]) -> Iterator[None]:
     def compile_only(
         self: Any, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0
     ) -> None:
-        for index, argument in enumerate(arguments):
-            _cuda._value(index, argument)  # raises where a launch would refuse it
+        for argument_index, kernel_argument in enumerate(arguments):
+            _cuda._value(argument_index, kernel_argument)  # raises where a launch would refuse it
         launches.append(_cuda_launch(_cuda, self, arch, tuple(grid), tuple(block), shared_bytes))
 
     kernel_class.__call__ = compile_only
@@ -227,7 +227,7 @@ def _cuda_launch(
         name=kernel.name,
         backend="cuda",
         target=arch,
-        grid=tuple(int(size) for size in grid),
+        grid=tuple(int(grid_size) for grid_size in grid),
         num_warps=-(-threads // 32),
         num_stages=next((int(match[1]) for option in kernel.options if (match := _STAGES_OPTION.fullmatch(option))), 0),
         cubin=cuda.compile_cubin(kernel.source, arch=arch, options=kernel.options),

@@ -89,17 +89,17 @@ class Query:
         if self.cases and not (self.op or self.kernels):
             raise ValueError("case: expected an op with it, got a case for all ops")
         kernels = [(k, file) for k, file in _kernels(self.op, self.kernels) if only_ids is None or k.id in only_ids]
-        suites = {suite for kernel, _ in kernels for suite in registry.get_op(kernel.op).cases}
-        for suite in self.suites:
-            if not self.cases and suite not in (*suites, *DEFAULT_SUITES):
-                raise ValueError(f"suite: expected one of {', '.join(sorted(suites))}, got {suite!r}")
-        schemes = [get_scheme(name) for name in self.schemes]
+        suites = {suite_id for kernel, _ in kernels for suite_id in registry.get_op(kernel.op).cases}
+        for suite_id in self.suites:
+            if not self.cases and suite_id not in (*suites, *DEFAULT_SUITES):
+                raise ValueError(f"suite: expected one of {', '.join(sorted(suites))}, got {suite_id!r}")
+        schemes = [get_scheme(scheme_name) for scheme_name in self.schemes]
         selected_cases = []
         for kernel, file in kernels:
             spec = registry.get_op(kernel.op)
             cases = [spec.check_case(Case.parse(case_text)) for case_text in self.cases]
-            cases = cases or list(dict.fromkeys(case for suite in self.suites for case in spec.cases_in(suite)))
-            for scheme in schemes or [get_scheme(name) for name in spec.schemes]:
+            cases = cases or list(dict.fromkeys(case for suite_id in self.suites for case in spec.cases_in(suite_id)))
+            for scheme in schemes or [get_scheme(scheme_name) for scheme_name in spec.schemes]:
                 if scheme.name in spec.schemes:
                     supported_cases = _taken(kernel, spec, cases, scheme)
                     kept_cases = supported_cases if self.every_case or self.cases else supported_cases[-1:]
@@ -118,10 +118,10 @@ def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) 
     """Returns the cases that the kernel supports (takes), sorted by work, the smallest first."""
     costed_cases = []
     for case in cases:
-        inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
-        if kernel.why_not_args(inputs) is None:
-            cost = spec.cost_of(inputs)
-            costed_cases.append((cost.flops + cost.bytes, case))
+        meta_inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
+        if kernel.why_not_args(meta_inputs) is None:
+            case_cost = spec.cost_of(meta_inputs)
+            costed_cases.append((case_cost.flops + case_cost.bytes, case))
     return [case for _, case in sorted(costed_cases, key=lambda entry: entry[0])]
 
 

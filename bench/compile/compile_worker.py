@@ -61,20 +61,20 @@ def launches_of(
     spec = registry.get_op(kernel.op)
     inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
     refusal = kernel.why_not_args(inputs)
-    reason = str(refusal) if refusal else ""
+    refusal_reason = str(refusal) if refusal else ""
     if kernel.min_sm is not None and kernel.min_sm > SM:
-        reason = f"UNSUPPORTED: needs sm{kernel.min_sm}, found sm{SM}"
-    for package in kernel.requires:
-        if importlib.util.find_spec(package) is None:
-            reason = f"UNAVAILABLE: {package} is not installed"
-    if reason:
-        raise CaseRefused(reason)
+        refusal_reason = f"UNSUPPORTED: needs sm{kernel.min_sm}, found sm{SM}"
+    for package_name in kernel.requires:
+        if importlib.util.find_spec(package_name) is None:
+            refusal_reason = f"UNAVAILABLE: {package_name} is not installed"
+    if refusal_reason:
+        raise CaseRefused(refusal_reason)
     # Also lengths and tables: in a GPU run they lie on the GPU, where a launcher's read would wait for the device.
-    meta_inputs = {name: _to_meta(value) for name, value in inputs.items()}
-    arguments = Rotation.arguments(kernel, spec, meta_inputs, config)
+    meta_inputs = {name: _to_meta(input_value) for name, input_value in inputs.items()}
+    call_arguments = Rotation.arguments(kernel, spec, meta_inputs, config)
     launches: list[Launch] = []
     with recording_triton(SM, properties(), launches), recording_cuda(ARCHITECTURE, launches):
-        kernel.fn(**arguments)
+        kernel.fn(**call_arguments)
     return launches
 
 
@@ -106,7 +106,7 @@ def _fields(launch: Launch, launches: int) -> Answer:
         "opcodes": opcode_counts,
         "sass": code.sass,
         "asked": dict(launch.asked),
-        "indirect": [[address, list(targets)] for address, targets in code.indirect.items()],
+        "indirect": [[jump_address, list(targets)] for jump_address, targets in code.indirect.items()],
         "warnings": _warnings(launch.log()) if has_wgmma else [],
         "code_hash": code_hash(launch.cubin),
     }
@@ -149,11 +149,11 @@ def _registered(request: Mapping[str, Any]) -> list[Launch]:
 
 def _launcher(request: Mapping[str, Any]) -> list[Launch]:
     """Calls the user's launcher, and compiles its kernels.  The tensors have values, as the launcher may read them."""
-    function = function_of(f"{request['file']}::{request['kernel']}")
+    launcher_function = function_of(f"{request['file']}::{request['kernel']}")
     inputs, launches = inputs_of(request["case"], 0), list[Launch]()
-    check_named(function, inputs)
+    check_named(launcher_function, inputs)
     with recording_triton(SM, properties(), launches), recording_cuda(ARCHITECTURE, launches), pretended_gpu():
-        function(**inputs)
+        launcher_function(**inputs)
     return launches
 
 
@@ -191,7 +191,7 @@ def answer(request: Mapping[str, Any]) -> Answer:
 TOOL_TIMEOUT_S = 120.0
 _RESERVED_BYTES = 1024
 """The bytes of a CTA's shared memory that the driver keeps for itself."""
-_LABEL = re.compile(r"`\(([^)]+)\)")
+_LABEL_TEXT = re.compile(r"`\(([^)]+)\)")
 _RESOURCE_PATTERN = re.compile(r"^\s*Function (\S+):\s*\n\s*(.*)$", re.MULTILINE)
 
 
@@ -219,20 +219,20 @@ def read_cubin(cubin: bytes, name: str) -> Cubin:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         elf_listing, usage = (_run_tool("cuobjdump", tool_flag, str(path)) for tool_flag in ("-lelf", "-res-usage"))
-        functions = sass.parse(_run_tool("nvdisasm", "-c", str(path)))
+        sass_functions = sass.parse(_run_tool("nvdisasm", "-c", str(path)))
     resource_lines = dict(_RESOURCE_PATTERN.findall(usage))
-    if name not in resource_lines or name not in functions:
+    if name not in resource_lines or name not in sass_functions:
         raise ValueError(f"kernel: expected one of {', '.join(resource_lines) or 'none'} in the code, got {name!r}")
     target = re.search(r"\.(sm_\w+)\.cubin", elf_listing)
-    counts = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|SHARED):(\d+)", resource_lines[name])}
-    if target is None or set(counts) != {"REG", "STACK", "SHARED"}:
+    amounts = {field: int(amount) for field, amount in re.findall(r"\b(REG|STACK|SHARED):(\d+)", resource_lines[name])}
+    if target is None or set(amounts) != {"REG", "STACK", "SHARED"}:
         raise RuntimeError(f"cuobjdump: expected the target and resources of {name}, got {elf_listing!r} and {usage!r}")
-    shared_bytes = counts["SHARED"]
+    shared_bytes = amounts["SHARED"]
     if int(re.sub(r"\D", "", target[1])) >= 90 and shared_bytes >= _RESERVED_BYTES:
         # From sm_90 on this figure includes the driver's own bytes, which ptxas -v leaves out (12.8, 13.5).
         shared_bytes -= _RESERVED_BYTES
-    function = functions[name]
-    return Cubin(target[1], counts["REG"], counts["STACK"], shared_bytes, _text(function), dict(function.indirect))
+    function = sass_functions[name]
+    return Cubin(target[1], amounts["REG"], amounts["STACK"], shared_bytes, _text(function), dict(function.indirect))
 
 
 def _text(code: sass.SassFunction) -> str:
@@ -241,16 +241,16 @@ def _text(code: sass.SassFunction) -> str:
     def address(label: re.Match[str]) -> str:
         return hex(code.labels[label[1]]) if label[1] in code.labels else label[0]
 
-    lines = [
-        f"        /*{entry.address:04x}*/ {entry.guard:>8} {entry.opcode} {_LABEL.sub(address, entry.operands)} ;"
-        for entry in code.instructions
+    code_lines = [
+        f"        /*{op.address:04x}*/ {op.guard:>8} {op.opcode} {_LABEL_TEXT.sub(address, op.operands)} ;"
+        for op in code.instructions
     ]
-    return "\n".join([f"\t\tFunction : {code.name}", *lines])
+    return "\n".join([f"\t\tFunction : {code.name}", *code_lines])
 
 
 def _run_tool(tool: str, *options: str) -> str:
-    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
-    process = subprocess.run([str(path), *options], capture_output=True, text=True, timeout=TOOL_TIMEOUT_S)
-    if process.returncode:
-        raise RuntimeError(f"{tool}: {(process.stderr or process.stdout).strip()}")
-    return process.stdout
+    tool_path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+    tool_process = subprocess.run([str(tool_path), *options], capture_output=True, text=True, timeout=TOOL_TIMEOUT_S)
+    if tool_process.returncode:
+        raise RuntimeError(f"{tool}: {(tool_process.stderr or tool_process.stdout).strip()}")
+    return tool_process.stdout

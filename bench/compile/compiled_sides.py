@@ -35,12 +35,12 @@ class CompiledTree:
     def select(self, query: Query) -> list[Item]:
         """Returns the kernels and cases that `query` selects.  Raises `ValueError` if the worker process fails."""
         try:
-            answer = self.workers.ask({"do": "select", "query": asdict(replace(query, kernels=())), **self.within})
+            reply = self.workers.ask({"do": "select", "query": asdict(replace(query, kernels=())), **self.within})
         except ChildFailed as failed:
             raise ValueError(f"compare: {self.label}: {why_unanswered(failed)}") from failed
-        if "error" in answer:
-            raise ValueError(f"compare: {self.label}: {answer['error']}")
-        return [item for item in answer["selected"] if not query.kernels or item["kernel"] in query.kernels]
+        if "error" in reply:
+            raise ValueError(f"compare: {self.label}: {reply['error']}")
+        return [item for item in reply["selected"] if not query.kernels or item["kernel"] in query.kernels]
 
 
 @contextmanager

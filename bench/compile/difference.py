@@ -25,7 +25,7 @@ Verdict = Literal[
     "SAME", "CHANGED", "NEW", "FIXED", "SPILLS", "LOST TENSOR CORES", "DOES NOT COMPILE", "GONE", "NOT COMPARED"
 ]
 FAILING_VERDICTS: tuple[Verdict, ...] = ("SPILLS", "LOST TENSOR CORES", "DOES NOT COMPILE")
-Identity = tuple[str, str, str, str]
+CaseIdentity = tuple[str, str, str, str]
 """The op, kernel, scheme and case that identify an item in both trees."""
 _TENSOR_PATHS = (*TENSOR_CORES, "none")
 _FIXED_VERDICTS: tuple[Verdict, Verdict] = "FIXED", "NOT COMPARED"
@@ -58,7 +58,7 @@ def exit_status(changes: Sequence[CodeChange], untouched: bool = False) -> ExitS
     """Returns 11 if a kernel has new spills, lost its tensor cores or does not compile.  Otherwise returns 13 if a
     kernel no longer exists, or if nothing was compared.  Otherwise returns 0.  `untouched`: the changes leave some
     kernels as they are, so it is no error that nothing was compared."""
-    verdicts = {change.verdict for change in changes}
+    verdicts = {code_change.verdict for code_change in changes}
     if verdicts & set(FAILING_VERDICTS):
         return ExitStatus.INCORRECT
     compared_nothing = verdicts <= {"NOT COMPARED"} and not untouched
@@ -80,30 +80,30 @@ _VERDICT_WORDS: dict[Verdict, str] = {
 
 def summary_line(changes: Sequence[CodeChange], base: str, untouched: bool = False) -> str:
     """Returns one line with the number of kernels for each verdict."""
-    verdict_counts = Counter(change.verdict for change in changes)
+    verdict_counts = Counter(code_change.verdict for code_change in changes)
     parts = ", ".join(f"{verdict_counts[verdict]} {verdict_words}" for verdict, verdict_words in _VERDICT_WORDS.items())
-    status = exit_status(changes, untouched)
-    line = f"compiled code against {base}: {'FAILS' if status else 'passes'} ({status}); "
+    exit_code = exit_status(changes, untouched)
+    line = f"compiled code against {base}: {'FAILS' if exit_code else 'passes'} ({exit_code}); "
     if untouched and not changes:
         return line + "the difference reaches no compiled code"
     return f"{line}{len(changes)} compared: {parts}" + ("; the difference reaches no other code" if untouched else "")
 
 
-def gone(identity: Identity, reason: str) -> CodeChange:
+def gone(identity: CaseIdentity, reason: str) -> CodeChange:
     """Returns the verdict for a kernel that exists only in the base tree."""
     return CodeChange(*identity, "GONE", (reason,))
 
 
-def new(identity: Identity, now: list[Summary] | CompileFailure) -> CodeChange:
+def new(identity: CaseIdentity, now: list[Summary] | CompileFailure) -> CodeChange:
     """Returns the verdict for a kernel that exists only in the head tree."""
     if isinstance(now, CompileFailure):
         return CodeChange(*identity, "NOT COMPARED" if now.refused else "DOES NOT COMPILE", (str(now),))
-    spill_texts = [f"{s.name} spills {s.stack_bytes} bytes a thread" for s in now if s.stack_bytes]
+    spill_texts = [f"{launch.name} spills {launch.stack_bytes} bytes a thread" for launch in now if launch.stack_bytes]
     return CodeChange(*identity, "NEW", (*spill_texts, *_findings((), now)), (), tuple(now))
 
 
 def changed(
-    identity: Identity, before: list[Summary] | CompileFailure, now: list[Summary] | CompileFailure, note: str = ""
+    identity: CaseIdentity, before: list[Summary] | CompileFailure, now: list[Summary] | CompileFailure, note: str = ""
 ) -> CodeChange:
     """Returns the verdict for a kernel that exists in both trees.  `note` is an extra sentence for the verdict."""
     if isinstance(now, CompileFailure):
@@ -111,16 +111,16 @@ def changed(
         return CodeChange(*identity, "DOES NOT COMPILE", (str(now), *extra_sentences))
     if isinstance(before, CompileFailure):
         return CodeChange(*identity, _FIXED_VERDICTS[before.refused], (f"before: {before}",), (), tuple(now))
-    notes = (note,) if note else ()
+    given_notes = (note,) if note else ()
     if Counter(map(_activity, before)) == Counter(map(_activity, now)):
-        return CodeChange(*identity, "SAME", notes, tuple(before), tuple(now))
+        return CodeChange(*identity, "SAME", given_notes, tuple(before), tuple(now))
     launch_pairs = _aligned(before, now)
-    paths = launch_pairs or [(min(before, key=_rank), min(now, key=_rank))]
+    compared_pairs = launch_pairs or [(min(before, key=_rank), min(now, key=_rank))]
     stack_bytes_of = attrgetter("stack_bytes")
     spill_pairs = launch_pairs or [(max(before, key=stack_bytes_of), max(now, key=stack_bytes_of))]
     lost_paths = [
         f"{new_code.name}: {old_code.tensor_path} -> {new_code.tensor_path}"
-        for old_code, new_code in paths
+        for old_code, new_code in compared_pairs
         if _rank(new_code) > _rank(old_code)
     ]
     spill_texts = [
@@ -132,7 +132,7 @@ def changed(
     ]
     if [s.name for s in before] != [s.name for s in now]:
         other_changes.insert(0, f"launches {', '.join(s.name for s in before)} -> {', '.join(s.name for s in now)}")
-    sentences = (*lost_paths, *spill_texts, *other_changes, *_findings(before, now), *notes)
+    sentences = (*lost_paths, *spill_texts, *other_changes, *_findings(before, now), *given_notes)
     return CodeChange(
         *identity, verdict, sentences or ("the code differs in nothing counted",), tuple(before), tuple(now)
     )
@@ -188,10 +188,10 @@ def _sentences(was: Summary, is_: Summary) -> list[str]:
 
 def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
     """Returns sentences: first on options that have lost their effect, then on options that have an effect again."""
-    failed_names = {option.name for summary in before for option in summary.options if not option.took_effect}
-    lost_options = {option.name: option for summary in now for option in summary.options if not option.took_effect}
+    failed_names = {option.name for launch in before for option in launch.options if not option.took_effect}
+    lost_options = {option.name: option for launch in now for option in launch.options if not option.took_effect}
     new_sentences = [option.sentence for name, option in lost_options.items() if name not in failed_names]
-    working_names = {option.name for summary in now for option in summary.options if option.took_effect}
+    working_names = {option.name for launch in now for option in launch.options if option.took_effect}
     return new_sentences + [
         f"{name} takes effect now" for name in sorted((failed_names - lost_options.keys()) & working_names)
     ]
@@ -201,14 +201,14 @@ def markdown(changes: Sequence[CodeChange], base: str, untouched: bool = False) 
     """Returns the text for a pull request: the verdict, and a table of all kernels without the verdict SAME."""
     shown_changes = [change for change in changes if change.verdict != "SAME"]
     verdict_order = (*FAILING_VERDICTS, "GONE", "CHANGED", "FIXED", "NEW", "NOT COMPARED")
-    lines = ["### Compiled code", "", summary_line(changes, base, untouched), ""]
+    page_lines = ["### Compiled code", "", summary_line(changes, base, untouched), ""]
     rows = []
     for change in sorted(shown_changes, key=lambda change: verdict_order.index(change.verdict)):
         sentences_cell = Marked("<br>".join(map(markdown_cell, change.sentences)))
         kernel, case = f"{change.op}/{change.kernel}", markdown_code(change.case_id)
         rows.append((change.verdict, kernel, change.scheme, case, sentences_cell))
-    lines += markdown_table(("verdict", "kernel", "dtype", "case", "what"), rows) if shown_changes else []
-    return "\n".join(lines).rstrip() + "\n"
+    page_lines += markdown_table(("verdict", "kernel", "dtype", "case", "what"), rows) if shown_changes else []
+    return "\n".join(page_lines).rstrip() + "\n"
 
 
 ItemPair = tuple[Item | None, Item | None]
@@ -227,8 +227,8 @@ def reached(base: CompiledTree, head: CompiledTree, query: Query, revision: str)
             return [], True
     all_pairs = matched(base, head, query)
     if head.within:
-        files = {item["part"] for pair in all_pairs for item in pair if item}
-        touched_parts = touched_files(changed_paths, files, tree_paths, head.path)
+        part_names = {item["part"] for pair in all_pairs for item in pair if item}
+        touched_parts = touched_files(changed_paths, part_names, tree_paths, head.path)
     touched_pairs = [pair for pair in all_pairs if any(item and item["part"] in touched_parts for item in pair)]
     return touched_pairs, len(touched_pairs) < len(all_pairs)
 
@@ -267,8 +267,8 @@ def compare_pairs(
         # One failure means a broken kernel; if every kernel fails, this bench cannot read the tree.
         raise ValueError(f"compare: nothing of {base.label} compiles here: {failures[0]}")
     head_results = _compile(head, [item for _, item in pairs if item is not None], device, store, done)
-    changes = [_change(pair, base_results, head_results) for pair in pairs]
-    return sorted(changes, key=lambda change: (change.op, change.kernel, change.scheme, change.case_id))
+    code_changes = [_change(item_pair, base_results, head_results) for item_pair in pairs]
+    return sorted(code_changes, key=lambda change: (change.op, change.kernel, change.scheme, change.case_id))
 
 
 def _at(item: Item, other: Item | None) -> Item | None:
@@ -282,23 +282,23 @@ def _key(item: Item) -> tuple[str, str, str]:
     return item["op"], item["kernel"], item["scheme"]
 
 
-def _id(item: Item) -> Identity:
+def _id(item: Item) -> CaseIdentity:
     return (*_key(item), Case(**item["case"]).id)
 
 
-Results = dict[Identity, list[Summary] | CompileFailure]
+Results = dict[CaseIdentity, list[Summary] | CompileFailure]
 
 
 def _compile(
     side: CompiledTree, items: Sequence[Item], device: Device, store: Store | None, done: Callable[[str], None]
 ) -> Results:
-    requests = [{name: value for name, value in item.items() if name not in ("kept", "part")} for item in items]
-    messages = [{"do": "compile", **request, **side.within} for request in requests]
-    results = compile_in(side.workers, messages, [item["kept"] for item in items], side.tree, store, done)
+    compile_requests = [{name: value for name, value in item.items() if name not in ("kept", "part")} for item in items]
+    worker_messages = [{"do": "compile", **compile_request, **side.within} for compile_request in compile_requests]
+    results = compile_in(side.workers, worker_messages, [item["kept"] for item in items], side.tree, store, done)
     return {
         _id(item): result
         if isinstance(result, CompileFailure)
-        else [summarize(info, item["scheme"], device) for info in result]
+        else [summarize(launch_info, item["scheme"], device) for launch_info in result]
         for item, result in zip(items, results, strict=True)
     }
 

@@ -25,13 +25,13 @@ _TENSOR_PATTERN = re.compile(rf"\d+(x\d+)*:({'|'.join(DTYPES)})")
 
 def function_of(text: str) -> Callable[..., Any]:
     """Returns the function at `path.py::name`.  Raises `ValueError` if the file or the function is missing."""
-    file, _, name = text.partition("::")
-    path = Path(file)
+    source_file, _, name = text.partition("::")
+    path = Path(source_file)
     if not name or path.suffix != ".py" or not path.is_file():
         raise ValueError(f"function: expected path.py::name with a Python file that is there, got {text!r}")
     function = getattr(_module(path.resolve()), name, None)
     if not callable(function):
-        raise ValueError(f"function: expected a function {name!r} in {file}, got none")
+        raise ValueError(f"function: expected a function {name!r} in {source_file}, got none")
     return function  # type: ignore[no-any-return]
 
 
@@ -55,20 +55,20 @@ def selected(text: str, shapes: Iterable[str] | None, arguments: str, dtype: str
         raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
 
     def shape(name: str, text: str) -> str:
-        tensor = text if ":" in text else f"{text}:{dtype}"
-        if not _TENSOR_PATTERN.fullmatch(tensor):
+        tensor_text = text if ":" in text else f"{text}:{dtype}"
+        if not _TENSOR_PATTERN.fullmatch(tensor_text):
             raise ValueError
-        return tensor
+        return tensor_text
 
     expected_text = f"shape: expected name=64x96 or name=64x96:{'|'.join(DTYPES)}, each name once"
     tensors = values_by_name(filter(None, ",".join(shapes or ()).split(",")), expected_text, shape)
     value_texts = texts_of(arguments)
     if repeated_names := tensors.keys() & value_texts.keys():
         raise ValueError(f"argument: expected {repeated_names.pop()} here or in --shape, got both")
-    file, _, name = text.partition("::")
-    dtype_names = {value.partition(":")[2] for value in tensors.values()}
+    source_file, _, name = text.partition("::")
+    dtype_names = {tensor_value.partition(":")[2] for tensor_value in tensors.values()}
     scheme = get_scheme(dtype_names.pop() if len(dtype_names) == 1 else dtype)
-    return KernelCase(Path(file).name, name, Case(**tensors, **value_texts), scheme, Path(file).resolve())
+    return KernelCase(Path(source_file).name, name, Case(**tensors, **value_texts), scheme, Path(source_file).resolve())
 
 
 def texts_of(arguments: str) -> dict[str, str]:
@@ -94,11 +94,11 @@ def _value(text: str) -> Any:
 def inputs_of(case: Mapping[str, str], seed: int) -> dict[str, Any]:
     """Returns the arguments of an input case: CPU tensors of normally distributed numbers, and the other values."""
     generator, inputs = torch.Generator().manual_seed(seed), dict[str, Any]()
-    for name, value in case.items():
-        if not _TENSOR_PATTERN.fullmatch(value):
-            inputs[name] = _value(value)
+    for name, case_value in case.items():
+        if not _TENSOR_PATTERN.fullmatch(case_value):
+            inputs[name] = _value(case_value)
             continue
-        shape_text, _, dtype = value.partition(":")
+        shape_text, _, dtype = case_value.partition(":")
         inputs[name] = torch.randn([*map(int, shape_text.split("x"))], generator=generator).to(DTYPES[dtype])
     return inputs
 

@@ -18,14 +18,14 @@ from torch.overrides import TorchFunctionMode
 from rooflab.bench.compile.cases import SM, device_for, properties
 
 GPU = torch.device("cuda", 0)
-_CPU = torch.device("cpu")
+_CPU_DEVICE = torch.device("cpu")
 _IDENTITY_METHODS = (torch.Tensor.cuda, torch.Tensor.pin_memory)
 """Methods that return the tensor itself on the pretended GPU."""
 _DEVICE_GETTERS: dict[Any, Callable[[torch.device], Any]] = {
-    torch.Tensor.device.__get__: lambda real: GPU if real == _CPU else real,
-    torch.Tensor.is_cuda.__get__: lambda real: real == _CPU,  # type: ignore[attr-defined]
+    torch.Tensor.device.__get__: lambda real: GPU if real == _CPU_DEVICE else real,
+    torch.Tensor.is_cuda.__get__: lambda real: real == _CPU_DEVICE,  # type: ignore[attr-defined]
     torch.Tensor.is_cpu.__get__: lambda real: False,  # type: ignore[attr-defined]
-    torch.Tensor.get_device: lambda real: 0 if real == _CPU else -1,
+    torch.Tensor.get_device: lambda real: 0 if real == _CPU_DEVICE else -1,
 }
 
 
@@ -57,9 +57,9 @@ class OnGpu(TorchFunctionMode):
 def _on_cpu(device: Any) -> Any:
     """Returns the CPU if `device` is a CUDA device; returns any other device unchanged."""
     if isinstance(device, int) and not isinstance(device, bool):
-        return _CPU
+        return _CPU_DEVICE
     is_gpu = device.type == "cuda" if isinstance(device, torch.device) else str(device).split(":")[0] == "cuda"
-    return _CPU if is_gpu else device
+    return _CPU_DEVICE if is_gpu else device
 
 
 class _Event:
@@ -136,15 +136,15 @@ def pretended_gpu() -> Iterator[OnGpu]:
         "empty_cache": None, "init": None, "_lazy_init": None, "current_stream": stream, "default_stream": stream,
     }  # fmt: skip
     refused_names = ("memory_allocated", "max_memory_allocated", "mem_get_info", "memory_stats", "get_rng_state")
-    replacements: dict[str, Any] = {name: _refused(name) for name in refused_names}
-    replacements |= {name: (lambda *args, value=value, **kwargs: value) for name, value in cuda_answers.items()}
-    replacements |= dict.fromkeys(("device", "device_of", "stream"), _Guard)
+    fake_calls: dict[str, Any] = {name: _refused(name) for name in refused_names}
+    fake_calls |= {name: (lambda *args, value=value, **kwargs: value) for name, value in cuda_answers.items()}
+    fake_calls |= dict.fromkeys(("device", "device_of", "stream"), _Guard)
     # Inductor holds the function that calls it.
-    replacements |= {"_get_device_properties": lambda *args: device_properties, "Event": _Event, "Stream": _Stream}
+    fake_calls |= {"_get_device_properties": lambda *args: device_properties, "Event": _Event, "Stream": _Stream}
     # A class, because annotations name it.
-    replacements["CUDAGraph"] = type("CUDAGraph", (), {"__init__": _refused("CUDAGraph")})
+    fake_calls["CUDAGraph"] = type("CUDAGraph", (), {"__init__": _refused("CUDAGraph")})
     with (
-        patch.multiple(torch.cuda, create=True, **replacements),
+        patch.multiple(torch.cuda, create=True, **fake_calls),
         patch.object(torch.version, "cuda", "12.8"),
         patch.object(torch._C, "_get_accelerator", lambda *args: GPU),
         patch.object(torch._C, "_cuda_getCurrentRawStream", lambda *args: 0, create=True),

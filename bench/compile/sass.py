@@ -37,9 +37,9 @@ TENSOR_CORES = ("wgmma", "mma")
 """The families of tensor-core instructions, the newest first."""
 TMA_STORES = ("UTMASTG", "UTMAREDG")
 """TMA copies from shared memory to global memory."""
-_FAMILY_OF = {opcode: family for family, opcodes in FAMILIES.items() for opcode in opcodes}
+_OPCODE_FAMILY = {opcode: family for family, opcodes in FAMILIES.items() for opcode in opcodes}
 _BYTES_OF = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
-_DEFAULT_WIDTH = 4
+_DEFAULT_BYTES = 4
 WARPGROUP_WARPS = 4
 """The number of warps that execute one wgmma together."""
 
@@ -47,7 +47,7 @@ _FUNCTION_HEADING = re.compile(r"^(?:\.text\.(\S+):|\s+Function : (\S+))$")
 _LABEL_LINE = re.compile(r"^([.$\w][\w.$@]*):\s*$")
 _INSTRUCTION_LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][A-Za-z0-9_.]*)\s*(.*)$")
 _BRANCH_TARGETS = re.compile(r'BRANCH_TARGETS ([^"]*)"')
-_REGISTER = re.compile(r"\b(U?R|U?P)(\d+)(\.64)?")
+_REGISTER_PATTERN = re.compile(r"\b(U?R|U?P)(\d+)(\.64)?")
 _RESULT_REGISTER = re.compile(r"U?R(\d+|Z)\b|U?P(\d|T)\b")
 _PREDICATE_NAME = re.compile(r"U?P(\d|T)")
 _BRANCH_ADDRESS = re.compile(r"0x([0-9a-f]+)\s*$")
@@ -77,7 +77,7 @@ class SassInstruction:
     @property
     def family(self) -> str | None:
         """Returns the instruction's family, a key of `FAMILIES`; None if the instruction belongs to no family."""
-        return _FAMILY_OF.get(self.name)
+        return _OPCODE_FAMILY.get(self.name)
 
     @cached_property
     def modifiers(self) -> tuple[str, ...]:
@@ -145,17 +145,17 @@ class SassInstruction:
     def mma_shape(self) -> tuple[int, int, int] | None:
         """Returns the tile shape `(M, N, K)` of a tensor-core instruction; None for other instructions."""
         if self.is_wgmma:
-            tile = next((match for modifier in self.modifiers if (match := _TILE_SHAPE.fullmatch(modifier))), None)
-            return (int(tile[1]), int(tile[2]), int(tile[3])) if tile else None
+            mnk_match = next((mnk for suffix in self.modifiers if (mnk := _TILE_SHAPE.fullmatch(suffix))), None)
+            return (int(mnk_match[1]), int(mnk_match[2]), int(mnk_match[3])) if mnk_match else None
         if self.name in _WARP_MMA:
-            return next((_MMA_SHAPES[modifier] for modifier in self.modifiers if modifier in _MMA_SHAPES), None)
+            return next((_MMA_SHAPES[suffix] for suffix in self.modifiers if suffix in _MMA_SHAPES), None)
         return None
 
     @property
     def mma_flops(self) -> int:
         """Returns the FLOPs of a matrix instruction, per warp (mma) or per warpgroup (wgmma); else 0."""
-        shape = self.mma_shape
-        return 2 * shape[0] * shape[1] * shape[2] if shape else 0
+        mma_shape = self.mma_shape
+        return 2 * mma_shape[0] * mma_shape[1] * mma_shape[2] if mma_shape else 0
 
     @property
     def mma_dtype(self) -> str:
@@ -190,9 +190,9 @@ class SassInstruction:
     @property
     def _width(self) -> int:
         """Returns the number of 32-bit registers that hold the result."""
-        shape = self.mma_shape
-        if shape:
-            return shape[0] * shape[1] // (32 * (WARPGROUP_WARPS if self.is_wgmma else 1))
+        mma_shape = self.mma_shape
+        if mma_shape:
+            return mma_shape[0] * mma_shape[1] // (32 * (WARPGROUP_WARPS if self.is_wgmma else 1))
         if "WIDE" in self.modifiers:
             return 2
         return max(1, self.bytes_per_thread // 4) if self.name.startswith("LD") else 1
@@ -200,9 +200,9 @@ class SassInstruction:
 
 def _names(operand: str, width: int) -> list[str]:
     return [
-        f"{register_kind}{int(register_number) + offset}"
-        for register_kind, register_number, is_64_bit in _REGISTER.findall(operand)
-        for offset in range(2 if is_64_bit else width if "R" in register_kind else 1)
+        f"{register_kind}{int(register_number) + register_offset}"
+        for register_kind, register_number, is_64_bit in _REGISTER_PATTERN.findall(operand)
+        for register_offset in range(2 if is_64_bit else width if "R" in register_kind else 1)
     ]
 
 
@@ -222,19 +222,19 @@ def width_bytes(opcode: str) -> int:
     """Returns the bytes that a load or store with this opcode moves per thread.
 
     The width is a whole modifier, such as `128` (bits), else 4 bytes.  `LTC128B` is no width, but an L2 hint."""
-    return next((_BYTES_OF[modifier] for modifier in opcode.split(".")[1:] if modifier in _BYTES_OF), _DEFAULT_WIDTH)
+    return next((_BYTES_OF[suffix] for suffix in opcode.split(".")[1:] if suffix in _BYTES_OF), _DEFAULT_BYTES)
 
 
 def parse(text: str) -> dict[str, SassFunction]:
     """Parses every function in `text`, and returns them by name.  Raises `ValueError` if there is no function."""
     function_readings: dict[str, _Reading] = {}
     current_reading: _Reading | None = None
-    for line in text.splitlines():
-        heading = _FUNCTION_HEADING.match(line)
-        if heading:
-            current_reading = function_readings.setdefault(heading[1] or heading[2], _Reading())
+    for sass_line in text.splitlines():
+        heading_match = _FUNCTION_HEADING.match(sass_line)
+        if heading_match:
+            current_reading = function_readings.setdefault(heading_match[1] or heading_match[2], _Reading())
         elif current_reading is not None:
-            current_reading.read(line)
+            current_reading.read(sass_line)
     if not any(reading.instructions for reading in function_readings.values()):
         raise ValueError(f"sass: expected what cuobjdump or nvdisasm print, got {text[:60]!r}")
     return {name: reading.function(name) for name, reading in function_readings.items() if reading.instructions}
@@ -242,12 +242,12 @@ def parse(text: str) -> dict[str, SassFunction]:
 
 def parse_code(text: str) -> tuple[SassInstruction, ...]:
     """Parses the instructions of one kernel; the text may have a heading.  Raises `ValueError` without instructions."""
-    reading = _Reading()
-    for line in text.splitlines():
-        reading.read(line)
-    if not reading.instructions:
+    function_reading = _Reading()
+    for sass_line in text.splitlines():
+        function_reading.read(sass_line)
+    if not function_reading.instructions:
         raise ValueError("sass: expected the instructions of a kernel, got none")
-    return tuple(reading.instructions)
+    return tuple(function_reading.instructions)
 
 
 class _Reading:
@@ -278,7 +278,7 @@ class _Reading:
 
     def function(self, name: str) -> SassFunction:
         indirect = {
-            address: tuple(self.labels[label] for label in labels if label in self.labels)
+            address: tuple(self.labels[label_name] for label_name in labels if label_name in self.labels)
             for address, labels in self.indirect.items()
         }
         return SassFunction(name, tuple(self.instructions), self.labels, indirect)
@@ -288,7 +288,7 @@ def count_families(opcodes: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Counts the instructions of each family in `FAMILIES`.  `opcodes` holds pairs of an opcode and its count."""
     family_counts = dict.fromkeys(FAMILIES, 0)
     for opcode, opcode_count in opcodes:
-        family = _FAMILY_OF.get(opcode.partition(".")[0])
+        family = _OPCODE_FAMILY.get(opcode.partition(".")[0])
         if family is not None:
             family_counts[family] += opcode_count
     return family_counts

@@ -70,7 +70,7 @@ def find_loops(function: SassFunction) -> list[Loop]:
     blocks, entry_addresses = _blocks(function)
     loop_bodies = _natural_loops(blocks, entry_addresses)
     code = {
-        head: tuple(instruction for block in sorted(body) for instruction in blocks[block].instructions)
+        head: tuple(instruction for block_address in sorted(body) for instruction in blocks[block_address].instructions)
         for head, body in loop_bodies.items()
     }
     waits = {head: _only_waits(instructions) for head, instructions in code.items()}
@@ -123,10 +123,10 @@ def _blocks(function: SassFunction) -> tuple[dict[int, _Block], set[int]]:
     # No instruction shows the targets of an indirect branch, so every label that nothing refers to counts as one.
     indirect_targets = {a for label, a in function.labels.items() if label.startswith(".L") and a not in branch_targets}
     block_starts = {code[0].address, *function.labels.values(), *branch_targets}
-    blocks: dict[int, _Block] = {}
+    flow_blocks: dict[int, _Block] = {}
     for instruction, next_instruction in zip(code, (*code[1:], None), strict=True):
         if instruction.address in block_starts:
-            current_block = blocks[instruction.address] = _Block([], set())
+            current_block = flow_blocks[instruction.address] = _Block([], set())
         current_block.instructions.append(instruction)
         if instruction.name in _INDIRECT_OPCODES and not targets_by_branch[instruction.address]:
             current_block.successors = set(indirect_targets)
@@ -137,7 +137,7 @@ def _blocks(function: SassFunction) -> tuple[dict[int, _Block], set[int]]:
         if next_instruction is not None:
             block_starts.add(next_instruction.address)
     entry_addresses = {code[0].address, *(t for i in code if i.name == "CALL" for t in targets_by_branch[i.address])}
-    return blocks, entry_addresses
+    return flow_blocks, entry_addresses
 
 
 def _ends_block(instruction: SassInstruction) -> bool:
@@ -147,13 +147,13 @@ def _ends_block(instruction: SassInstruction) -> bool:
 def _targets(instruction: SassInstruction, function: SassFunction) -> list[int]:
     if instruction.name in _INDIRECT_OPCODES:
         return list(function.indirect.get(instruction.address, ()))
-    addresses = []
-    for label, address in _TARGET_OPERAND.findall(instruction.operands):
-        if label in function.labels:
-            addresses.append(function.labels[label])
-        elif address:
-            addresses.append(int(address, 16))
-    return addresses
+    target_addresses = []
+    for label_name, target_address in _TARGET_OPERAND.findall(instruction.operands):
+        if label_name in function.labels:
+            target_addresses.append(function.labels[label_name])
+        elif target_address:
+            target_addresses.append(int(target_address, 16))
+    return target_addresses
 
 
 def _successors(last: SassInstruction, following: SassInstruction | None, targets: Mapping[int, list[int]]) -> set[int]:
@@ -170,8 +170,8 @@ def _successors(last: SassInstruction, following: SassInstruction | None, target
 
 def _natural_loops(blocks: Mapping[int, _Block], entries: set[int]) -> dict[int, frozenset[int]]:
     """Maps the address of each loop head to its basic blocks.  All back edges to the same head form one loop."""
-    edges = [(head, successor) for head, block in blocks.items() for successor in block.successors & blocks.keys()]
-    flow_graph = nx.DiGraph([*edges, *((_START_NODE, entry_address) for entry_address in entries & blocks.keys())])
+    flow_edges = [(head, successor) for head, node in blocks.items() for successor in node.successors & blocks.keys()]
+    flow_graph = nx.DiGraph([*flow_edges, *((_START_NODE, entry_address) for entry_address in entries & blocks.keys())])
     flow_graph = flow_graph.subgraph({_START_NODE, *nx.descendants(flow_graph, _START_NODE)})
     dominators = nx.immediate_dominators(flow_graph, _START_NODE)
     loops: dict[int, set[int]] = {}
@@ -189,5 +189,5 @@ def _only_waits(instructions: Sequence[SassInstruction]) -> bool:
     if len(instructions) > _MAX_WAIT_SIZE or any(instruction.family in _WORK_FAMILIES for instruction in instructions):
         return False
     load_ops = [instruction for instruction in instructions if instruction.family == "global_load"]
-    is_polling = load_ops and all("STRONG" in load.opcode for load in load_ops)
+    is_polling = load_ops and all("STRONG" in load_op.opcode for load_op in load_ops)
     return bool(is_polling) or (not load_ops and any(instruction.name in _WAIT_OPCODES for instruction in instructions))

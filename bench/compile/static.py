@@ -21,7 +21,7 @@ from rooflab.kernels import registry
 from rooflab.reference.spec import Case
 
 WORKER_MODULE = "rooflab.bench.compile.compile_worker"
-TIMEOUT_S = 300.0
+COMPILE_LIMIT_S = 300.0
 """The time limit of one compilation, in seconds.  A compilation normally takes about half a second."""
 
 
@@ -38,7 +38,7 @@ def compilers(tree: Path | None = None, import_path: str | None = None) -> Pool:
     """Returns a pool that compiles kernels of `tree`, by default of this program.  `import_path`: its `PYTHONPATH`."""
     path = {} if import_path is None else {"PYTHONPATH": import_path}
     environment = {"TRITON_INTERPRET": None, **path}
-    return Pool(WORKER_MODULE, environment=environment, limit_s=TIMEOUT_S, tree=tree)
+    return Pool(WORKER_MODULE, environment=environment, limit_s=COMPILE_LIMIT_S, tree=tree)
 
 
 @cache
@@ -164,8 +164,8 @@ def compile_kernels(
     new_requests = [request for request in dict.fromkeys(requests) if request not in _compiled_kernels]
     keep_flags = [request.file is None and can_keep(request.registered) for request in new_requests]
     messages = [{"do": "compile", **request.to_json()} for request in new_requests]
-    answers = compile_in(own_compilers(), messages, keep_flags, own_hash() if store else "", store, done)
-    results = dict(zip(new_requests, answers, strict=True))
+    worker_answers = compile_in(own_compilers(), messages, keep_flags, own_hash() if store else "", store, done)
+    results = dict(zip(new_requests, worker_answers, strict=True))
     remembered_results = {r: result for r, result in results.items() if r.file is None and r.config is None}
     _compiled_kernels.update({r: result for r, result in remembered_results.items() if isinstance(result, list)})
     return [results[request] if request in results else _compiled_kernels[request] for request in requests]
@@ -184,20 +184,20 @@ def compile_in(
     `tree` is the hash of the source files.  `keeps` has one flag per message: whether `store` caches the answer.
     """
     keys = [store.key(message, tree) if store and keep else None for message, keep in zip(messages, keeps, strict=True)]
-    answers = [store.read(key) if store and key else None for key in keys]
-    new_indices = [index for index, answer in enumerate(answers) if answer is None]
-    for answer in answers:
-        if answer is not None:
+    worker_answers = [store.read(store_key) if store and store_key else None for store_key in keys]
+    new_indices = [index for index, reply in enumerate(worker_answers) if reply is None]
+    for reply in worker_answers:
+        if reply is not None:
             done("")
-    for index, answer in zip(new_indices, workers.ask_all(messages[index] for index in new_indices), strict=True):
+    for index, reply in zip(new_indices, workers.ask_all(messages[index] for index in new_indices), strict=True):
         done("")
-        if isinstance(answer, ChildFailed):
-            answer = {"error": why_unanswered(answer), "where": "", "refused": False}
-        answers[index] = answer
-        key = keys[index]
-        if store and key and "error" not in answer:
-            store.write(key, answer)
-    return [_result(message, answer or {}) for message, answer in zip(messages, answers, strict=True)]
+        if isinstance(reply, ChildFailed):
+            reply = {"error": why_unanswered(reply), "where": "", "refused": False}
+        worker_answers[index] = reply
+        store_key = keys[index]
+        if store and store_key and "error" not in reply:
+            store.write(store_key, reply)
+    return [_result(message, reply or {}) for message, reply in zip(messages, worker_answers, strict=True)]
 
 
 def _result(message: Mapping[str, Any], answer: Mapping[str, Any]) -> CompileOutcome:

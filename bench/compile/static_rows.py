@@ -24,7 +24,7 @@ COLUMNS = (
 """The columns of the table.  `spill`: stack bytes per thread.  `smem`: bytes per CTA.  `by`: the resource that limits
 CTAs per SM.  `tensor` to `ldmatrix`: instructions in the hot loop.  `load`: bytes per thread of the narrowest and of
 the usual load in the hot loop.  `options`: the number of requested options without effect."""
-BATCH_SIZE = 64
+TARGETS_PER_BATCH = 64
 """The number of compilations whose text is in memory at the same time.  Each text has half a megabyte."""
 
 
@@ -93,8 +93,8 @@ def compile_targets(
 ) -> list[CompileResult]:
     """Compiles every target for `device`, and computes occupancy and waves.  Calls `done` after each compilation."""
     results = []
-    for batch_start in range(0, len(targets), BATCH_SIZE):
-        target_batch = targets[batch_start : batch_start + BATCH_SIZE]
+    for batch_start in range(0, len(targets), TARGETS_PER_BATCH):
+        target_batch = targets[batch_start : batch_start + TARGETS_PER_BATCH]
         for target, result in zip(target_batch, compile_kernels(target_batch, store, done), strict=True):
             if isinstance(result, CompileFailure):
                 results.append(CompileResult(target, failure=result))
@@ -118,7 +118,7 @@ def _row(result: CompileResult, launch: Summary) -> dict[str, Any]:
         "kernel": kernel_case.registered.id,
         "scheme": kernel_case.scheme.name,
         "case": kernel_case.case.id,
-        "config": ",".join(f"{key}={value}" for key, value in config.items()),
+        "config": ",".join(f"{option_name}={option_value}" for option_name, option_value in config.items()),
         "launch": launch.name + (f" x{launch.launches}" if launch.launches > 1 else ""),
         "regs": launch.registers,
         "spill": launch.stack_bytes,
@@ -161,9 +161,9 @@ def write_records(results: Sequence[CompileResult], folder: Path) -> Path:
 
 def _record(result: CompileResult, run_id: str, environment: Environment) -> Record:
     target = result.target
-    status, reason = result.status, str(result.failure or "")
+    result_status, reason = result.status, str(result.failure or "")
     return replace(
-        environment.record("static", target.registered, target.case, target.scheme.name, run_id, status, reason),
+        environment.record("static", target.registered, target.case, target.scheme.name, run_id, result_status, reason),
         config=result.config_values,
         compiled=tuple(launch.to_json() for launch in result.launches),
     )

@@ -28,7 +28,7 @@ PREFIXES = ("TRITON_", "PTXAS", "NVCC_", "NVRTC_", "CUDA_", "CUPY_", "LLVM_", "M
 """The prefixes of environment variables that compilers read."""
 IGNORED_NAMES = ("TRITON_INTERPRET", "TRITON_CACHE_DIR", "TRITON_HOME", "CUDA_VISIBLE_DEVICES", "CUPY_CACHE_DIR")
 """Variables with such a prefix that do not change compiled code: they name folders, the visible GPU or the mode."""
-UNUSED_S = 30 * 24 * 3600.0
+MAX_UNUSED_S = 30 * 24 * 3600.0
 """An entry that was not read for this many seconds is deleted."""
 SOURCE_PACKAGES = ("kernels", "reference", "roofline")
 """The packages of this tree that a kernel may import (the house rule of one-way imports)."""
@@ -50,14 +50,14 @@ class Store:
 
     def read(self, key: str) -> dict[str, Any] | None:
         """Returns the cache entry with this name; None if the entry is missing or damaged."""
-        path = self._path(key)
+        answer_path = self._path(key)
         try:
-            answer: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
-            os.utime(path)
+            stored_answer: dict[str, Any] = json.loads(gzip.decompress(answer_path.read_bytes()))
+            os.utime(answer_path)
         except (OSError, EOFError, ValueError, zlib.error):
             return None
         self.hits += 1
-        return answer
+        return stored_answer
 
     def write(self, key: str, answer: Mapping[str, Any]) -> None:
         """Stores an answer under `key`.  Raises `ValueError` if the folder cannot be written to."""
@@ -67,11 +67,11 @@ class Store:
 
     def prune(self) -> None:
         """Deletes all files that were not used for a month: old entries, and unfinished files."""
-        oldest_time = time.time() - UNUSED_S
-        for file in self.folder.glob("*"):
+        oldest_time = time.time() - MAX_UNUSED_S
+        for stored_file in self.folder.glob("*"):
             try:
-                if file.stat().st_mtime < oldest_time:
-                    file.unlink()
+                if stored_file.stat().st_mtime < oldest_time:
+                    stored_file.unlink()
             except FileNotFoundError:  # another process deleted the file first
                 continue
 

@@ -14,7 +14,7 @@ from rooflab.roofline.device import Device
 from rooflab.roofline.occupancy import occupancy, waves
 
 COPY_FAMILIES = ("tma", "cp_async", "ldmatrix")
-LOADS, STORES = ("LDG", "LD", "LDGSTS"), ("STG", "ST")
+LOAD_OPCODES, STORES = ("LDG", "LD", "LDGSTS"), ("STG", "ST")
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ class Summary:
     @property
     def findings(self) -> list[str]:
         """Returns one sentence for each requested option that took no effect."""
-        return [option.sentence for option in self.options if not option.took_effect]
+        return [checked_option.sentence for checked_option in self.options if not checked_option.took_effect]
 
     @property
     def in_loop(self) -> Mapping[str, int]:
         """Counts instructions by family in the hot loop and the loop that feeds it; without a loop, in all code."""
         if self.loop is None:
             return self.counts
-        return {key: self.loop.counts.get(key, 0) + self.loop.fed_by.get(key, 0) for key in self.counts}
+        return {op_name: self.loop.counts.get(op_name, 0) + self.loop.fed_by.get(op_name, 0) for op_name in self.counts}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values, for the field `compiled` of a record."""
@@ -106,7 +106,7 @@ def summarize(info: CompiledInfo, scheme: str, device: Device) -> Summary:
     residency = occupancy(device, info.threads, info.registers, info.shared_bytes)
     grid_waves = waves(info.ctas, residency.ctas_per_sm, device.sms) if info.ctas and residency.ctas_per_sm else None
     main_loop = hot_loop(info.loops)
-    load_widths, store_widths = widths(info.opcodes.items(), *LOADS), widths(info.opcodes.items(), *STORES)
+    load_widths, store_widths = widths(info.opcodes.items(), *LOAD_OPCODES), widths(info.opcodes.items(), *STORES)
     return Summary(
         **{name: getattr(info, name) for name in _COMPILED_FIELDS},
         device=device.name,
@@ -139,7 +139,7 @@ def _loop(hot: Loop | None, feeding: Loop | None) -> LoopSummary | None:
         return None
     # The loads of both loops, because with specialised warps one loop loads the data of the other.
     all_opcodes = [*hot.opcodes.items(), *(feeding.opcodes.items() if feeding else ())]
-    min_width, usual_width = widths(all_opcodes, *LOADS)
+    min_width, usual_width = widths(all_opcodes, *LOAD_OPCODES)
     return LoopSummary(
         address=hot.start,
         depth=hot.depth,
@@ -200,13 +200,13 @@ def options(info: CompiledInfo, scheme: str) -> list[Option]:
 def dots(ir: str) -> list[Dot]:
     """Returns the matrix multiplications in a kernel's IR, which Triton or Gluon made."""
     found_dots = []
-    for line in ir.splitlines():
-        match = _DOT_OP.search(line)
-        if match:
-            precision = _DOT_PRECISION.search(line)
+    for ir_line in ir.splitlines():
+        dot_match = _DOT_OP.search(ir_line)
+        if dot_match:
+            precision = _DOT_PRECISION.search(ir_line)
             # The IR prints every precision but its own default, ieee; it prints tl.dot's default, tf32.
             name = precision[1] if precision else "ieee"
-            found_dots.append(Dot(int(match[1].split("x")[-2]), match[2], _PRECISIONS.get(name, name)))
+            found_dots.append(Dot(int(dot_match[1].split("x")[-2]), dot_match[2], _PRECISIONS.get(name, name)))
     return found_dots
 
 
@@ -214,7 +214,7 @@ def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     """Checks that fp32 matrix products use IEEE fp32, or split operands (`tf32x3`) if the kernel requests this."""
     if scheme != "fp32":
         return
-    fp32_precisions = [dot.precision for dot in dots(info.ir) if dot.dtype == "f32"]
+    fp32_precisions = [dot_op.precision for dot_op in dots(info.ir) if dot_op.dtype == "f32"]
     tf32_count = sum(opcode_count for opcode, opcode_count in info.opcodes.items() if "TF32" in opcode.split("."))
     split_kinds = sorted({precision for precision in fp32_precisions if "x" in precision})
     if split_kinds:
@@ -255,9 +255,9 @@ def _wgmma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 def _serialized(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     """Reports wgmma instructions that the assembler serialized, because it could not prove that they may overlap."""
-    warnings = [warning for warning in info.warnings if "serializ" in warning]
-    if warnings:
-        yield Option("asynchronous wgmma", False, f"wgmma instructions wait for one another: {warnings[0]}")
+    serial_warnings = [log_warning for log_warning in info.warnings if "serializ" in log_warning]
+    if serial_warnings:
+        yield Option("asynchronous wgmma", False, f"wgmma instructions wait for one another: {serial_warnings[0]}")
 
 
 def _pipelining(info: CompiledInfo, scheme: str) -> Iterator[Option]:
@@ -268,15 +268,15 @@ def _pipelining(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     max_stages = max(stage_counts, default=1)
     if max_stages < 2:
         return
-    request = f"num_stages={max_stages} was asked for"
+    stages_text = f"num_stages={max_stages} was asked for"
     copy_count = info.counts["cp_async"] + info.counts["tma"]
     if copy_count:
         copy_kind = "TMA" if info.counts["tma"] else "cp.async"
-        yield Option("pipelining", True, f"{request}: {copy_count} asynchronous copies ({copy_kind})")
+        yield Option("pipelining", True, f"{stages_text}: {copy_count} asynchronous copies ({copy_kind})")
     elif not info.loops:
-        yield Option("pipelining", False, f"{request}, and the code has no loop to pipeline")
+        yield Option("pipelining", False, f"{stages_text}, and the code has no loop to pipeline")
     else:
-        yield Option("pipelining", False, f"{request}, and the code has no asynchronous copy: nothing is pipelined")
+        yield Option("pipelining", False, f"{stages_text}, and the code has no asynchronous copy: nothing is pipelined")
 
 
 def _tma(info: CompiledInfo, scheme: str) -> Iterator[Option]:

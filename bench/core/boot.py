@@ -55,10 +55,10 @@ def make_namespace(tree: Path, harness: Path) -> None:
         *((name, tree) for name in MEASURED_PACKAGES),
         *((name, harness) for name in HARNESS_PACKAGES),
     ]:
-        module = types.ModuleType(f"rooflab.{folder}")
-        module.__path__ = [str(package_root / folder)]
-        sys.modules[f"rooflab.{folder}"] = module
-        setattr(root_package, folder, module)
+        namespace_module = types.ModuleType(f"rooflab.{folder}")
+        namespace_module.__path__ = [str(package_root / folder)]
+        sys.modules[f"rooflab.{folder}"] = namespace_module
+        setattr(root_package, folder, namespace_module)
     sys.meta_path.insert(0, OnlyHere())
 
 
@@ -70,9 +70,9 @@ def serve(answer: Callable[[Json], Json], lines: IO[str], answers: IO[str]) -> N
     idle_event.set()
 
     def read() -> None:
-        for line in lines:
+        for request_line in lines:
             idle_event.clear()
-            requests.put(line)
+            requests.put(request_line)
         if not idle_event.is_set():
             _end_everything()
         requests.put(None)
@@ -80,11 +80,11 @@ def serve(answer: Callable[[Json], Json], lines: IO[str], answers: IO[str]) -> N
     threading.Thread(target=read, daemon=True).start()
     answers.write(READY_LINE)
     answers.flush()
-    while (line := requests.get()) is not None:
-        result = answer(json.loads(line))
-        answer_values = chain(result, [None]) if isinstance(result, Iterator) else [result]
-        for value in answer_values:
-            answers.write(json.dumps(value) + "\n")
+    while (request_line := requests.get()) is not None:
+        answer_result = answer(json.loads(request_line))
+        answer_values = chain(answer_result, [None]) if isinstance(answer_result, Iterator) else [answer_result]
+        for answer_value in answer_values:
+            answers.write(json.dumps(answer_value) + "\n")
             answers.flush()
         idle_event.set()
 
@@ -106,9 +106,9 @@ def main(words: Sequence[str]) -> None:
     if words[0] == "--tree":
         make_namespace(Path(words[1]), Path(words[2]))
         words = words[3:]
-    modules = [import_module(name) for name in words]
-    getattr(modules[-1], "start", lambda: None)()
-    serve(modules[-1].answer, sys.stdin, answer_stream)
+    worker_modules = [import_module(name) for name in words]
+    getattr(worker_modules[-1], "start", lambda: None)()
+    serve(worker_modules[-1].answer, sys.stdin, answer_stream)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 from rooflab.kernels.registry import Kernel, get_op
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scalar, Scheme, as_tuple, nbytes
 
-PER_INPUT_BYTE, PER_OUTPUT_BYTE = 12, 24
+NEED_PER_INPUT_BYTE, NEED_PER_OUTPUT_BYTE = 12, 24
 """Most memory of a check, in bytes per byte of input and of output: guarded copies, fp64 oracle and fp64 tolerance."""
 INPUT_COPIES = 3
 """The number of sets of inputs.  Calls take the sets in turn, so no call uses the memory of the call before."""
@@ -37,13 +37,13 @@ class Rotation:
         self._copies = copies
         self._calls: list[Callable[[], Result]] = []
         self._last: list[Result] = [None] * len(copies)
-        outputs: Outputs | None = None
+        first_outputs: Outputs | None = None
         for inputs in copies:
             arguments = self.arguments(kernel, spec, inputs)
             if "out" in kernel.accepted and not spec.mutates:
-                if outputs is None:
-                    outputs = as_tuple(kernel.fn(**arguments))
-                out_tensors = tuple(torch.empty_like(output) for output in outputs)
+                if first_outputs is None:
+                    first_outputs = as_tuple(kernel.fn(**arguments))
+                out_tensors = tuple(torch.empty_like(first_output) for first_output in first_outputs)
                 arguments["out"] = out_tensors[0] if len(out_tensors) == 1 else out_tensors
             bind_fn = getattr(kernel.fn, "bind", None)  # of a function that is no kernel
             self._calls.append(bind_fn(arguments) if bind_fn else partial(kernel.fn, **planned(kernel, arguments)))
@@ -52,7 +52,7 @@ class Rotation:
     @staticmethod
     def arguments(kernel: Kernel, spec: OpSpec, inputs: Inputs, config: Mapping[str, Scalar] | None = None) -> Inputs:
         """Returns the inputs that the kernel takes, and its config.  Packs the weight if the kernel has `prepare`."""
-        accepted_inputs = {name: value for name, value in inputs.items() if name in kernel.accepted}
+        accepted_inputs = {name: input_value for name, input_value in inputs.items() if name in kernel.accepted}
         if kernel.prepare is not None and spec.prepared is not None and accepted_inputs.get(spec.prepared) is not None:
             accepted_inputs[spec.prepared] = packed(kernel.prepare, spec.prepared, accepted_inputs)
         return accepted_inputs if config is None else accepted_inputs | {"config": kernel.tunable.make_config(config)}
@@ -74,21 +74,21 @@ class Rotation:
     def __call__(self) -> Result:
         """Calls the kernel on the next set of inputs, and returns the result."""
         set_index = next(self._turns)
-        self._last[set_index] = result = self._calls[set_index]()
-        return result
+        self._last[set_index] = call_result = self._calls[set_index]()
+        return call_result
 
     def outputs(self) -> Iterator[tuple[Inputs, Outputs]]:
         """Yields each used set of inputs, and its last outputs (for an in-place op, the changed arguments)."""
-        for inputs, result in zip(self._copies, self._last, strict=True):
+        for inputs, call_result in zip(self._copies, self._last, strict=True):
             if self._spec.mutates:
                 yield inputs, tuple(inputs[name] for name in self._spec.outputs)
-            elif result is not None:
-                yield inputs, as_tuple(result)
+            elif call_result is not None:
+                yield inputs, as_tuple(call_result)
 
 
 def input_bytes(inputs: Inputs) -> int:
     """Returns the total bytes of all tensors in `inputs`, including meta tensors."""
-    return nbytes(*(value for value in inputs.values() if isinstance(value, torch.Tensor)))
+    return nbytes(*(input_value for input_value in inputs.values() if isinstance(input_value, torch.Tensor)))
 
 
 def free_bytes(device: torch.device) -> float:
@@ -103,7 +103,7 @@ def free_bytes(device: torch.device) -> float:
 
 def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
     """Returns why memory is too small for a check; "" if it is large enough.  `priced`: the inputs as meta tensors."""
-    needed_bytes = PER_INPUT_BYTE * input_bytes(priced) + PER_OUTPUT_BYTE * spec.cost_of(priced).write_bytes
+    needed_bytes = NEED_PER_INPUT_BYTE * input_bytes(priced) + NEED_PER_OUTPUT_BYTE * spec.cost_of(priced).write_bytes
     memory = free_bytes(device)
     return f"needs about {needed_bytes / 1e9:.1f} GB, {memory / 1e9:.1f} GB are free" if needed_bytes > memory else ""
 
@@ -118,7 +118,7 @@ def planned(kernel: Kernel, arguments: Inputs) -> Inputs:
     """Returns `arguments` plus the result of the kernel's `plan`, if any.  `plan` gets meta tensors for floats."""
     if kernel.plan is None:
         return dict(arguments)
-    planner_inputs = {name: _shape_alone(value) for name, value in arguments.items()}
+    planner_inputs = {name: _shape_alone(argument_value) for name, argument_value in arguments.items()}
     return {**arguments, "plan": kernel.plan(get_op(kernel.op).arguments(planner_inputs))}
 
 

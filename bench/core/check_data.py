@@ -61,7 +61,7 @@ def _plainer(spec: OpSpec, case: Case) -> Iterator[Case]:
     """Yields the case without each optional key in turn, and last the case without all optional keys."""
     optional_keys = [key for key in case if key in spec.optional]
     for dropped_keys in [*([key] for key in optional_keys), *([optional_keys] if len(optional_keys) > 1 else [])]:
-        yield Case(**{key: value for key, value in case.items() if key not in dropped_keys})
+        yield Case(**{key: case_value for key, case_value in case.items() if key not in dropped_keys})
 
 
 def options_on(spec: OpSpec, inputs: Inputs) -> set[str]:
@@ -125,8 +125,8 @@ class CheckData:
 
     def faults(self, outputs: Outputs, own_stream: bool = False) -> str:
         """Returns the faults of `outputs` as one text; empty if `outputs` are right."""
-        error_stats = () if (misfit := self.misfit(outputs)) else self.judge(outputs, own_stream)
-        return misfit or "; ".join(stats.describe() for stats in error_stats if not stats.passed)
+        error_stats = () if (output_misfit := self.misfit(outputs)) else self.judge(outputs, own_stream)
+        return output_misfit or "; ".join(stats.describe() for stats in error_stats if not stats.passed)
 
     def judge(self, outputs: Outputs, own_stream: bool = False) -> list[ErrorStats]:
         """Returns one verdict per output, like `spec.judge`.  Caches the allowed errors, which take long to compute.
@@ -170,14 +170,14 @@ class CheckData:
             oracle if mutated_names else rounded(oracle, dtype)
             for oracle, (_, dtype) in zip(self.oracle, self.forms, strict=True)
         )
-        for index, (name, oracle) in enumerate(zip(self.names, self.oracle, strict=True)):
+        for out_index, (name, oracle) in enumerate(zip(self.names, self.oracle, strict=True)):
             for answer_label, wrong_values in _wrong_answers(oracle, self.inputs[name] if mutated_names else None):
-                wrong_answer = rounded(wrong_values, right_outputs[index].dtype)
+                wrong_answer = rounded(wrong_values, right_outputs[out_index].dtype)
                 if self.limits is not None:
-                    is_accepted = all_within(wrong_answer, oracle, self.limits[index])
+                    is_accepted = all_within(wrong_answer, oracle, self.limits[out_index])
                 else:
-                    all_outputs: Outputs = (*right_outputs[:index], wrong_answer, *right_outputs[index + 1 :])
-                    is_accepted = all(stats.passed for stats in self.judge(all_outputs))
+                    all_outputs: Outputs = (*right_outputs[:out_index], wrong_answer, *right_outputs[out_index + 1 :])
+                    is_accepted = all(output_stats.passed for output_stats in self.judge(all_outputs))
                 if is_accepted:
                     yield f"{name}: {answer_label}"
 
@@ -235,7 +235,7 @@ class CheckResult:
     def record(self, kernel: Kernel, run_id: str, environment: Environment) -> Record:
         """Makes the record of the check, with the bytes that the emulator counted, if the emulator was used."""
         moved_bytes = self.bytes or {}
-        traffic = float(moved_bytes["hbm_read"] + moved_bytes["hbm_write"]) if moved_bytes else None
+        hbm_bytes = float(moved_bytes["hbm_read"] + moved_bytes["hbm_write"]) if moved_bytes else None
         return replace(
             environment.record("check", kernel, self.case, self.scheme, run_id, self.status, self.reason),
             seed=self.seed,
@@ -243,8 +243,8 @@ class CheckResult:
             checked_by=self.checked_by,
             errors=tuple(asdict(output_error) for output_error in self.errors),
             weak=self.weak,
-            traffic_bytes=traffic,
-            traffic_basis=None if traffic is None else "counted",
+            traffic_bytes=hbm_bytes,
+            traffic_basis=None if hbm_bytes is None else "counted",
             metrics={f"{name}_bytes": float(byte_count) for name, byte_count in moved_bytes.items()},
         )
 

@@ -32,7 +32,7 @@ FEW_SMS, ONE_SM = 2, 1
 """The number of SMs that launchers are told in runs on other data.  A check's case has fewer than 132 tiles, so with
 132 SMs the loop of a persistent CTA over its tiles would end after the first tile.  With two SMs a CTA must also leave
 out the tiles of the other CTA."""
-KEPT_ANSWERS = 4
+KEPT_ANSWER_COUNT = 4
 """The outputs of this many first calls are kept, to recognise a cached answer.  Adversarial inputs come later."""
 OPTIONS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("eps", "softmax_scale", "softcap"), lambda value: 0.5 * value),
@@ -41,7 +41,7 @@ OPTIONS: Mapping[str, Callable[[Any], Any]] = {
 """Numeric options by name, each with a function that gives the option another value in the run with other options."""
 OFFSET_LABEL = "32-bit offsets"
 """The labels of runs with far rows begin with this text."""
-SAME_MEMORY = "same memory"
+SAME_MEMORY_LABEL = "same memory"
 """The name of the data that are written into the memory of the run before."""
 KEPT_DATA = KeptData()
 
@@ -161,23 +161,23 @@ class Check:
         except LayoutRefused:
             self.labels.pop()
             raise
-        misfit = data.misfit(outputs)
-        if misfit:
-            raise Failed("INCORRECT", misfit)
-        for stats, output, oracle in zip(data.judge(outputs, self._own_stream), outputs, data.oracle, strict=True):
-            worst_stats = self.worst.get(stats.output, stats)
-            if not stats.passed or stats.max_error_over_tolerance >= worst_stats.max_error_over_tolerance:
-                self.worst[stats.output] = stats
-            if not stats.passed:
-                raise Failed("INCORRECT", stats.describe() + self._why(outputs, data, layout))
+        output_misfit = data.misfit(outputs)
+        if output_misfit:
+            raise Failed("INCORRECT", output_misfit)
+        for out_stats, output, oracle in zip(data.judge(outputs, self._own_stream), outputs, data.oracle, strict=True):
+            worst_stats = self.worst.get(out_stats.output, out_stats)
+            if not out_stats.passed or out_stats.max_error_over_tolerance >= worst_stats.max_error_over_tolerance:
+                self.worst[out_stats.output] = out_stats
+            if not out_stats.passed:
+                raise Failed("INCORRECT", out_stats.describe() + self._why(outputs, data, layout))
             if self.spec.compare is None:
                 continue  # by limits, what is near a number is one
-            values = output.float() if output.dtype.itemsize == 1 else output  # torch has no isfinite for fp8
-            bad_count = int((~torch.isfinite(values) & torch.isfinite(oracle)).sum())
+            output_values = output.float() if output.dtype.itemsize == 1 else output  # torch has no isfinite for fp8
+            bad_count = int((~torch.isfinite(output_values) & torch.isfinite(oracle)).sum())
             if bad_count:
-                raise Failed("INCORRECT", f"{stats.output}: {bad_count} elements not finite where the oracle is")
+                raise Failed("INCORRECT", f"{out_stats.output}: {bad_count} elements not finite where the oracle is")
         self.right = self.right or data
-        if len(self.answers) < KEPT_ANSWERS:
+        if len(self.answers) < KEPT_ANSWER_COUNT:
             self.answers.append(Earlier(label, outputs, data.inputs))
         return outputs
 
@@ -195,17 +195,17 @@ class Check:
         """Runs the kernel with the arguments of `_movable` in layout `arranged`; None if it refuses all of them."""
 
         def run(names: set[str]) -> Outputs:
-            layout = Layout(dict.fromkeys(names, arranged), poisoned=True, sms=FEW_SMS)
-            return self._judged(f"other data, {arranged} {', '.join(sorted(names))}", data, layout)
+            run_layout = Layout(dict.fromkeys(names, arranged), poisoned=True, sms=FEW_SMS)
+            return self._judged(f"other data, {arranged} {', '.join(sorted(names))}", data, run_layout)
 
         return _without_refused(self._movable(data, arranged), run)
 
     def _movable(self, data: CheckData, arranged: Arrangement) -> set[str]:
         """Returns names of arguments that get other strides in the layout `arranged`, if the contract allows this."""
-        tensors = {name: value for name, value in data.inputs.items() if isinstance(value, torch.Tensor)}
-        strides = {name: strides_of(value, arranged) for name, value in tensors.items()}
+        tensors = {name: tensor for name, tensor in data.inputs.items() if isinstance(tensor, torch.Tensor)}
+        strides = {name: strides_of(tensor, arranged) for name, tensor in tensors.items()}
         meta_tensors = {
-            name: torch.empty_strided(value.shape, strides[name], device="meta") for name, value in tensors.items()
+            name: torch.empty_strided(tensor.shape, strides[name], device="meta") for name, tensor in tensors.items()
         }
         names = {
             name
@@ -226,8 +226,8 @@ class Check:
     def _far(self, data: CheckData) -> None:
         """Makes runs that need 64-bit offsets, if the op's contract allows such strides.  Most parts of a tensor (rows,
         pages, experts or heads) then lie more than 2**31 elements after its first part."""
-        results = self.spec.contract.results.values() if self.spec.contract else ()
-        fixed_outputs = {"out" for result in results if result.layout == "contiguous"}
+        contract_results = self.spec.contract.results.values() if self.spec.contract else ()
+        fixed_outputs = {"out" for contract_result in contract_results if contract_result.layout == "contiguous"}
         output_forms = data.forms if "out" in self.kernel.accepted and not self.spec.mutates else ()
         out_tensors = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in output_forms]
         for kind in FAR_LAYOUTS:
@@ -239,29 +239,29 @@ class Check:
             names = self._movable(data, kind) | out_names
 
             def run(names: set[str], kind: Arrangement = kind) -> Outputs:
-                layout = Layout(dict.fromkeys(names - {"out"}, kind), poisoned=True, sms=FEW_SMS)
+                run_layout = Layout(dict.fromkeys(names - {"out"}, kind), poisoned=True, sms=FEW_SMS)
                 if "out" in names:
-                    layout = replace(layout, out=kind, forms=output_forms)
-                return self._judged(f"{OFFSET_LABEL}: {kind} {', '.join(sorted(names))}", data, layout)
+                    run_layout = replace(run_layout, out=kind, forms=output_forms)
+                return self._judged(f"{OFFSET_LABEL}: {kind} {', '.join(sorted(names))}", data, run_layout)
 
             _without_refused(names - fixed_outputs, run)
         # torch's own code has offsets of 64 bits, and may copy a whole cache.
         cache_names = self.spec.slots[1:] if self.device.type == "cpu" and self.kernel.backend != "torch" else ()
         if cache_names and data.inputs[cache_names[0]].numel():
             with suppress(LayoutRefused):
-                layout = Layout(dict.fromkeys(cache_names, FAR_PAGES), poisoned=True, sms=FEW_SMS)
-                self._judged(f"{OFFSET_LABEL}: {FAR_PAGES} of {', '.join(cache_names)}", data, layout)
+                far_layout = Layout(dict.fromkeys(cache_names, FAR_PAGES), poisoned=True, sms=FEW_SMS)
+                self._judged(f"{OFFSET_LABEL}: {FAR_PAGES} of {', '.join(cache_names)}", data, far_layout)
 
     def _expanded(self, inputs: Inputs) -> None:
         """Makes a run in which float inputs repeat their first row without a copy (stride 0).  If the kernel refuses
         some of these inputs by name, runs again with the original tensors for these inputs."""
         row_views = {
-            name: value[:1].expand_as(value)
-            for name, value in inputs.items()
-            if isinstance(value, torch.Tensor) and value.dtype.is_floating_point and name not in self.spec.mutates
-            if value.ndim > 1 and len(value) > 1
-            if value[0].float().isfinite().all()  # not a row that nothing may read
-            if self._allows(name, value[:1].expand_as(value))
+            name: tensor[:1].expand_as(tensor)
+            for name, tensor in inputs.items()
+            if isinstance(tensor, torch.Tensor) and tensor.dtype.is_floating_point and name not in self.spec.mutates
+            if tensor.ndim > 1 and len(tensor) > 1
+            if tensor[0].float().isfinite().all()  # not a row that nothing may read
+            if self._allows(name, tensor[:1].expand_as(tensor))
         }
         if self.packed:
             row_views.pop(str(self.spec.prepared), None)
@@ -277,7 +277,7 @@ class Check:
                     raise
                 refused_names = [name for name in row_views if f"{name}: expected" in str(refused)]
                 row_views = {
-                    name: value for name, value in row_views.items() if refused_names and name not in refused_names
+                    name: tensor for name, tensor in row_views.items() if refused_names and name not in refused_names
                 }
 
     def _in_place(self, data: CheckData) -> None:
@@ -286,13 +286,13 @@ class Check:
         shared_inputs = {
             output: name
             for output, name in self.spec.in_place.items()
-            if isinstance(value := data.inputs.get(name), torch.Tensor)
-            if output_forms.get(output) == (value.shape, value.dtype)
+            if isinstance(tensor_value := data.inputs.get(name), torch.Tensor)
+            if output_forms.get(output) == (tensor_value.shape, tensor_value.dtype)
         }
         if shared_inputs and "out" in self.kernel.accepted:
             with suppress(LayoutRefused):
-                layout = Layout(forms=data.forms, in_place=shared_inputs)
-                self._judged(f"other data, out is {', '.join(shared_inputs.values())}", data, layout)
+                run_layout = Layout(forms=data.forms, in_place=shared_inputs)
+                self._judged(f"other data, out is {', '.join(shared_inputs.values())}", data, run_layout)
 
     def _with_other_options(self, first: CheckData) -> None:
         """Runs the kernel on the first data with other numeric options: a wrong kernel may reuse the old options."""
@@ -314,7 +314,7 @@ class Check:
         layout = Layout(out="plain" if takes_out else None, forms=output_forms)
         run_outputs = [self._judged(run_label, data, replace(layout, twice=True))]
         old_out = self.answers[-2].outputs if takes_out else ()
-        if [value.shape for value in old_out] != [value.shape for value in run_outputs[0]]:
+        if [tensor_value.shape for tensor_value in old_out] != [tensor_value.shape for tensor_value in run_outputs[0]]:
             old_out = ()
         rerun = replace(layout, out="padded" if takes_out else None, stale=old_out, same_memory=True, elsewhere=True)
         try:
@@ -342,7 +342,7 @@ class Check:
         data = other
         if weight_names:
             weights = {name: first.inputs[name] for name in weight_names}
-            data = self._kept_as(SAME_MEMORY, partial(dict, other.inputs, **weights))
+            data = self._kept_as(SAME_MEMORY_LABEL, partial(dict, other.inputs, **weights))
             self._load(data, first.name)
         self._judged("other data in the same memory", data, Layout(same_memory=True, sms=ONE_SM))
 
@@ -378,7 +378,7 @@ def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str,
 def _threads_for(inputs: Inputs) -> Iterator[None]:
     """Uses one CPU thread for small inputs: starting more takes longer than the work, on a busy CPU 10x as long."""
     old_threads = torch.get_num_threads()
-    element_count = sum(value.numel() for value in inputs.values() if isinstance(value, torch.Tensor))
+    element_count = sum(tensor.numel() for tensor in inputs.values() if isinstance(tensor, torch.Tensor))
     if element_count < SMALL_ELEMENTS:
         torch.set_num_threads(1)
     try:

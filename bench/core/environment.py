@@ -130,9 +130,9 @@ class Environment:
         then has Rooflab's version and commit, and the file's hash (`kernel_file_sha256`).  Without git, the environment
         has a hash of the source files (`tree`)."""
         environment, (commit, dirty) = self.to_dict(), (self.commit, self.dirty)
-        if file := file_of(kernel):
-            environment["kernel_file_sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
-            environment["rooflab"], (commit, dirty) = _version("rooflab"), git_state(file)
+        if kernel_file := file_of(kernel):
+            environment["kernel_file_sha256"] = hashlib.sha256(kernel_file.read_bytes()).hexdigest()
+            environment["rooflab"], (commit, dirty) = _version("rooflab"), git_state(kernel_file)
         if self.commit is None or self.dirty is None:
             environment["tree"] = Environment.tree()
         return Record(
@@ -187,10 +187,10 @@ def _size(text: str) -> int:
 def _cpu_model() -> str:
     cpu_info_file = Path("/proc/cpuinfo")
     if cpu_info_file.is_file():
-        for line in cpu_info_file.read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
+        for info_line in cpu_info_file.read_text().splitlines():
+            field_name, _, field_value = info_line.partition(":")
+            if field_name.strip() == "model name":
+                return field_value.strip()
     return platform.processor() or platform.machine()
 
 

@@ -27,8 +27,8 @@ class Failed(Exception):
     def by(cls, refusal: Refusal | str) -> Failed:
         """Makes a `Failed` from a kernel's refusal of its inputs: a `Refusal`, or the text of an exception."""
         if isinstance(refusal, str):
-            status, _, reason = refusal.partition(": ")
-            return cls("UNAVAILABLE" if status == "UNAVAILABLE" else "UNSUPPORTED", reason)
+            failure_status, _, refusal_reason = refusal.partition(": ")
+            return cls("UNAVAILABLE" if failure_status == "UNAVAILABLE" else "UNSUPPORTED", refusal_reason)
         return cls(refusal.status, refusal.reason)
 
     @classmethod
@@ -44,11 +44,11 @@ class Failed(Exception):
             return cls("OUT_OF_MEMORY", error_text)
         if isinstance(error, ValueError) and error_text.startswith(("UNSUPPORTED: ", "UNAVAILABLE: ")):
             return cls.by(error_text)
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        file_line = f"{Path(frame.filename).name}:{frame.lineno}"
-        reason = f"{where + ': ' if where else ''}{type(error).__name__}: {error_text} ({file_line})"
+        last_frame = traceback.extract_tb(error.__traceback__)[-1]
+        file_line = f"{Path(last_frame.filename).name}:{last_frame.lineno}"
+        failure_reason = f"{where + ': ' if where else ''}{type(error).__name__}: {error_text} ({file_line})"
         is_compile_error = isinstance(error, CompilationError | OutOfResources | PTXASError | CudaCompileError)
-        return cls("COMPILE_ERROR" if is_compile_error else "RUNTIME_ERROR", reason)
+        return cls("COMPILE_ERROR" if is_compile_error else "RUNTIME_ERROR", failure_reason)
 
     @staticmethod
     def errors() -> tuple[type[BaseException], ...]:

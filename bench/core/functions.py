@@ -38,19 +38,19 @@ FULL_EPSILONS = 64
 
 def tolerance(dtype: torch.dtype, oracle: torch.Tensor) -> torch.Tensor:
     """Returns the largest allowed absolute error of each element of `oracle`, for an output of `dtype`."""
-    magnitudes = oracle.detach().to("cpu", torch.float64).abs()
-    if not dtype.is_floating_point or not magnitudes.numel():
-        return torch.zeros_like(magnitudes)
-    eps = torch.finfo(dtype).eps
-    finite_mask = torch.isfinite(magnitudes)
-    rms = magnitudes[finite_mask].square().mean().sqrt() if finite_mask.any() else torch.zeros((), dtype=torch.float64)
-    max_error = (HALF_EPSILONS if eps > 1e-4 else FULL_EPSILONS) * eps * torch.maximum(magnitudes, rms)
+    abs_oracle = oracle.detach().to("cpu", torch.float64).abs()
+    if not dtype.is_floating_point or not abs_oracle.numel():
+        return torch.zeros_like(abs_oracle)
+    dtype_eps = torch.finfo(dtype).eps
+    finite_mask = torch.isfinite(abs_oracle)
+    rms = abs_oracle[finite_mask].square().mean().sqrt() if finite_mask.any() else torch.zeros((), dtype=torch.float64)
+    max_error = (HALF_EPSILONS if dtype_eps > 1e-4 else FULL_EPSILONS) * dtype_eps * torch.maximum(abs_oracle, rms)
     return torch.where(finite_mask, max_error, 0.0)  # an infinity must be met exactly
 
 
 def _tensors(name: str, value: object) -> tuple[torch.Tensor, ...]:
     values = (value,) if isinstance(value, torch.Tensor) else value
-    if not isinstance(values, tuple | list) or not all(isinstance(item, torch.Tensor) for item in values):
+    if not isinstance(values, tuple | list) or not all(isinstance(output_item, torch.Tensor) for output_item in values):
         raise ValueError(f"{name}: expected a tensor or a tuple of tensors, got {type(value).__name__}")
     return tuple(values)
 
@@ -88,13 +88,13 @@ class FunctionOp(NamedTuple):
         fn_outputs, references = _tensors("fn", actual), _tensors("reference", expected)
         if len(fn_outputs) != len(references):
             raise ValueError(f"fn: expected {len(references)} outputs, as from the reference, got {len(fn_outputs)}")
-        verdicts = []
+        output_verdicts = []
         for index, (output, oracle) in enumerate(zip(fn_outputs, references, strict=True)):
             name = f"output {index}"
             if oracle.dtype != output.dtype and not (oracle.dtype == torch.float64 and output.is_floating_point()):
                 raise ValueError(f"{name}: expected {oracle.dtype}, as from the reference, got {output.dtype}")
-            verdicts.append(elementwise(name, output, oracle, tolerance(output.dtype, oracle)))
-        return verdicts
+            output_verdicts.append(elementwise(name, output, oracle, tolerance(output.dtype, oracle)))
+        return output_verdicts
 
     def checked(self, seed: int) -> CheckResult:
         """Checks the function like a kernel (guards, other data, repeats, aliases), but without adversarial inputs."""
@@ -105,8 +105,8 @@ def named(inputs: object) -> Inputs:
     """Returns inputs by name.  A mapping keeps its names; other values get the names `arg0`, `arg1`..."""
     if isinstance(inputs, Mapping):
         return dict(inputs)
-    values = inputs if isinstance(inputs, tuple | list) else (inputs,)
-    return {f"arg{index}": value for index, value in enumerate(values)}
+    input_values = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    return {f"arg{index}": value for index, value in enumerate(input_values)}
 
 
 class AsKernel:
@@ -213,8 +213,8 @@ class Checked(NamedTuple):
 
         def make(seed: int) -> list[object]:
             fresh_tensors = {n: _copy(value) for n, value in tensors.items()}
-            values = {n: _shifted(value) for n, value in fresh_tensors.items()} if seed else fresh_tensors
-            return [values.get(n, value) for n, value in enumerate(args)]
+            input_values = {n: _shifted(value) for n, value in fresh_tensors.items()} if seed else fresh_tensors
+            return [input_values.get(n, value) for n, value in enumerate(args)]
 
         dtypes = [output.dtype for output in outputs]
         op = op_of(fn, reference or fn, make, dtypes, device_of(*args, result))
@@ -222,10 +222,10 @@ class Checked(NamedTuple):
 
         def wrong(actual: object) -> str:
             try:
-                verdicts = FunctionOp.judge(actual, expected_outputs) if reference is not None else []
+                output_verdicts = FunctionOp.judge(actual, expected_outputs) if reference is not None else []
             except ValueError as error:
                 return str(error)
-            return "; ".join(stats.describe() for stats in verdicts if not stats.passed)
+            return "; ".join(error_stats.describe() for error_stats in output_verdicts if not error_stats.passed)
 
         fault = f"INVALID: {tampering_fault}" if (tampering_fault := tampered()) else wrong(result)
         if not fault and not is_interpreted and outputs and tensors:
@@ -263,7 +263,7 @@ class _AsItIs(Runner):
 
     def __init__(self, kernel: Kernel, spec: OpSpec, scheme: Scheme, device: torch.device):
         super().__init__(kernel, spec, scheme, device)
-        self.free = tuple(parameter.name for parameter in spec.parameters)
+        self.free = tuple(op_parameter.name for op_parameter in spec.parameters)
 
     def begin(self) -> None:
         """Does nothing, so that the caller's setting for the precision of matrix products remains."""

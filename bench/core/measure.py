@@ -103,21 +103,21 @@ class Measurement:
         KEPT_DATA.forget()
         is_judged = bool(rotations) and self.settings.judge
         new_data = Unseen(self.spec, case, self.scheme, self.device, input_copies, seed) if is_judged else None
-        timings, failures, clocks = self._together(rotations, new_data)
+        timings, failures, clock_readings = self._together(rotations, new_data)
         for name, error in new_data.wrong({name: rotations[name] for name in timings}).items() if new_data else ():
             failures[name] = Failed("INCORRECT", f"after timing: {error}")
         profiles, faults = observe({name: rotations[name] for name in timings if name not in failures}, self.device)
         torch.set_num_threads(cpu_threads)  # a kernel may have changed it
         failed_by_name |= failures | faults
         inputs = meta_inputs or (input_copies[0] if input_copies else self._priced(case))
-        cost = self.spec.cost_of(inputs)
+        case_cost = self.spec.cost_of(inputs)
         for kernel in kernels:
             name = kernel.name
-            record = self._record(kernel, case, cost, check_results.get(name), failed_by_name.get(name))
+            record = self._record(kernel, case, case_cost, check_results.get(name), failed_by_name.get(name))
             samples = None if name in failed_by_name else timings[name]
             if samples is not None:
-                record = self._with_time(record, samples, cost, clocks, profiles.get(name, {}))
-            yield self._moved(record, kernel.traffic_of(inputs, self.device.type, self.spec), samples, cost)
+                record = self._with_time(record, samples, case_cost, clock_readings, profiles.get(name, {}))
+            yield self._moved(record, kernel.traffic_of(inputs, self.device.type, self.spec), samples, case_cost)
 
     def _priced(self, case: Case) -> Inputs:
         return self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.settings.seed)
@@ -155,9 +155,9 @@ class Measurement:
 
     def _fault(self, who: str) -> str:
         """Returns the CUDA error that has broken the context, and stores it in `broken`; empty if there is no error."""
-        if reason := already_broken(self.device):
-            self.broken = f"{BROKEN_CONTEXT}, by {who}: {reason}"
-        return reason
+        if broken_reason := already_broken(self.device):
+            self.broken = f"{BROKEN_CONTEXT}, by {who}: {broken_reason}"
+        return broken_reason
 
     def _together(
         self, ready: Mapping[str, Rotation], unseen: Unseen | None
@@ -167,10 +167,10 @@ class Measurement:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
         if ready:
             self.running([f"{self.spec.name}/{name}" for name in ready])
-        samples_by_name, failures, clocks = time_together(ready, self.settings, unseen)
-        if failures and self._fault(f"one of {', '.join(ready)}") and len(ready) > 1:
+        samples_by_name, timing_failures, clock_readings = time_together(ready, self.settings, unseen)
+        if timing_failures and self._fault(f"one of {', '.join(ready)}") and len(ready) > 1:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
-        return samples_by_name, failures, clocks
+        return samples_by_name, timing_failures, clock_readings
 
     def _gate(self, kernel: Kernel, case: Case) -> CheckResult | None:
         """Returns the result of a kernel's only check with adversarial inputs.  The first call makes it, on the first
@@ -194,11 +194,11 @@ class Measurement:
     def _function(self, kernel: Kernel, copies: Sequence[Inputs]) -> Rotation:
         """Returns a function that runs the kernel on each of `copies` in turn.  Raises `Failed` on a fault."""
         try:
-            rotation = Rotation(kernel, self.spec, copies)
+            input_rotation = Rotation(kernel, self.spec, copies)
             if self.device.type == "cuda" and not self.settings.checked:
-                rotation()  # alone: timed together, one kernel's fault would fail all
+                input_rotation()  # alone: timed together, one kernel's fault would fail all
                 torch.cuda.synchronize(self.device)
-            return self.wrap(rotation)
+            return self.wrap(input_rotation)
         except Failed.errors() as error:
             self._fault(kernel.id)
             raise Failed.of(error, "before timing") from error
@@ -208,16 +208,16 @@ class Measurement:
     ) -> Record:
         """Returns the record of a kernel without a time."""
         ceilings, kernel_config = self.ceilings, kernel.config_for(case, self.scheme, self.device)
-        status, reason = (fault.status, fault.reason) if fault else ("OK", result.reason if result else "")
+        status, record_reason = (fault.status, fault.reason) if fault else ("OK", result.reason if result else "")
         if ceilings and ceilings.noise and self._bound(cost):
-            reason = reason or f"its bound is NOISY: {ceilings.noise}"
+            record_reason = record_reason or f"its bound is NOISY: {ceilings.noise}"
         return replace(
-            self._known.record("bench", kernel, case, self.scheme.name, self.run_id, status, reason),
+            self._known.record("bench", kernel, case, self.scheme.name, self.run_id, status, record_reason),
             config=asdict(kernel_config) if kernel_config is not None else None,
             seed=self.settings.seed,
             device=cast(DeviceType, self.device.type),
             checked_by=result.checked_by if result else "none",
-            errors=tuple(asdict(stats) for stats in result.errors) if result else (),
+            errors=tuple(asdict(error_stats) for error_stats in result.errors) if result else (),
             weak=result.weak if result else (),
             flops=cost.flops,
             least_bytes=cost.bytes,
@@ -236,29 +236,29 @@ class Measurement:
         self._raise_ceilings(samples, cost)
         noise_reason = samples.noise if samples.few or not self.settings.paired else ""
         if fault_cause := why_invalid(samples, cost, self._limits(), clocks):
-            status, reason = "INVALID", fault_cause
+            status, status_reason = "INVALID", fault_cause
         elif fault_cause := noise_reason or shared(clocks):
-            status, reason = "NOISY", fault_cause
+            status, status_reason = "NOISY", fault_cause
         else:
-            status, reason = "OK", record.reason
-        return replace(with_reading(record, samples, clocks), status=cast(Status, status), reason=reason, **seen)
+            status, status_reason = "OK", record.reason
+        return replace(with_reading(record, samples, clocks), status=cast(Status, status), reason=status_reason, **seen)
 
     def _moved(self, record: Record, claimed: Traffic | None, samples: Samples | None, cost: Cost) -> Record:
         """Returns the record with bound, rates, and traffic (bytes that the kernel claims to move).  A NOISY time gives
         no rates.  Leaves out traffic that this machine's fastest memory could not move in the measured time."""
-        traffic, reason, machine_limits = claimed, record.reason, self._limits()
+        traffic, traffic_reason, machine_limits = claimed, record.reason, self._limits()
         median_s = samples.median_s if samples and math.isfinite(samples.median_s) and samples.median_s > 0 else None
         if traffic and median_s and machine_limits:
             fastest_rate = max(machine_limits.hbm_bytes_per_s, machine_limits.l2_bytes_per_s or 0.0)
             if traffic.bytes / median_s > MAX_EXCESS * fastest_rate:
                 traffic_note = "its claimed traffic is left out: no memory here could have moved it in that time"
-                traffic, reason = None, reason or traffic_note
+                traffic, traffic_reason = None, traffic_reason or traffic_note
         moved_bytes = traffic.bytes if traffic else cost.bytes
         time_s = median_s if record.status != "NOISY" else None
         ceilings, limit = self.ceilings, self._bound(cost)
         return replace(
             record,
-            reason=reason,
+            reason=traffic_reason,
             traffic_bytes=traffic.bytes if traffic else None,
             traffic_basis=traffic.basis if traffic else None,
             intensity=cost.flops / moved_bytes if moved_bytes else None,

@@ -108,17 +108,17 @@ def above_limits(samples: Samples, cost: Cost, limits: Ceilings) -> tuple[str, f
     On a GPU, written data may still be in L2 when the timer stops.  So HBM's rate limits only the bytes read, and only
     if L2 was cold.  L2's rate limits all bytes.  A dtype without a known rate for matrix products sets no limit."""
     tensor_flops = {dtype: flops for dtype, flops in cost.tensor_flops.items() if dtype in limits.tensor_flops_per_s}
-    bounded_cost = replace(cost, tensor_flops=tensor_flops)
+    capped_cost = replace(cost, tensor_flops=tensor_flops)
     on_gpu = samples.method.startswith("cuda")
     if on_gpu:
         read_bytes = 0.0 if samples.l2_state == "warm" else cost.read_bytes
-        bounded_cost = replace(bounded_cost, write_bytes=0.0, read_bytes=read_bytes)
-    time_bound = bound(bounded_cost, limits)
+        capped_cost = replace(capped_cost, write_bytes=0.0, read_bytes=read_bytes)
+    time_bound = bound(capped_cost, limits)
     excess_by_limit: dict[str, float] = {time_bound.limiter: time_bound.fraction(samples.median_s)}
     if limits.l2_bytes_per_s and on_gpu:
         excess_by_limit["L2"] = cost.bytes / limits.l2_bytes_per_s / samples.median_s
-    limiter = max(excess_by_limit, key=lambda part: excess_by_limit[part])
-    return (limiter, excess_by_limit[limiter]) if excess_by_limit[limiter] > MAX_EXCESS else None
+    worst_limit = max(excess_by_limit, key=lambda part: excess_by_limit[part])
+    return (worst_limit, excess_by_limit[worst_limit]) if excess_by_limit[worst_limit] > MAX_EXCESS else None
 
 
 def why_invalid(
@@ -133,7 +133,7 @@ def why_invalid(
     median_s, method, floor_s = samples.median_s, samples.method, samples.launch_floor_s
     if samples.fault:
         return samples.fault
-    if bad_count := sum(not math.isfinite(sample) for sample in (*samples.seconds, median_s)):
+    if bad_count := sum(not math.isfinite(time_sample) for time_sample in (*samples.seconds, median_s)):
         return f"{bad_count} readings are not finite numbers; likely cause: the timer failed"
     if median_s <= 0 or min(samples.seconds) < 0:
         return f"the {method} timer read {median_s:g} s; likely cause: the clock stands still, or nothing was launched"
@@ -156,15 +156,15 @@ def with_reading(record: Record, samples: Samples, clocks: JsonObject | None) ->
     """Adds a time reading to the record, but no rates.  Samples that are not finite are kept but give no latency."""
     floor_field = {} if samples.launch_floor_s is None else {"launch_floor_ms": samples.launch_floor_s * 1e3}
     time_fields = (*np.percentile(samples.seconds, (20, 80)).tolist(), samples.median_s)
-    p20, p80, median_ms = (seconds * 1e3 if math.isfinite(seconds) else None for seconds in time_fields)
+    p20_ms, p80_ms, median_ms = (seconds * 1e3 if math.isfinite(seconds) else None for seconds in time_fields)
     return replace(
         record,
         basis="measured",
         timer=samples.method,
         l2_state=samples.l2_state,
-        latency_p20_ms=p20,
+        latency_p20_ms=p20_ms,
         latency_median_ms=median_ms,
-        latency_p80_ms=p80,
+        latency_p80_ms=p80_ms,
         samples=Record.packed(samples.seconds),
         sample_count=len(samples.seconds),
         clocks=clocks,

@@ -63,8 +63,8 @@ class Checkers:
 
     def start(self, checks: Sequence[CheckTask]) -> None:
         """Starts the child processes that `checks` need, and waits until these processes are ready."""
-        for pool in {self._pool(task.kernel) for task in checks}:
-            pool.start(min(len(checks), self.workers))
+        for child_pool in {self._pool(task.kernel) for task in checks}:
+            child_pool.start(min(len(checks), self.workers))
 
     def __call__(self, task: CheckTask) -> CheckResult:
         """Runs one check.
@@ -101,14 +101,14 @@ class Checkers:
 
         thread_setup = partial(torch.set_num_threads, 1) if workers > 1 else None  # each judges on a core of its own
         threads = ThreadPoolExecutor(workers, initializer=thread_setup)
-        futures = [threads.submit(begin, place) for place in range(len(checks))]
+        check_futures = [threads.submit(begin, place) for place in range(len(checks))]
         try:
             with suppress(TimeoutError):  # what still runs then is left out
-                for check_run in as_completed(futures, None if limit_s == math.inf else limit_s + LATE_S):
+                for check_run in as_completed(check_futures, None if limit_s == math.inf else limit_s + LATE_S):
                     if (result := check_run.result()) is not None:
                         yield result
         finally:
-            if any(check_run.running() for check_run in futures):
+            if any(check_run.running() for check_run in check_futures):
                 self.over.set()
             threads.shutdown(cancel_futures=True)
 
@@ -163,8 +163,8 @@ class Outside(Runner):
             child_reply = self._child.ask(request, *self._limits)
         except ChildFailed as failed:
             if failed.limit_s is not None:
-                reason = f"no answer within {failed.limit_s:g} s: a loop or a barrier without an end"
-                raise Failed("TIMEOUT", reason) from failed
+                timeout_reason = f"no answer within {failed.limit_s:g} s: a loop or a barrier without an end"
+                raise Failed("TIMEOUT", timeout_reason) from failed
             raise Failed("RUNTIME_ERROR", str(failed)) from failed
         if "failed" in child_reply:
             raise Failed(*child_reply["failed"])
@@ -218,13 +218,13 @@ class Serving:
 answer = Serving().answer
 
 
-SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY_FOLDER = Path("/dev/shm")
 
 
 def shared_folder(bytes_: int) -> tempfile.TemporaryDirectory[str]:
     """Returns a temporary folder in shared memory, or on disk if shared memory has too little space for `bytes_`."""
-    fits_in_memory = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 8 * bytes_
-    return tempfile.TemporaryDirectory(prefix="rooflab-", dir=SHARED_MEMORY if fits_in_memory else None)
+    fits_in_memory = SHARED_MEMORY_FOLDER.is_dir() and shutil.disk_usage(SHARED_MEMORY_FOLDER).free > 8 * bytes_
+    return tempfile.TemporaryDirectory(prefix="rooflab-", dir=SHARED_MEMORY_FOLDER if fits_in_memory else None)
 
 
 ALIGNMENT = 64
@@ -252,17 +252,17 @@ class _Reader(pickle.Unpickler):
     def persistent_load(self, saved: Any) -> torch.Tensor:
         dtype, shape, stride, address_offset, tensor_bytes = saved
         aligned_buffer = torch.empty(len(tensor_bytes) + ALIGNMENT, dtype=torch.uint8, device=self._device)
-        start = (address_offset - aligned_buffer.data_ptr()) % ALIGNMENT
+        offset = (address_offset - aligned_buffer.data_ptr()) % ALIGNMENT
         if tensor_bytes:
-            aligned_buffer[start : start + len(tensor_bytes)].copy_(torch.frombuffer(tensor_bytes, dtype=torch.uint8))
-        flat_tensor = aligned_buffer[start : start + len(tensor_bytes)].view(dtype)
+            aligned_buffer[offset : offset + len(tensor_bytes)].copy_(torch.frombuffer(tensor_bytes, dtype=torch.uint8))
+        flat_tensor = aligned_buffer[offset : offset + len(tensor_bytes)].view(dtype)
         return flat_tensor.as_strided(shape, stride, flat_tensor.storage_offset())
 
     def find_class(self, module: str, name: str) -> Any:
-        value = getattr(torch, name, None) if module == "torch" else None
-        if value is not torch.Size and not isinstance(value, torch.dtype):
+        torch_attribute = getattr(torch, name, None) if module == "torch" else None
+        if torch_attribute is not torch.Size and not isinstance(torch_attribute, torch.dtype):
             raise pickle.UnpicklingError(f"expected tensors and plain values, got {module}.{name}")
-        return value
+        return torch_attribute
 
 
 def written(value: object, file: Path) -> str:

@@ -168,13 +168,13 @@ def guard(tensor: torch.Tensor, arranged: Arrangement = "plain", place: int = 0)
 def in_one_storage(guards: Mapping[str, Guarded]) -> dict[str, Guarded]:
     """Puts all tensors of one dtype, with their guards, into one storage, as if one op had computed all of them."""
     placed_guards = dict(guards)
-    for dtype in {guarded.buffer.dtype for guarded in guards.values()}:
-        tensor_names = [name for name, guarded in guards.items() if guarded.buffer.dtype == dtype]
+    for dtype in {guarded_tensor.buffer.dtype for guarded_tensor in guards.values()}:
+        tensor_names = [name for name, guarded_tensor in guards.items() if guarded_tensor.buffer.dtype == dtype]
         joined_storage = torch.cat([guards[name].buffer.view(torch.uint8) for name in tensor_names]).view(dtype)
         buffer_start = 0
         for name in tensor_names:
-            view, count = guards[name].view, guards[name].buffer.numel()
-            buffer, buffer_start = joined_storage[buffer_start : buffer_start + count], buffer_start + count
+            view, num_items = guards[name].view, guards[name].buffer.numel()
+            buffer, buffer_start = joined_storage[buffer_start : buffer_start + num_items], buffer_start + num_items
             view_offset = view.storage_offset() - guards[name].buffer.storage_offset()
             placed_view = buffer.as_strided(view.shape, view.stride(), buffer.storage_offset() + view_offset)
             placed_guards[name] = Guarded(buffer, guards[name].pristine, placed_view)
@@ -262,13 +262,13 @@ def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: 
     if outer_dim is None or (inside and not other_dims) or math.prod(shape) // shape[order[0]] > FAR_ROWS:
         return []
     for far_dim in [*other_dims[place % len(other_dims) :], *other_dims] if inside else [outer_dim]:
-        strides, step = [1] * len(shape), -(-shape[order[0]] // FAR_ALIGN) * FAR_ALIGN
+        strides, dim_step = [1] * len(shape), -(-shape[order[0]] // FAR_ALIGN) * FAR_ALIGN
         for dim in order[1:]:
             if dim == far_dim:
-                step = max(step, min(FAR_STRIDE - 1, FAR_EXTENT // (shape[dim] - 1)) // FAR_ALIGN * FAR_ALIGN)
-            strides[dim] = step
-            step *= shape[dim]
-        if step <= FAR_SPAN:
+                dim_step = max(dim_step, min(FAR_STRIDE - 1, FAR_EXTENT // (shape[dim] - 1)) // FAR_ALIGN * FAR_ALIGN)
+            strides[dim] = dim_step
+            dim_step *= shape[dim]
+        if dim_step <= FAR_SPAN:
             return strides
     return []
 
@@ -295,7 +295,7 @@ def poisoned_allocations() -> Iterator[None]:
 
     PyTorch's deterministic mode fills uninitialised memory with these values.  The mode also changes the algorithms of
     a few ops, so do not compare the bits of two runs inside this block."""
-    old_mode = torch.get_deterministic_debug_mode()
+    old_debug_mode = torch.get_deterministic_debug_mode()
     torch_settings: Any = torch.utils.deterministic
     old_setting = torch_settings.fill_uninitialized_memory
     with warnings.catch_warnings():
@@ -305,7 +305,7 @@ def poisoned_allocations() -> Iterator[None]:
         try:
             yield
         finally:
-            torch.set_deterministic_debug_mode(old_mode)
+            torch.set_deterministic_debug_mode(old_debug_mode)
             torch_settings.fill_uninitialized_memory = old_setting
 
 

@@ -59,8 +59,8 @@ class ChildFailed(RuntimeError):
 
     @classmethod
     def died(cls, status: int, words: str) -> ChildFailed:
-        log_lines = [line.strip() for line in words.splitlines() if line.strip()]
-        file_line = next((f" ({line})" for line in reversed(log_lines) if line.startswith('File "')), "")
+        log_lines = [log_line.strip() for log_line in words.splitlines() if log_line.strip()]
+        file_line = next((f" ({log_line})" for log_line in reversed(log_lines) if log_line.startswith('File "')), "")
         last_line = log_lines[-1][-500:] + file_line if log_lines else "it said nothing"
         child_failure = cls()
         child_failure.status, child_failure.words = status, words
@@ -140,11 +140,11 @@ class Child:
             start_new_session=True,
         ) as process:
             try:
-                output, error_output = process.communicate(timeout=timeout_s)
+                child_output, error_output = process.communicate(timeout=timeout_s)
             finally:
                 # Otherwise a child that hangs in the driver would keep the pipes and the card after its parent's death.
                 kill_whole(process.pid)
-        return subprocess.CompletedProcess(command, process.returncode, output, error_output)
+        return subprocess.CompletedProcess(command, process.returncode, child_output, error_output)
 
     def __enter__(self) -> Child:
         return self
@@ -155,8 +155,8 @@ class Child:
     def _read(self) -> None:
         assert self._popen.stdout is not None, "Popen was given PIPE"
         with self._popen.stdout as child_output:
-            for line in child_output:
-                self._lines.put(line)
+            for output_line in child_output:
+                self._lines.put(output_line)
         self._lines.put("")
 
     @property
@@ -197,20 +197,20 @@ class Child:
             self._popen.stdin.flush()
 
     def _line(self, limit_s: float, hangs: Callable[[], bool] = lambda: False) -> str:
-        start, line = time.monotonic(), None
-        while line is None:
+        start, output_line = time.monotonic(), None
+        while output_line is None:
             remaining_s = start + limit_s - time.monotonic()
             try:
-                line = self._lines.get(timeout=max(0.0, min(LOOK_S, remaining_s)))
+                output_line = self._lines.get(timeout=max(0.0, min(LOOK_S, remaining_s)))
             except queue.Empty:
                 if remaining_s > LOOK_S and not hangs():
                     continue
                 if self._popen.poll() is None:
                     self.stop()
                     raise ChildFailed.late(limit_s if remaining_s <= LOOK_S else time.monotonic() - start) from None
-                line = ""  # the child is dead, and a process that it started holds its output open
-        if line.endswith("\n"):
-            return line
+                output_line = ""  # the child is dead, and a process that it started holds its output open
+        if output_line.endswith("\n"):
+            return output_line
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(KILL_LIMIT_S)  # before `stop`, because a kill would change the status
         self._log.seek(self._log_start)

@@ -167,14 +167,14 @@ class Record:
     """Numbers that have no field, such as `ttft_ms` and `itl_p50_ms`.  The name contains the unit."""
 
     def __post_init__(self) -> None:
-        for name, allowed_choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in allowed_choices:
+        for name, allowed_choices in _FIELD_CHOICES.items():
+            field_value = getattr(self, name)
+            if field_value not in allowed_choices:
                 allowed_values = ", ".join(str(choice) for choice in allowed_choices if choice is not None)
-                raise ValueError(f"{name}: expected one of {allowed_values}, got {value!r}")
-        for name, value in (("op", self.op), ("kernel", self.kernel), ("case_id", self.case_id or None)):
-            if isinstance(value, str) and (not value.strip() or _SURROGATE.search(value)):
-                raise ValueError(f"{name}: expected a name that UTF-8 holds, or None, got {value!r}")
+                raise ValueError(f"{name}: expected one of {allowed_values}, got {field_value!r}")
+        for name, field_value in (("op", self.op), ("kernel", self.kernel), ("case_id", self.case_id or None)):
+            if isinstance(field_value, str) and (not field_value.strip() or _SURROGATE_PATTERN.search(field_value)):
+                raise ValueError(f"{name}: expected a name that UTF-8 holds, or None, got {field_value!r}")
         _check_version(self.schema_version)
         object.__setattr__(self, "timestamp", in_utc(self.timestamp or datetime.now(UTC).isoformat(timespec="seconds")))
         latency_ms = self.latency_median_ms
@@ -234,7 +234,7 @@ class Record:
         return replace(record, errors=errors) if errors else record
 
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_SURROGATE_PATTERN = re.compile("[\ud800-\udfff]")
 """Matches a UTF-16 surrogate.  JSON can contain a lone surrogate, but a UTF-8 file cannot."""
 _ERROR_NUMBERS = ("max_abs_error", "max_error_over_tolerance")
 
@@ -246,7 +246,7 @@ def _choices(hint: object) -> tuple[object, ...]:
     return (*literal_values, None) if literal_values and kind is not hint else literal_values
 
 
-_CHOICES = {name: values for name, hint in get_type_hints(Record).items() if (values := _choices(hint))}
+_FIELD_CHOICES = {name: values for name, hint in get_type_hints(Record).items() if (values := _choices(hint))}
 
 
 def _refused(number: str) -> None:

@@ -41,7 +41,7 @@ def read(path: Path, deep: bool = False) -> list[Record]:
     path = Path(path)
     if path.is_dir():
         files = path.rglob("*.jsonl") if deep else path.glob("*.jsonl")
-        return [record for file in sorted(files) for record in _read_file(file)]
+        return [record for record_file in sorted(files) for record in _read_file(record_file)]
     if not path.is_file():
         raise ValueError(f"records: expected a file or folder, got {str(path)!r}")
     return list(_read_file(path))
@@ -54,13 +54,13 @@ def read_all(folder: Path) -> list[Record]:
 
 def _read_file(path: Path) -> Iterator[Record]:
     with path.open(encoding="utf-8", errors="replace") as file_lines:
-        for line_number, line in enumerate(file_lines, 1):
-            if not line.strip():
+        for line_number, json_line in enumerate(file_lines, 1):
+            if not json_line.strip():
                 continue
-            if not line.endswith("\n"):
+            if not json_line.endswith("\n"):
                 raise ValueError(f"{path.name}, line {line_number}: the last record is truncated")
             try:
-                yield Record.from_json(line)
+                yield Record.from_json(json_line)
             except ValueError as error:
                 raise ValueError(f"{path.name}, line {line_number}: {error}") from error
 

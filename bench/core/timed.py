@@ -40,7 +40,7 @@ def time_together(
         return {}, {}, None
     device = torch.device(settings.device)
     with watched(device) as clock_watch:
-        take_samples = partial(
+        sampling_call = partial(
             time_functions,
             device=device,
             min_samples=settings.min_samples,
@@ -49,7 +49,7 @@ def time_together(
             flush=settings.flush,
             renew=renew,
         )
-        samples, failed_kernels = _together_or_alone(take_samples, ready, settings.budget_s, not settings.paired)
+        samples, failed_kernels = _together_or_alone(sampling_call, ready, settings.budget_s, not settings.paired)
         return samples, failed_kernels, clock_watch.summary() if clock_watch else None
 
 
@@ -85,13 +85,13 @@ def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
         return nullcontext()
     from rooflab.bench.core.timers.card import ClockWatch
 
-    uuid = gpu_uuid(device)
+    device_uuid = gpu_uuid(device)
     try:
         from rooflab.bench.core.timers.sm_clock import DeviceClock  # imports Triton
 
-        return ClockWatch(uuid, DeviceClock(device))
+        return ClockWatch(device_uuid, DeviceClock(device))
     except Failed.errors() as error:
-        return ClockWatch(uuid, unread=f"{type(error).__name__}: {error}")
+        return ClockWatch(device_uuid, unread=f"{type(error).__name__}: {error}")
 
 
 def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[str, dict[str, Any]], dict[str, Failed]]:
@@ -131,21 +131,21 @@ class Unseen:
         self._copies = copies
         self._random = random.Random()
         fresh_inputs = spec.make_inputs(case, scheme, device, self._random.randrange(2**31))
-        fixed_names = kept_names(spec, fresh_inputs) | set(spec.mutates)
+        fixed_inputs = kept_names(spec, fresh_inputs) | set(spec.mutates)
         has_same_shapes = alike(copies[0], fresh_inputs)
-        values = {
-            name: value
-            for name, value in fresh_inputs.items()
-            if has_same_shapes and name not in fixed_names and _finite(value)
+        new_values = {
+            name: input_value
+            for name, input_value in fresh_inputs.items()
+            if has_same_shapes and name not in fixed_inputs and _finite(input_value)
         }
         del fresh_inputs  # before another set is made: its weights may take a large part of the memory
         original_inputs = spec.make_inputs(case, scheme, device, seed)
-        self._values = {name: value for name, value in values.items() if _finite(original_inputs[name])}
-        cloned_values = {name: value.clone() for name, value in self._values.items()}
+        self._values = {name: input_value for name, input_value in new_values.items() if _finite(original_inputs[name])}
+        cloned_values = {name: input_value.clone() for name, input_value in self._values.items()}
         self._expected = CheckData(spec, {**original_inputs, **cloned_values}, scheme)
         for inputs in copies:
-            for name, value in cloned_values.items():
-                inputs[name].data.copy_(value)
+            for name, input_value in cloned_values.items():
+                inputs[name].data.copy_(input_value)
 
     def __call__(self) -> None:
         for name, values in self._values.items():

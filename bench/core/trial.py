@@ -44,7 +44,7 @@ from rooflab.reference.spec import Inputs, OpSpec, Outputs, Scheme
 
 MAX_SHARED_ELEMENTS = 2**21
 """If inputs in a changed layout have fewer elements than this, with their guards, they are put into one storage."""
-BF16_REFUSAL = "Triton's interpreter computes bf16 dot and sort wrongly"
+BF16_REFUSAL_TEXT = "Triton's interpreter computes bf16 dot and sort wrongly"
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Runner:
             raise Failed.by(refusal)
         uses_bf16 = torch.bfloat16 in (self.scheme.activation, self.scheme.weight, self.scheme.output)
         if self.device.type == "cpu" and self.kernel.backend == "triton" and uses_bf16 and not _device.is_emulated:
-            raise Failed("UNSUPPORTED", BF16_REFUSAL)
+            raise Failed("UNSUPPORTED", BF16_REFUSAL_TEXT)
 
     def load(self, name: str, inputs: Inputs, packed_in: str | None = None) -> bool:
         """Stores `inputs` under `name`, and their packed weight if the kernel has its own layout for the weight.
@@ -141,13 +141,13 @@ class Runner:
             poisoned_allocations() if layout.poisoned else nullcontext(),
             patch.object(_device, "sm_count_override", layout.sms),
         ):
-            arguments = *self._sets[name], layout
+            run_arguments = *self._sets[name], layout
             if layout.elsewhere:
                 # OpenMP keeps the number of threads for each of its callers, so the new one is told.
                 with ThreadPoolExecutor(1, "", torch.set_num_threads, (torch.get_num_threads(),)) as thread_pool:
-                    outputs, output_values = thread_pool.submit(self._run, *arguments).result()
+                    outputs, output_values = thread_pool.submit(self._run, *run_arguments).result()
             else:
-                outputs, output_values = self._run(*arguments)
+                outputs, output_values = self._run(*run_arguments)
         if not layout.alone:
             self.settle()
             self._last = outputs, output_values
@@ -164,8 +164,8 @@ class Runner:
         outs = [
             guarded_inputs[layout.in_place[output]]
             if output in layout.in_place
-            else guard_output(tuple(shape), dtype, device, arranged=layout.out or "plain", stale=stale)
-            for output, (shape, dtype), stale in zip(spec.outputs, layout.forms, stale_values, strict=False)
+            else guard_output(tuple(out_shape), dtype, device, arranged=layout.out or "plain", stale=stale)
+            for output, (out_shape, dtype), stale in zip(spec.outputs, layout.forms, stale_values, strict=False)
         ]
         writable_names = {*self.free, *layout.in_place.values()}
         arguments: dict[str, Any] = {**inputs, **{name: tensor.view for name, tensor in guarded_inputs.items()}}
@@ -174,20 +174,20 @@ class Runner:
         if outs:
             arguments["out"] = outs[0].view if len(outs) == 1 else tuple(guarded_out.view for guarded_out in outs)
         torch_threads, threads = torch.get_num_threads(), threading.active_count()
-        can_refuse = bool(layout.arranged or layout.in_place) or layout.out not in (None, "plain")
-        refusal = kernel.why_not_args({name: value for name, value in arguments.items() if name != "out"}, spec)
+        can_refuse_layout = bool(layout.arranged or layout.in_place) or layout.out not in (None, "plain")
+        refusal = kernel.why_not_args({name: argument for name, argument in arguments.items() if name != "out"}, spec)
         if refusal:
-            failure = Failed.by(refusal)
-            raise LayoutRefused(failure.reason) if can_refuse else failure
-        with self._errors_of_the_kernel(inputs, can_refuse):
+            kernel_failure = Failed.by(refusal)
+            raise LayoutRefused(kernel_failure.reason) if can_refuse_layout else kernel_failure
+        with self._errors_of_the_kernel(inputs, can_refuse_layout):
             arguments = planned(kernel, arguments)
         with queued(device, guarded_inputs.values(), layout.alone):
-            with self._errors_of_the_kernel(inputs, can_refuse):
+            with self._errors_of_the_kernel(inputs, can_refuse_layout):
                 kernel_result = self._called(arguments, layout.twice)
             if tampering_text := tampered(torch_threads):
                 raise Failed("INVALID", tampering_text)
             read_only_inputs = {name: tensor for name, tensor in guarded_inputs.items() if name not in writable_names}
-            with self._errors_of_the_kernel(inputs, can_refuse):
+            with self._errors_of_the_kernel(inputs, can_refuse_layout):
                 outputs = _collect(kernel_result, spec, device, packed, read_only_inputs, outs)
                 if layout.alone:
                     wait_for_all(device)
@@ -261,13 +261,13 @@ def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], guards: dict[s
     """Returns guarded copies of all input tensors, and stores them in `guards`.  If `guards` has a copy with the same
     name and shape, its memory is used again.  If layouts are changed and the inputs are small, all inputs of one dtype
     share one storage, like the outputs of one fused op."""
-    for input_index, (name, value) in enumerate(inputs.items()):
-        if not isinstance(value, torch.Tensor):
+    for input_index, (name, input_value) in enumerate(inputs.items()):
+        if not isinstance(input_value, torch.Tensor):
             continue
-        if name in guards and guards[name].view.shape == value.shape:
-            guards[name].rewrite(value)
+        if name in guards and guards[name].view.shape == input_value.shape:
+            guards[name].rewrite(input_value)
         else:
-            guards[name] = guard(value, arranged.get(name, "plain"), input_index)
+            guards[name] = guard(input_value, arranged.get(name, "plain"), input_index)
     if (
         arranged
         and not {*FAR_LAYOUTS, FAR_PAGES}.intersection(arranged.values())

@@ -50,8 +50,8 @@ class Look:
         if layout.out in FAR_LAYOUTS or not {*FAR_LAYOUTS, FAR_PAGES}.isdisjoint(layout.arranged.values()):
             return self._far(data, layout)
         if layout.arranged and self._is_right(data, replace(layout, arranged={})):
-            names = " or ".join(sorted(layout.arranged))
-            return f"it takes strides of {names} for granted: with the usual ones it is right"
+            strided_names = " or ".join(sorted(layout.arranged))
+            return f"it takes strides of {strided_names} for granted: with the usual ones it is right"
         if before:
             return "it was right on this data before: its result depends on earlier calls, or on being watched"
         return self._rounded(data, layout)
@@ -69,11 +69,11 @@ class Look:
 
     def _is_right_on(self, data: CheckData, layout: Layout, changed: Inputs) -> tuple[bool, Outputs]:
         """Runs the kernel on `data` with new inputs `changed`.  Returns whether it is right, and its outputs."""
-        changed_data = CheckData(self.spec, {**data.inputs, **changed}, data.scheme, "second look")
+        second_check = CheckData(self.spec, {**data.inputs, **changed}, data.scheme, "second look")
         try:
-            self.runner.load(changed_data.name, changed_data.inputs)
-            outputs = self._run(changed_data, layout)
-            return bool(outputs) and not changed_data.faults(outputs, self.own_stream), outputs
+            self.runner.load(second_check.name, second_check.inputs)
+            outputs = self._run(second_check, layout)
+            return bool(outputs) and not second_check.faults(outputs, self.own_stream), outputs
         except Failed:
             return False, ()
 
@@ -85,9 +85,9 @@ class Look:
         if before and not is_stale:
             return True  # it has computed other values than poison
         if layout.out is not None:
-            filler_values = tuple(torch.full_like(output, 3) for output in read)
-            return _same(self._run(data, replace(layout, stale=filler_values)), filler_values)
-        freed_tensors = [torch.full_like(output, 3) for output in read for _ in range(8)]
+            filler_outputs = tuple(torch.full_like(read_output, 3) for read_output in read)
+            return _same(self._run(data, replace(layout, stale=filler_outputs)), filler_outputs)
+        freed_tensors = [torch.full_like(read_output, 3) for read_output in read for _ in range(8)]
         del freed_tensors  # `torch.empty` takes memory that was freed last
         second_outputs = self._run(data, replace(layout, poisoned=False))
         return bool(second_outputs) and not _same(second_outputs, read)
@@ -120,10 +120,10 @@ class Look:
         if FAR_PAGES in layout.arranged.values():  # one slot reaches all of them
             far_layouts = {" and ".join(layout.arranged): layout}
         far_layouts |= {"out": replace(layout, arranged={})} if layout.out in FAR_LAYOUTS else {}
-        names = [name for name, far_layout in sorted(far_layouts.items()) if not self._is_right(data, far_layout)]
-        if not names or not self._is_right(data, near_layout):
+        far_names = [name for name, far_layout in sorted(far_layouts.items()) if not self._is_right(data, far_layout)]
+        if not far_names or not self._is_right(data, near_layout):
             return ""
-        return f"it reaches rows of {' and '.join(names)} by offsets of 32 bits: near rows come out right"
+        return f"it reaches rows of {' and '.join(far_names)} by offsets of 32 bits: near rows come out right"
 
     def _rounded(self, data: CheckData, layout: Layout) -> str:
         """Names a format with fewer bits than fp32 if the kernel is right on inputs rounded to this format."""
@@ -132,9 +132,9 @@ class Look:
             return ""
         for bits, format_name in ((10, "TF32 or fp16"), (7, "bf16")):
             rounded_inputs = {
-                name: ((value.view(torch.int32) + (1 << 22 - bits)) & (-1 << 23 - bits)).view(torch.float32)
-                for name, value in data.inputs.items()
-                if isinstance(value, torch.Tensor) and value.dtype == torch.float32
+                name: ((input_value.view(torch.int32) + (1 << 22 - bits)) & (-1 << 23 - bits)).view(torch.float32)
+                for name, input_value in data.inputs.items()
+                if isinstance(input_value, torch.Tensor) and input_value.dtype == torch.float32
             }
             if self._is_right_on(data, layout, rounded_inputs)[0]:
                 return f"products in {format_name}: of inputs with {bits} bits behind the leading one they are right"

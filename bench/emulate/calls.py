@@ -59,7 +59,7 @@ class EmulatedCall:
     def to_dict(self) -> dict[str, Any]:
         """Returns the call as JSON values, without the source code of the kernels."""
         launches = [{key: value for key, value in item.items() if key != "sources"} for item in self.answer["launches"]]
-        target_fields = {name: self.target.to_json()[name] for name in ("op", "kernel", "scheme")}
+        target_fields = {field_name: self.target.to_json()[field_name] for field_name in ("op", "kernel", "scheme")}
         return {
             **target_fields,
             "case": self.target.case.id,
@@ -86,8 +86,8 @@ def choose(
     spec = registry.get_op(op or ops.pop())
     targets = []
     for kernel, file in picked_kernels:
-        ragged_case = None if cases else _ragged_case(kernel, spec, choose_scheme(spec, next(iter(schemes), None)))
-        targets += choose_targets(spec, [(kernel, file)], cases, schemes, config, default=ragged_case)
+        default_case = None if cases else _ragged_case(kernel, spec, choose_scheme(spec, next(iter(schemes), None)))
+        targets += choose_targets(spec, [(kernel, file)], cases, schemes, config, default=default_case)
     return targets
 
 
@@ -98,7 +98,7 @@ def _ragged_case(kernel: Kernel, spec: OpSpec, scheme: Scheme) -> Case:
     for case in dict.fromkeys((*spec.cases["smoke"], *spec.cases_in("edge"))):
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
         if kernel.why_not_args(inputs, spec) is None:
-            case_sizes = [value for value in case.values() if isinstance(value, int) and value > 1]
+            case_sizes = [case_value for case_value in case.values() if isinstance(case_value, int) and case_value > 1]
             case_score = (sum(case_size % TILE_SIZE != 0 for case_size in case_sizes), -spec.cost_of(inputs).flops)
             best_score, best_case = max((best_score, best_case), (case_score, case), key=lambda pair: pair[0])
     return best_case
@@ -137,13 +137,13 @@ def call(
     answer = ask(request)
     if not answer["launches"] or answer["status"] != "OK" or answer["ran"] < answer["of"] or configs:
         return EmulatedCall(target, answer, device.name)  # the compiled code belongs to an autotuner's first config
-    traffic = traffic_of(answer)
+    hbm_bytes = traffic_of(answer)
     if not target.is_launcher:
-        return EmulatedCall(target, answer, device.name, predict_all([target], device, counted={target: traffic})[0])
+        return EmulatedCall(target, answer, device.name, predict_all([target], device, counted={target: hbm_bytes})[0])
     flops: Counter[str] = Counter()
     for launch in answer["launches"]:
         flops.update({MATRIX_FORMATS.get(kind, kind): n_flops for kind, n_flops in launch["tensor_flops"].items()})
-    return EmulatedCall(target, answer, device.name, predict_launcher(target, traffic, flops, device))
+    return EmulatedCall(target, answer, device.name, predict_launcher(target, hbm_bytes, flops, device))
 
 
 def ask(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,20 +166,20 @@ def traffic_of(answer: Mapping[str, Any]) -> Traffic:
 
 def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
     """Writes one record for each call to a file, and returns its path.  A record has bytes only if all CTAs ran."""
-    writer, environment = RunWriter(folder), Environment.now()
+    run_writer, environment = RunWriter(folder), Environment.now()
     for one_call in calls:
         kernel, target = registry.get_kernel(one_call.target.op, one_call.target.kernel), one_call.target
-        traffic = traffic_of(one_call.answer)
+        hbm_bytes = traffic_of(one_call.answer)
         has_run = one_call.answer["status"] in ("OK", "INCORRECT") and bool(one_call.answer["launches"])
         is_compared = has_run and bool(one_call.answer["errors"])
-        writer.write(
+        run_writer.write(
             replace(
                 environment.record(
                     "check",
                     kernel,
                     target.case,
                     target.scheme.name,
-                    writer.run_id,
+                    run_writer.run_id,
                     cast(Status, one_call.answer["status"]),
                     one_call.answer["reason"],
                 ),
@@ -188,8 +188,8 @@ def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
                 device="cpu",
                 checked_by="emulator" if is_compared else "none",
                 errors=tuple(one_call.answer.get("errors", ())),
-                traffic_bytes=traffic.bytes if has_run and one_call.answer["ran"] == one_call.answer["of"] else None,
+                traffic_bytes=hbm_bytes.bytes if has_run and one_call.answer["ran"] == one_call.answer["of"] else None,
                 traffic_basis="counted" if has_run and one_call.answer["ran"] == one_call.answer["of"] else None,
             )
         )
-    return writer.path
+    return run_writer.path

@@ -63,14 +63,14 @@ class Emulating(Runner):
         return super().seen() | {"races": tuple(self._launches.races), "bytes": byte_counts}
 
 
-_serving = Serving(Emulating)
+_request_server = Serving(Emulating)
 
 
 def answer(request: Mapping[str, Any]) -> Any:
     """Answers a request for one step of a check, or for one run.  If the request fails, the answer has an `error`."""
     if "call" in request:
         with pretended_card() if request["call"] == "begin" else nullcontext():  # `begin` imports the kernel's file
-            return _serving.answer(request)
+            return _request_server.answer(request)
     try:
         if request["do"] == "outside":
             return unregistered.answer(request)

@@ -45,9 +45,9 @@ def targets() -> list[KernelCase]:
     """Lists, for each kernel with compiled code and each dtype, the first small test case that the kernel supports."""
     cases = []
     for kernel in filter(has_code, registry.every_kernel()):
-        spec = registry.get_op(kernel.op)
-        for scheme in map(get_scheme, spec.schemes):
-            case = first_case(kernel, spec, scheme, ["smoke"])
+        op_spec = registry.get_op(kernel.op)
+        for scheme in map(get_scheme, op_spec.schemes):
+            case = first_case(kernel, op_spec, scheme, ["smoke"])
             if case is not None:
                 cases.append(KernelCase(kernel.op, kernel.name, case, scheme))
     return cases
@@ -55,14 +55,14 @@ def targets() -> list[KernelCase]:
 
 def outputs_of(target: KernelCase, device: torch.device) -> Outputs:
     """Runs a kernel on `device`, with inputs generated on the CPU.  Returns its outputs as CPU tensors."""
-    spec, kernel = registry.get_op(target.op), registry.get_kernel(target.op, target.kernel)
+    op_spec, kernel = registry.get_op(target.op), registry.get_kernel(target.op, target.kernel)
     inputs = {
-        name: value.to(device) if isinstance(value, torch.Tensor) else value
-        for name, value in spec.make_inputs(target.case, target.scheme, torch.device("cpu"), SEED).items()
+        name: input_value.to(device) if isinstance(input_value, torch.Tensor) else input_value
+        for name, input_value in op_spec.make_inputs(target.case, target.scheme, torch.device("cpu"), SEED).items()
     }
-    arguments = Rotation.arguments(kernel, spec, inputs)
+    arguments = Rotation.arguments(kernel, op_spec, inputs)
     kernel_result = kernel.fn(**arguments)
-    outputs = tuple(arguments[name] for name in spec.outputs) if spec.mutates else kernel_result
+    outputs = tuple(arguments[name] for name in op_spec.outputs) if op_spec.mutates else kernel_result
     outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
     return tuple(output.detach().cpu() for output in outputs)
 
@@ -71,7 +71,7 @@ def write(folder: Path, device: torch.device, chosen: Sequence[KernelCase] | Non
     """Runs kernels on `device`.  Writes each kernel's outputs to a `.pt` file, and the environment to `golden.json`.
 
     A kernel with stored outputs does not run again; its entry in `golden.json` stays.  Returns all kernels' names."""
-    names = []
+    kernel_names = []
     index_file = folder / "golden.json"
     kernel_entries: dict[str, Any] = json.loads(index_file.read_text())["kernels"] if index_file.is_file() else {}
     environment = Environment.now(device.index or 0)
@@ -89,8 +89,8 @@ def write(folder: Path, device: torch.device, chosen: Sequence[KernelCase] | Non
                 index_file,
                 json.dumps({"seed": SEED, "kernels": kernel_entries}, indent=1, sort_keys=True, allow_nan=False) + "\n",
             )
-        names.append(name)
-    return names
+        kernel_names.append(name)
+    return kernel_names
 
 
 def compare(folder: Path) -> list[Difference]:
@@ -98,24 +98,24 @@ def compare(folder: Path) -> list[Difference]:
     index_file = folder / "golden.json"
     if not index_file.is_file():
         raise ValueError(f"golden: expected a folder with golden.json, got {folder}")
-    differences = []
+    output_differences = []
     for name, entry in sorted(json.loads(index_file.read_text())["kernels"].items()):
         target = KernelCase(entry["op"], entry["kernel"], Case(**entry["case"]), get_scheme(entry["scheme"]))
-        differences.append(_difference(target, torch.load(folder / f"{name}.pt")))
-    return differences
+        output_differences.append(_difference(target, torch.load(folder / f"{name}.pt")))
+    return output_differences
 
 
 def _difference(target: KernelCase, golden: Outputs) -> Difference:
-    spec = registry.get_op(target.op)
+    op_spec = registry.get_op(target.op)
     with tempfile.TemporaryDirectory() as folder:
-        answer = call(target, save=Path(folder) / "outputs.pt").answer
-        if answer["status"] != "OK":
-            return Difference(target.label, 0, 0, False, answer["reason"])
+        emulator_answer = call(target, save=Path(folder) / "outputs.pt").answer
+        if emulator_answer["status"] != "OK":
+            return Difference(target.label, 0, 0, False, emulator_answer["reason"])
         outputs: Outputs = torch.load(Path(folder) / "outputs.pt")
     equal_elements = sum(int((_bits(a) == _bits(b)).sum()) for a, b in zip(outputs, golden, strict=True))
     element_count = sum(output.numel() for output in outputs)
-    errors = _wrong(spec, target, outputs, golden)
-    return Difference(target.label, element_count, equal_elements, not errors, "; ".join(errors))
+    error_texts = _wrong(op_spec, target, outputs, golden)
+    return Difference(target.label, element_count, equal_elements, not error_texts, "; ".join(error_texts))
 
 
 def _wrong(spec: OpSpec, target: KernelCase, outputs: Outputs, golden: Outputs) -> list[str]:

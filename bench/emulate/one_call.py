@@ -34,37 +34,37 @@ def run(request: Mapping[str, Any]) -> Answer:
     case = spec.check_case(Case(**request["case"]))
     inputs = spec.make_inputs(case, scheme, torch.device("cpu"), request["seed"])
     with every_launch(Launches()):
-        refusal = kernel.why_not_here(torch.device("cpu")) or kernel.why_not_args(inputs)
-    if refusal:
-        return {"status": refusal.status, "reason": refusal.reason, "launches": []}
+        kernel_refusal = kernel.why_not_here(torch.device("cpu")) or kernel.why_not_args(inputs)
+    if kernel_refusal:
+        return {"status": kernel_refusal.status, "reason": kernel_refusal.reason, "launches": []}
     launches = Launches(checks=Checks(races=request["races"]), seed=request["schedule"], ctas=request["sample"])
     arguments = Rotation.arguments(kernel, spec, inputs, request["config"])
     start_s = time.perf_counter()
-    status, reason = "OK", ""
+    call_status, reason_text = "OK", ""
     outputs: Any = None
     try:
         with every_launch(launches), poisoned_allocations(), pretended_for(kernel), launches.fresh:
             outputs = kernel.fn(**arguments)
     except EmulationError as error:
-        status, reason = "RUNTIME_ERROR", str(error)
+        call_status, reason_text = "RUNTIME_ERROR", str(error)
     except NotSampled:
         raise
     except Failed.errors() as error:
-        failure = Failed.of(error, "")
-        status, reason = failure.status, failure.reason
-    answer: Answer = {
+        run_failure = Failed.of(error, "")
+        call_status, reason_text = run_failure.status, run_failure.reason
+    call_answer: Answer = {
         "seconds": time.perf_counter() - start_s,
-        "launches": [launch_answer(result) for result in launches.results],
+        "launches": [launch_answer(launch_result) for launch_result in launches.results],
         "ran": launches.ran,
         "of": launches.of,
     }
-    if status == "OK":
-        outputs = tuple(arguments[name] for name in spec.outputs) if spec.mutates else outputs
+    if call_status == "OK":
+        outputs = tuple(arguments[output_name] for output_name in spec.outputs) if spec.mutates else outputs
         if request["save"]:
             torch.save((outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs), request["save"])
-        answer |= _judged(spec, case, scheme, outputs, launches, request["seed"])
-        status, reason = answer["status"], answer["reason"]
-    return answer | {"status": status, "reason": reason}
+        call_answer |= _judged(spec, case, scheme, outputs, launches, request["seed"])
+        call_status, reason_text = call_answer["status"], call_answer["reason"]
+    return call_answer | {"status": call_status, "reason": reason_text}
 
 
 def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: Launches, seed: int) -> Answer:
@@ -72,7 +72,7 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: La
     races = launches.races
     fresh_inputs = spec.make_inputs(case, scheme, torch.device("cpu"), seed)
     flops = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), seed)).flops
-    errors: list[ErrorStats] = []
+    output_errors: list[ErrorStats] = []
     checked_elements = None
     if flops <= ORACLE_FLOPS and (launches.ran == launches.of or not spec.mutates):
         expected_outputs = spec.oracle(fresh_inputs)
@@ -84,23 +84,23 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: La
                 torch.where(written_mask, written_tensor, expected.to(written_tensor.dtype))
                 for written_mask, written_tensor, expected in zip(written_masks, tensors, expected_outputs, strict=True)
             )
-        errors = spec.judge(tensors, expected_outputs, fresh_inputs, scheme)
-    failure_texts = [error.describe() for error in errors if not error.passed]
+        output_errors = spec.judge(tensors, expected_outputs, fresh_inputs, scheme)
+    failure_texts = [output_error.describe() for output_error in output_errors if not output_error.passed]
     if checked_elements == 0:
         failure_texts.append("the CTAs that ran wrote nothing of the outputs")
-    status = "INCORRECT" if failure_texts or races else "OK"
-    note = "" if errors else "values were not compared: the oracle takes too long, or needs all CTAs"
-    if errors and not launches.launched and sum(output.numel() for output in tensors):
-        status, note = "INCORRECT" if failure_texts else "INVALID", "torch computed it: no kernel was launched"
-    elif errors and launches.ran == launches.of and not spec.mutates:
-        n_stored = sum(result.bytes.hbm_write for result in launches.results)
+    call_status = "INCORRECT" if failure_texts or races else "OK"
+    note = "" if output_errors else "values were not compared: the oracle takes too long, or needs all CTAs"
+    if output_errors and not launches.launched and sum(output.numel() for output in tensors):
+        call_status, note = "INCORRECT" if failure_texts else "INVALID", "torch computed it: no kernel was launched"
+    elif output_errors and launches.ran == launches.of and not spec.mutates:
+        n_stored = sum(launch_result.bytes.hbm_write for launch_result in launches.results)
         if n_stored < nbytes(*tensors):
             note = f"torch wrote a part of the outputs: kernels stored {n_stored:.0f} of their {nbytes(*tensors)} bytes"
-    reason = "; ".join(failure_texts) or (f"race: {races[0]}" if races else note)
+    reason_text = "; ".join(failure_texts) or (f"race: {races[0]}" if races else note)
     return {
-        "status": status,
-        "reason": reason,
-        "errors": [asdict(error) for error in errors],
+        "status": call_status,
+        "reason": reason_text,
+        "errors": [asdict(output_error) for output_error in output_errors],
         "races": races,
         "checked_elements": checked_elements,
     }
@@ -108,13 +108,13 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: La
 
 def _written(output: torch.Tensor, results: Sequence[LaunchResult]) -> torch.Tensor:
     """Returns a mask of the output elements that launches wrote.  The mask comes from addresses, not from values."""
-    storage = output.untyped_storage()
-    written_bytes = torch.zeros(storage.nbytes(), dtype=torch.bool)
-    for addresses, unit_bytes in (stored_item for result in results for stored_item in result.stored):
-        unit_start = torch.from_numpy(addresses) - storage.data_ptr()
-        unit_start = unit_start[(unit_start >= 0) & (unit_start <= storage.nbytes() - unit_bytes)]
+    output_storage = output.untyped_storage()
+    written_bytes = torch.zeros(output_storage.nbytes(), dtype=torch.bool)
+    for addresses, unit_bytes in (store_record for launch_result in results for store_record in launch_result.stored):
+        unit_starts = torch.from_numpy(addresses) - output_storage.data_ptr()
+        unit_starts = unit_starts[(unit_starts >= 0) & (unit_starts <= output_storage.nbytes() - unit_bytes)]
         for byte_index in range(unit_bytes):
-            written_bytes[unit_start + byte_index] = True
+            written_bytes[unit_starts + byte_index] = True
     written_elements = written_bytes.view(-1, output.element_size()).all(dim=1)
     return torch.as_strided(written_elements, output.shape, output.stride(), output.storage_offset())
 

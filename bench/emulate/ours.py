@@ -88,7 +88,7 @@ def emulating_cuda(handle: Handle) -> Iterator[None]:
     def instead(
         self: _cuda.CudaKernel, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0
     ) -> None:
-        launch_values = [_argument(arg_index, argument) for arg_index, argument in enumerate(arguments)]
+        launch_values = [_argument(arg_index, launch_argument) for arg_index, launch_argument in enumerate(arguments)]
         launch = PtxLaunch(compile_ptx(self.source, options=self.options), self.name, _triple(block), int(shared_bytes))
         handle(launch, tuple(int(axis_size) for axis_size in grid), launch_values)
 

@@ -30,31 +30,31 @@ def run(
     arguments = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
     from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
 
-    start_s, status, reason_text, result = time.perf_counter(), "OK", "", None
+    start_s, call_status, reason_text, function_result = time.perf_counter(), "OK", "", None
     with emulating(**options) as emulation_run:
         try:
-            result = function(**arguments)
+            function_result = function(**arguments)
         except EmulationError as error:
-            status, reason_text = "RUNTIME_ERROR", str(error)
+            call_status, reason_text = "RUNTIME_ERROR", str(error)
         except TritonError as error:
-            failure = Failed.of(error, "")
-            status, reason_text = failure.status, failure.reason
-    if status == "OK" and not emulation_run.launched:
+            run_failure = Failed.of(error, "")
+            call_status, reason_text = run_failure.status, run_failure.reason
+    if call_status == "OK" and not emulation_run.launched:
         raise ValueError(f"function: expected {function.__name__} to launch a kernel of Triton, got no launch")
-    if status == "OK" and emulation_run.races:
-        status, reason_text = "INCORRECT", emulation_run.races[0]
-    if status == "OK" and reference is not None:
+    if call_status == "OK" and emulation_run.races:
+        call_status, reason_text = "INCORRECT", emulation_run.races[0]
+    if call_status == "OK" and reference is not None:
         fp64_inputs = {name: value.double() if _is_float(value) else value for name, value in inputs.items()}
         with pretended_card():
-            expected = reference(**fp64_inputs)
-        verdicts = FunctionOp.judge(result, expected)
-        status = "OK" if all(verdict.passed for verdict in verdicts) else "INCORRECT"
-        reason_text = "; ".join(verdict.describe() for verdict in verdicts if status == "OK" or not verdict.passed)
-    if status == "OK" and reference is None:
+            expected_result = reference(**fp64_inputs)
+        verdicts = FunctionOp.judge(function_result, expected_result)
+        call_status = "OK" if all(verdict.passed for verdict in verdicts) else "INCORRECT"
+        reason_text = "; ".join(verdict.describe() for verdict in verdicts if call_status == "OK" or not verdict.passed)
+    if call_status == "OK" and reference is None:
         reason_text = "no fault and no race; no value was compared, for there is no --reference"
-    answer = {"status": status, "reason": reason_text, "seconds": time.perf_counter() - start_s}
+    call_answer = {"status": call_status, "reason": reason_text, "seconds": time.perf_counter() - start_s}
     launches = [launch_answer(launch) for launch in emulation_run.launches]
-    return answer | {"ran": emulation_run.ran, "of": emulation_run.of, "launches": launches}
+    return call_answer | {"ran": emulation_run.ran, "of": emulation_run.of, "launches": launches}
 
 
 def answer(request: Mapping[str, Any]) -> Answer:

@@ -37,7 +37,7 @@ class PtxLaunch:
 def whole_numbers(name: str, values: Iterable[int]) -> list[int]:
     """Returns `values` as a list.  Raises `ValueError` if `values` is not a list of integers."""
     try:
-        return [index(value) for value in values]
+        return [index(whole_number) for whole_number in values]
     except TypeError:
         raise ValueError(f"{name}: expected a list of integers, got {_shown(values)}") from None
 
@@ -45,7 +45,7 @@ def whole_numbers(name: str, values: Iterable[int]) -> list[int]:
 def checked_tensors(name: str, values: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Returns `values` as a list.  Raises `ValueError` if `values` is not a list of tensors."""
     tensors = [values] if isinstance(values, torch.Tensor | str) else list(values)
-    if any(not isinstance(value, torch.Tensor) for value in tensors) or isinstance(values, torch.Tensor):
+    if any(not isinstance(tensor, torch.Tensor) for tensor in tensors) or isinstance(values, torch.Tensor):
         raise ValueError(f"{name}: expected a list of tensors, got {_shown(values)}")
     return tensors
 
@@ -61,11 +61,11 @@ def bound_arguments(kernel: PtxKernel, args: Sequence[Any], memory: GlobalMemory
         signature = ", ".join(f"{parameter.type} {parameter.name}" for parameter in kernel.parameters)
         raise ValueError(f"args: expected {len(kernel.parameters)} for {kernel.name} ({signature}), got {len(args)}")
     packed_bytes = b""
-    for arg_index, (value, parameter) in enumerate(zip(args, kernel.parameters, strict=True)):
+    for arg_index, (arg_value, parameter) in enumerate(zip(args, kernel.parameters, strict=True)):
         if arg_index < len(names):
             parameter = replace(parameter, name=names[arg_index])
         packed_bytes += bytes(-len(packed_bytes) % parameter.align)
-        packed_bytes += _packed(value, parameter, memory)
+        packed_bytes += _packed(arg_value, parameter, memory)
     return packed_bytes
 
 
@@ -75,20 +75,20 @@ def add_tensor(memory: GlobalMemory, tensor: torch.Tensor, name: str) -> int:
         raise ValueError(f"{name}: expected a tensor on the CPU, got one on {tensor.device}")
     if tensor.layout != torch.strided:
         raise ValueError(f"{name}: expected a tensor in plain memory, got one of layout {tensor.layout}")
-    storage = tensor.untyped_storage()
-    memory.add(name, storage.data_ptr(), storage.nbytes(), tensor)
+    tensor_storage = tensor.untyped_storage()
+    memory.add(name, tensor_storage.data_ptr(), tensor_storage.nbytes(), tensor)
     return tensor.data_ptr()
 
 
 def mark_unwritten(memory: GlobalMemory, tensor: torch.Tensor) -> None:
     """Marks a tensor's storage as never written.  Raises `ValueError` on a tensor that is not in `memory`."""
-    storage = tensor.untyped_storage()
-    if not storage.nbytes():
+    tensor_storage = tensor.untyped_storage()
+    if not tensor_storage.nbytes():
         return
-    allocation = memory.find(storage.data_ptr())
-    if allocation is None:
+    tensor_allocation = memory.find(tensor_storage.data_ptr())
+    if tensor_allocation is None:
         raise ValueError("unwritten: expected tensors among the arguments, got another")
-    allocation.written = np.zeros(allocation.size, np.bool_)
+    tensor_allocation.written = np.zeros(tensor_allocation.size, np.bool_)
 
 
 def _packed(value: Any, parameter: Parameter, memory: GlobalMemory) -> bytes:

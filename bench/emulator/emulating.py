@@ -92,14 +92,14 @@ def emulating(
 
     Raises `EmulationError` if a kernel reads or writes out of bounds, reads unwritten memory, or never ends.  The error
     names the kernel's source line.  Races are in `findings`.  Raises `ValueError` if no config matches `configs`."""
-    emulation = Emulation(checks=Checks(races=races), seed=seed, ctas=ctas, memory=tuple(memory))
+    launch_emulation = Emulation(checks=Checks(races=races), seed=seed, ctas=ctas, memory=tuple(memory))
     try:
         with (
-            emulating_launches(emulation, None if configs is None else _chosen(configs)),
-            pretended_gpu() as emulation.gpu,
-            emulation.fresh,
+            emulating_launches(launch_emulation, None if configs is None else _chosen(configs)),
+            pretended_gpu() as launch_emulation.gpu,
+            launch_emulation.fresh,
         ):
-            yield emulation
+            yield launch_emulation
     except EmulationError as error:
         # Raises a new error, because contextlib gives the same error its whole traceback back.
         raise EmulationError(*error.args).with_traceback(users_part(error.__traceback__)) from None
@@ -129,5 +129,5 @@ def users_part(trace: TracebackType | None) -> TracebackType | None:
         return None
     tail = users_part(trace.tb_next)
     code_file = trace.tb_frame.f_code.co_filename
-    is_foreign = code_file.startswith(PACKAGE_FOLDER) or "/triton/" in code_file or "/torch/" in code_file
-    return tail if is_foreign and tail is None else TracebackType(tail, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    is_library = code_file.startswith(PACKAGE_FOLDER) or "/triton/" in code_file or "/torch/" in code_file
+    return tail if is_library and tail is None else TracebackType(tail, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)

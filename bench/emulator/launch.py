@@ -160,20 +160,20 @@ def _layout(kernel: PtxKernel, memory: GlobalMemory) -> VariableLayout:
         addresses[item.name] = -(-end_by_space[space] // item.align) * item.align
         end_by_space[space] = addresses[item.name] + item.size
 
-    for parameter in kernel.parameters:
-        place(parameter, "param")
-    for variable in kernel.variables.values():
-        if variable.space in ("global", "const"):
-            addresses[variable.name] = _placed(variable, memory)
-        elif variable.space == "shared" and not variable.size:
-            dynamic_variables.append(variable)
+    for kernel_parameter in kernel.parameters:
+        place(kernel_parameter, "param")
+    for ptx_variable in kernel.variables.values():
+        if ptx_variable.space in ("global", "const"):
+            addresses[ptx_variable.name] = _placed(ptx_variable, memory)
+        elif ptx_variable.space == "shared" and not ptx_variable.size:
+            dynamic_variables.append(ptx_variable)
         else:
-            place(variable, variable.space)
-    for variable in kernel.variables.values():
-        for symbol_reference in variable.references:
-            _point(variable, symbol_reference, addresses, memory)
-    for variable in dynamic_variables:
-        place(variable, "shared")
+            place(ptx_variable, ptx_variable.space)
+    for ptx_variable in kernel.variables.values():
+        for symbol_reference in ptx_variable.references:
+            _point(ptx_variable, symbol_reference, addresses, memory)
+    for ptx_variable in dynamic_variables:
+        place(ptx_variable, "shared")
     return VariableLayout(addresses, end_by_space["shared"], end_by_space["local"])
 
 
@@ -194,9 +194,9 @@ def _point(variable: Variable, reference: Reference, addresses: dict[str, int], 
         return  # the symbol is a function: the parser refuses calls by pointers
     symbol_value = (addresses[reference.symbol] + reference.offset) & reference.mask
     symbol_value >>= (reference.mask & -reference.mask).bit_length() - 1
-    allocation = memory.find(addresses[variable.name])
-    assert allocation is not None
-    byte_offset = addresses[variable.name] - allocation.base + reference.at
-    allocation.view(1)[byte_offset : byte_offset + reference.size] = np.frombuffer(
+    variable_memory = memory.find(addresses[variable.name])
+    assert variable_memory is not None
+    byte_offset = addresses[variable.name] - variable_memory.base + reference.at
+    variable_memory.view(1)[byte_offset : byte_offset + reference.size] = np.frombuffer(
         (symbol_value % (1 << 8 * reference.size)).to_bytes(reference.size, "little"), np.uint8
     )

@@ -70,7 +70,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [tensor for member in value for tensor in tensors_in(member)]
+        return [tensor for contained_value in value for tensor in tensors_in(contained_value)]
     base_tensor = getattr(value, "base", None)
     return [base_tensor] if isinstance(base_tensor, torch.Tensor) else []
 
@@ -123,9 +123,9 @@ class Launches:
             cta_numbers = [0, *sorted(random.Random(self.seed).sample(range(1, n_ctas - 1), self.ctas)), n_ctas - 1]
         self.ran += n_ctas if cta_numbers is None else len(cta_numbers)
         self.of += n_ctas
-        result = self.emulated(compiled, grid, args, cta_numbers)
+        launch_result = self.emulated(compiled, grid, args, cta_numbers)
         if self.checks.counts or self.checks.races:
-            self.results.append(result)
+            self.results.append(launch_result)
 
     def emulated(self, compiled: Any, grid: tuple[int, ...], args: list[Any], ctas: list[int] | None) -> LaunchResult:
         """Emulates the CTAs `ctas` of one launch.  If `ctas` is None, emulates all CTAs."""
@@ -133,7 +133,7 @@ class Launches:
             self.launched += 1
             tensors = tensors_in(args)
             # Later calls check only values: there the poison in fresh memory shows a read of unwritten memory.
-            unwritten = self.fresh.among(tensors) if self.checks.races else []
+            unwritten_tensors = self.fresh.among(tensors) if self.checks.races else []
             self.fresh.forget(tensors)
             return emulate(
                 compiled,
@@ -142,7 +142,7 @@ class Launches:
                 checks=self.checks,
                 seed=self.seed,
                 ctas=ctas,
-                unwritten=unwritten,
+                unwritten=unwritten_tensors,
                 memory=self.reached,
             )
 
@@ -154,18 +154,18 @@ class Launches:
     @property
     def races(self) -> tuple[str, ...]:
         """Returns the races of all launches, without duplicates."""
-        return tuple(dict.fromkeys(race for result in self.results for race in result.races))
+        return tuple(dict.fromkeys(race for launch_result in self.results for race in launch_result.races))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Returns the notes of all launches, without duplicates.  A note is a fault that ptxas repairs."""
-        return tuple(dict.fromkeys(note for result in self.results for note in result.notes))
+        return tuple(dict.fromkeys(note for launch_result in self.results for note in launch_result.notes))
 
     @property
     def bytes(self) -> Bytes:
         """Returns the bytes that all launches moved, as sums by memory level."""
-        names = Bytes.__dataclass_fields__
-        return Bytes(**{name: sum(getattr(result.bytes, name) for result in self.results) for name in names})
+        field_names = Bytes.__dataclass_fields__
+        return Bytes(**{name: sum(getattr(result.bytes, name) for result in self.results) for name in field_names})
 
 
 @contextmanager

@@ -47,14 +47,14 @@ def _names() -> dict[str, Any]:
         tensor_maps,
         warps,
     )
-    names: dict[str, Any] = {module.__name__.rsplit(".", 1)[-1]: module for module in modules}
+    value_by_name: dict[str, Any] = {module.__name__.rsplit(".", 1)[-1]: module for module in modules}
     numpy_types = {
         f"{type_letter}{type_bytes}": np.dtype(f"{type_letter}{type_bytes}")
         for type_letter in "iu"
         for type_bytes in (1, 2, 4, 8)
     }
     numpy_types |= {f"f{type_bytes}": np.dtype(f"f{type_bytes}") for type_bytes in (4, 8)}
-    return names | numpy_types | {"np": np, "bool_": np.bool_, "choose": choose, "waiting_of": waiting_of}
+    return value_by_name | numpy_types | {"np": np, "bool_": np.bool_, "choose": choose, "waiting_of": waiting_of}
 
 
 @lru_cache(maxsize=64)

@@ -85,8 +85,8 @@ _COUNTER_BY_FIELD = {
 
 def result_of(run: Run, ptx: str) -> LaunchResult:
     """Returns the result of an emulated run of a kernel.  `ptx` is the PTX text that contains the kernel."""
-    kernel, counter = run.program.kernel, run.counter
-    counter_totals: Mapping[str, int] = counter.totals if counter is not None else {}
+    kernel, run_counter = run.program.kernel, run.counter
+    counter_totals: Mapping[str, int] = run_counter.totals if run_counter is not None else {}
     executed_threads = _executed(run)
     moved_bytes = {name: counter_totals.get(counter_key, 0) for name, counter_key in _COUNTER_BY_FIELD.items()}
     allocations = run.memory.allocations
@@ -114,9 +114,9 @@ def _executed(run: Run) -> dict[int, int]:
     """Returns, for each instruction, the number of threads that executed it."""
     thread_counts: Tally[int] = Tally()
     if run.counter is not None:
-        for (start, grain), thread_count in run.counter.blocks.items():
-            block = run.program.block(start, grain)
-            for instruction_index in range(block.start, block.end):
+        for (first_index, thread_grain), thread_count in run.counter.blocks.items():
+            code_block = run.program.block(first_index, thread_grain)
+            for instruction_index in range(code_block.start, code_block.end):
                 thread_counts[instruction_index] += thread_count
     return thread_counts
 
@@ -176,8 +176,8 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         global_races = _unlike((race for race in run.global_races.found if not race.harmless), name)
         race_texts += [_in_an_allocation(run, race, name) for race in global_races]
     race_texts += [
-        f"{name(map_use)} uses a tensor map that {name(map_write)} made, with no fence.proxy.tensormap between"
-        for map_use, map_write in run.map_races
+        f"{name(tensor_map_use)} uses a tensor map that {name(map_writer)} made, with no fence.proxy.tensormap between"
+        for tensor_map_use, map_writer in run.map_races
     ]
     race_texts += [
         f"{name(number)} is met more often by some warps than by others, which have left the loop and ended: a barrier"
@@ -185,25 +185,25 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         for number in run.uneven_barriers
     ]
     race_texts += [
-        f"{writer.describe()} writes a register of A of {wgmma.describe()}, which may still have to read it: no"
+        f"{reg_writer.describe()} writes a register of A of {wgmma.describe()}, which may still have to read it: no"
         " wgmma.wait_group between"
-        for writer, wgmma in run.program.rewritten
+        for reg_writer, wgmma in run.program.rewritten
     ]
     faults_by_note = {
         WAIT: [
             f"{name(number)} reads an accumulator of a wgmma that may still be running: no wgmma.wait_group between"
             for number in run.register_races
         ],
-        FENCE: [_unfenced(wgmma, writer) for wgmma, writer in run.program.unfenced],
+        FENCE: [_unfenced(wgmma, reg_writer) for wgmma, reg_writer in run.program.unfenced],
     }
-    repairs = notes_of(ptx) if any(faults_by_note.values()) else frozenset()
+    fix_notes = notes_of(ptx) if any(faults_by_note.values()) else frozenset()
     race_texts += [
-        text for note_code, fault_texts in faults_by_note.items() if note_code not in repairs for text in fault_texts
+        text for note_code, fault_texts in faults_by_note.items() if note_code not in fix_notes for text in fault_texts
     ]
     notes = [
         f"{text} (ptxas puts one there, note {note_code}, and the products no longer overlap)"
         for note_code, fault_texts in faults_by_note.items()
-        if note_code in repairs
+        if note_code in fix_notes
         for text in fault_texts
     ]
     return tuple(dict.fromkeys(race_texts)), tuple(dict.fromkeys([*rounding_notes, *notes]))

@@ -38,34 +38,34 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxL
     if the number of `args` differs from the signature."""
     metadata = compiled.metadata
     ptx = compiled.asm["ptx"]
-    signature = [kind for kind in compiled.src.signature.values() if kind != "constexpr"]
+    argument_types = [kind for kind in compiled.src.signature.values() if kind != "constexpr"]
     argument_names = [_name(compiled, key) for key, kind in compiled.src.signature.items() if kind != "constexpr"]
     if not isinstance(args, list | tuple):
         raise ValueError(f"args: expected a list, got a value of type {type(args).__name__}")
-    if len(args) != len(signature):
-        raise ValueError(f"args: expected {len(signature)} for {metadata.name}, got {len(args)}")
+    if len(args) != len(argument_types):
+        raise ValueError(f"args: expected {len(argument_types)} for {metadata.name}, got {len(args)}")
     values: list[Any] = []
     parameter_names: list[str] = []
     map_tensors: list[torch.Tensor] = []
     descriptor_metadata = iter(getattr(metadata, "tensordesc_meta", None) or ())
-    for name, argument, argument_kind in zip(argument_names, args, signature, strict=True):
-        for value, kind in _flat([argument], [argument_kind]):
+    for name, python_argument, argument_kind in zip(argument_names, args, argument_types, strict=True):
+        for value, kind in _flat([python_argument], [argument_kind]):
             if isinstance(kind, str) and kind.startswith("tensordesc"):
                 values += _descriptor(value, next(descriptor_metadata, None))
                 map_tensors.append(value.base)
             else:
                 values.append(_float(value, kind) if isinstance(value, int | float) else _memory(name, value, kind))
         parameter_names += [name] * (len(values) - len(parameter_names))
-    ctas = math.prod(map(int, grid))
+    cta_count = math.prod(map(int, grid))
     for scratch_bytes in (int(metadata.global_scratch_size), int(getattr(metadata, "profile_scratch_size", 0) or 0)):
-        values.append(torch.zeros(ctas * scratch_bytes + SCRATCH_ALIGN, dtype=torch.uint8) if scratch_bytes else 0)
+        values.append(torch.zeros(cta_count * scratch_bytes + SCRATCH_ALIGN, dtype=torch.uint8) if scratch_bytes else 0)
     entry_match = re.search(rf"\.entry {re.escape(metadata.name)}\s*\(([^)]*)\)", ptx)
     parameter_count = entry_match[1].count(".param ") if entry_match is not None else 0
     # The PTX has parameters also for unused arguments; scratch pointers exist only since Triton 3.x.
     values = values[:parameter_count] if len(values) > parameter_count else values
     parameter_names += ["scratch memory"] * (len(values) - len(parameter_names))
-    launch = PtxLaunch(ptx, metadata.name, None, int(metadata.shared), _cluster(metadata), tuple(parameter_names))
-    return launch, values, map_tensors
+    ptx_launch = PtxLaunch(ptx, metadata.name, None, int(metadata.shared), _cluster(metadata), tuple(parameter_names))
+    return ptx_launch, values, map_tensors
 
 
 def _memory(name: str, value: Any, kind: Any) -> Any:
@@ -91,7 +91,7 @@ def _name(compiled: Any, key: Any) -> str:
 def in_ctas(compiled: Any, grid: Sequence[int]) -> tuple[int, ...]:
     """Returns the grid in CTAs, as Triton's driver launches it.  A Triton program with `num_ctas` CTAs is a cluster."""
     grid_sizes = [*map(int, grid), 1, 1][:3]
-    return tuple(size * ctas for size, ctas in zip(grid_sizes, _cluster(compiled.metadata), strict=True))
+    return tuple(grid_size * ctas for grid_size, ctas in zip(grid_sizes, _cluster(compiled.metadata), strict=True))
 
 
 def _cluster(metadata: Any) -> tuple[int, int, int]:
@@ -101,11 +101,11 @@ def _cluster(metadata: Any) -> tuple[int, int, int]:
 
 def _flat(values: Sequence[Any], kinds: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     """Yields values with their types.  Flattens tuples, and leaves out constexprs."""
-    for value, kind in zip(values, kinds, strict=True):
+    for nested_value, kind in zip(values, kinds, strict=True):
         if isinstance(kind, tuple | list):
-            yield from _flat(value, kind)
+            yield from _flat(nested_value, kind)
         elif kind != "constexpr":
-            yield value, kind
+            yield nested_value, kind
 
 
 def _float(value: float, kind: Any) -> Any:
@@ -119,10 +119,10 @@ def _float(value: float, kind: Any) -> Any:
 
 def _descriptor(value: Any, meta: Any) -> list[Any]:
     """Returns the kernel parameters for a tensor descriptor: a map (or the tensor), then its shape and strides."""
-    shape, strides = [int(size) for size in value.shape], [int(stride) for stride in value.strides]
+    tensor_shape, tensor_strides = [int(size) for size in value.shape], [int(stride) for stride in value.strides]
     if meta is None:
         padding_flags = value.padding == "nan", bool(getattr(value, "round_f32_to_tf32", False))
-        return [value.base, *shape, *strides, *padding_flags, *shape, *strides]
+        return [value.base, *tensor_shape, *tensor_strides, *padding_flags, *tensor_shape, *tensor_strides]
     size = int(meta["elem_size"])
     kind = ELEMENT_TYPES[int(meta["elem_type"])]
     if getattr(value, "round_f32_to_tf32", False):
@@ -130,13 +130,13 @@ def _descriptor(value: Any, meta: Any) -> list[Any]:
     tensor_map = TensorMap(
         address=value.base.data_ptr(),
         element=kind,
-        dims=tuple(reversed(shape)),
-        strides=tuple(stride * size for stride in reversed(strides[:-1])),
+        dims=tuple(reversed(tensor_shape)),
+        strides=tuple(stride * size for stride in reversed(tensor_strides[:-1])),
         box=tuple(reversed([int(box_length) for box_length in meta["block_size"]])),
         swizzle=SWIZZLES[int(meta["swizzle"])],
         fill="nan" if value.padding == "nan" else "zero",
     )
-    return [tensor_map, *shape, *strides]
+    return [tensor_map, *tensor_shape, *tensor_strides]
 
 
 @contextmanager
@@ -175,14 +175,14 @@ def emulating_triton(
         self.nargs = dict(zip(self.arg_names, args, strict=False))
         config_choices = list(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs)
         kernel = None
-        old_contents = {} if configs is None else _contents([*args, *kwargs.values()])
-        for config in config_choices[:1] if configs is None else configs(config_choices, {**self.nargs, **kwargs}):
+        saved_bytes = {} if configs is None else _contents([*args, *kwargs.values()])
+        for run_config in config_choices[:1] if configs is None else configs(config_choices, {**self.nargs, **kwargs}):
             if kernel is not None:  # the next config starts with the same contents as the first config
-                for address, old_bytes in old_contents.items():
-                    ctypes.memmove(address, old_bytes, len(old_bytes))
-            if config.pre_hook is not None:
-                config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
-            kernel = self.fn.run(*args, **kwargs, **config.all_kwargs())
+                for storage_address, storage_bytes in saved_bytes.items():
+                    ctypes.memmove(storage_address, storage_bytes, len(storage_bytes))
+            if run_config.pre_hook is not None:
+                run_config.pre_hook({**self.nargs, **kwargs, **run_config.all_kwargs()})
+            kernel = self.fn.run(*args, **kwargs, **run_config.all_kwargs())
         self.nargs = None
         return kernel
 
@@ -199,7 +199,7 @@ def emulating_triton(
 
 def _contents(values: Iterable[Any]) -> dict[int, bytes]:
     """Returns the bytes of tensors by address.  Reads them without torch, because the emulator counts torch's reads."""
-    storages = [value.untyped_storage() for value in values if isinstance(value, torch.Tensor)]
+    storages = [tensor.untyped_storage() for tensor in values if isinstance(tensor, torch.Tensor)]
     return {each.data_ptr(): ctypes.string_at(each.data_ptr(), each.nbytes()) for each in storages if each.nbytes()}
 
 
@@ -212,7 +212,7 @@ def _launched(kernel: Any, x: int, y: int, z: int, *others: Any) -> None:
     args = others[6:]  # after stream, function, two of metadata and two hooks
     argument_kinds = list(kernel.src.signature.values())
     if len(args) == len(argument_kinds):
-        args = tuple(value for value, kind in zip(args, argument_kinds, strict=True) if kind != "constexpr")
+        args = tuple(argument for argument, kind in zip(args, argument_kinds, strict=True) if kind != "constexpr")
     if not _launch_handlers:
         raise RuntimeError(f"{kernel.name}: was compiled for the emulator, and is launched outside of it")
     if x * y * z:

@@ -64,14 +64,14 @@ def differences(model: str) -> Iterator[dict[str, Any]]:
     from transformers.utils import logging
 
     model_path = path_of(model)
-    load_path = model_path.parent if model_path.is_file() else model_path
-    load_options = {"local_files_only": True} | ({"gguf_file": model_path.name} if model_path.is_file() else {})
+    hf_path = model_path.parent if model_path.is_file() else model_path
+    hf_options = {"local_files_only": True} | ({"gguf_file": model_path.name} if model_path.is_file() else {})
     tokenizer = Tokenizer(model_path)
     logging.disable_progress_bar()
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # a GGUF's conversion draws its own progress bar
-            hf_tokenizer = AutoTokenizer.from_pretrained(load_path, **load_options)
-            hf_model = AutoModelForCausalLM.from_pretrained(load_path, dtype=torch.float32, **load_options).eval()
+            hf_tokenizer = AutoTokenizer.from_pretrained(hf_path, **hf_options)
+            hf_model = AutoModelForCausalLM.from_pretrained(hf_path, dtype=torch.float32, **hf_options).eval()
     except (OSError, ValueError, TypeError, KeyError, RuntimeError, ImportError, StrictDataclassError) as error:
         raise ValueError(f"model: transformers cannot load it: {' '.join(str(error).split()):.200}") from error
     encodings = [(text, tokenizer.encode(text), hf_tokenizer(text)["input_ids"]) for text in TEXTS]
@@ -80,7 +80,7 @@ def differences(model: str) -> Iterator[dict[str, Any]]:
     llm = LLM(model, dtype="float32", device="cpu")
     prompts = [tokenizer.encode(text) for text in TEXTS[:2]]
     gaps = [(prompt, _gap(llm, hf_model, prompt)) for prompt in prompts]
-    mismatches = [f"{prompt}: {gap:.3g}" for prompt, gap in gaps if gap > MAX_GAP]
+    mismatches = [f"{prompt}: {logprob_gap:.3g}" for prompt, logprob_gap in gaps if logprob_gap > MAX_GAP]
     yield {"what": "log-probabilities", "of": len(gaps), "differ": len(mismatches), "first": "".join(mismatches[:1])}
 
 

@@ -65,9 +65,9 @@ def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[
     clock_fault, start_times = tampered(), run_times()
     for token_event in llm.stream(prompt, params):
         show(token_event)
-    output = token_event.output
-    assert output is not None, "the last event of a request carries its output"
-    return _run([output], why_noisy(output.timeline.itl_ms.tolist(), waiting_since(start_times)), clock_fault)
+    llm_output = token_event.output
+    assert llm_output is not None, "the last event of a request carries its output"
+    return _run([llm_output], why_noisy(llm_output.timeline.itl_ms.tolist(), waiting_since(start_times)), clock_fault)
 
 
 def run_batch(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> EngineRun:
@@ -80,7 +80,7 @@ def run_batch(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> En
 
 def _run(outputs: list[RequestOutput], noise: str, fault: str | None) -> EngineRun:
     summary = summarize(
-        [answer.timeline for answer in outputs], sum(len(answer.prompt_token_ids) for answer in outputs)
+        [llm_answer.timeline for llm_answer in outputs], sum(len(llm_answer.prompt_token_ids) for llm_answer in outputs)
     )
     return EngineRun(outputs, summary, noise, fault or tampered() or "")
 
@@ -94,7 +94,7 @@ def warm_up(llm: LLM, prompt_tokens: int = 32) -> None:
 
 def engine_record(llm: LLM, run: EngineRun, name: str, case: Mapping[str, Any], run_id: str) -> Record:
     """Makes the record of a run, with the request, the model, the kernels and the latencies."""
-    metrics = {metric_name: float(value) for metric_name, value in asdict(run.summary).items() if value is not None}
+    run_metrics = {metric_name: float(value) for metric_name, value in asdict(run.summary).items() if value is not None}
     return Record(
         kind="engine",
         run_id=run_id,
@@ -105,7 +105,7 @@ def engine_record(llm: LLM, run: EngineRun, name: str, case: Mapping[str, Any], 
         case={**case, "model": llm.arch.name, "dtype": llm.dtype_name, **kernel_names(llm)},
         device="cuda" if llm.device.type == "cuda" else "cpu",
         basis="measured",
-        metrics=metrics,
+        metrics=run_metrics,
     )
 
 
@@ -114,7 +114,7 @@ def kernel_names(llm: LLM) -> dict[str, str]:
     names_by_op: dict[str, dict[str, None]] = {}
     for op_row in llm.ops.describe():
         names_by_op.setdefault(op_row["op"], {})[op_row["kernel"]] = None
-    return {op: "+".join(kernels) for op, kernels in names_by_op.items()}
+    return {op_name: "+".join(kernels) for op_name, kernels in names_by_op.items()}
 
 
 def generate_one(
@@ -126,21 +126,21 @@ def generate_one(
     has_times = llm.device.type != "cpu" or all(choice.kernel.backend in CPU_BACKENDS for choice in llm.ops.choices)
     if has_times:
         warm_up(llm)
-    run = stream_one(llm, as_prompt(llm, prompt, raw), params, lambda event: show(event.text))
-    (output,) = run.outputs
-    result = {
+    stream_run = stream_one(llm, as_prompt(llm, prompt, raw), params, lambda event: show(event.text))
+    (request_output,) = stream_run.outputs
+    result_row = {
         "model": llm.arch.name,
         "device": llm.device.type,
         "dtype": llm.dtype_name,
-        "text": output["text"],
-        "token_ids": output["token_ids"],
-        "finish_reason": output["finish_reason"],
-        "prompt_tokens": len(output.prompt_token_ids),
+        "text": request_output["text"],
+        "token_ids": request_output["token_ids"],
+        "finish_reason": request_output["finish_reason"],
+        "prompt_tokens": len(request_output.prompt_token_ids),
         "kernels": kernel_names(llm),
     }
     if has_times:
-        result |= {**asdict(run.summary), "status": run.status, "reason": run.reason}
+        result_row |= {**asdict(stream_run.summary), "status": stream_run.status, "reason": stream_run.reason}
         if out:
             writer = RunWriter(out)
-            writer.write(engine_record(llm, run, "generate", {"max_tokens": params.max_tokens}, writer.run_id))
-    return result
+            writer.write(engine_record(llm, stream_run, "generate", {"max_tokens": params.max_tokens}, writer.run_id))
+    return result_row

@@ -16,7 +16,7 @@ from rooflab.reference.spec import scalar
 from rooflab.roofline.device import get_device
 
 NAMES = ("op", "kernel", "scheme", "gpu")
-UNITS: Mapping[str, Mapping[str, float]] = {
+FIELD_UNITS: Mapping[str, Mapping[str, float]] = {
     "latency": files.MS,
     "flops": {"flop": 1.0, "mflop": 1e6, "gflop": 1e9, "tflop": 1e12},
     "bytes": {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30},
@@ -31,11 +31,11 @@ def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
     that lacks a cell raises `ValueError`."""
     csv_text, column_by_field = files.read_text(path), places_of(columns)
     result_file = files.ResultFile("csv", files.file_time(path), csv_text + str(columns), {})
-    rows = csv.DictReader(StringIO(csv_text))
+    csv_rows = csv.DictReader(StringIO(csv_text))
     if missing_fields := [name for name in ("op", "kernel", "latency") if name not in column_by_field]:
         raise ValueError(f"column: expected one for {', '.join(missing_fields)}, got {', '.join(columns) or 'none'}")
-    for row in rows:
-        _add(path, result_file, f"line {rows.line_num}", row, column_by_field)
+    for csv_row in csv_rows:
+        _add(path, result_file, f"line {csv_rows.line_num}", csv_row, column_by_field)
     return result_file.imported()
 
 
@@ -45,32 +45,32 @@ def places_of(columns: Sequence[str]) -> ColumnByField:
     column_by_field = {}
     for text in columns:
         field, _, column = text.partition("=")
-        column, _, column_unit = column.rpartition(":") if field in UNITS else (column, "", "")
-        if field in UNITS and column_unit not in UNITS[field]:
-            raise ValueError(f"column: expected {field}=COLUMN:UNIT, in {', '.join(UNITS[field])}, got {text!r}")
-        if not column or field in column_by_field or not (field in (*NAMES, *UNITS) or field.startswith("case.")):
-            fields = ", ".join((*NAMES, *UNITS))
-            raise ValueError(f"column: expected FIELD=COLUMN with each once of {fields} or case.NAME, got {text!r}")
-        column_by_field[field] = column, UNITS[field][column_unit] if column_unit else 1.0
+        column, _, column_unit = column.rpartition(":") if field in FIELD_UNITS else (column, "", "")
+        if field in FIELD_UNITS and column_unit not in FIELD_UNITS[field]:
+            raise ValueError(f"column: expected {field}=COLUMN:UNIT, in {', '.join(FIELD_UNITS[field])}, got {text!r}")
+        if not column or field in column_by_field or not (field in (*NAMES, *FIELD_UNITS) or field.startswith("case.")):
+            field_list = ", ".join((*NAMES, *FIELD_UNITS))
+            raise ValueError(f"column: expected FIELD=COLUMN with each once of {field_list} or case.NAME, got {text!r}")
+        column_by_field[field] = column, FIELD_UNITS[field][column_unit] if column_unit else 1.0
     return column_by_field
 
 
 def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any], places: ColumnByField) -> None:
     """Adds the record of a row.  Skips a row with sizes that Rooflab's op of this name does not accept."""
     cells: dict[str, Any] = {}
-    for field, (column, unit_factor) in places.items():
-        cell = column[1:] if column.startswith("=") else row.get(column)
-        parsed_number = number_in(str(cell), f"{path.name}, {where}, {field}") if field in UNITS else None
-        if cell is None or None in row or (field in UNITS and parsed_number is None):
-            expected_text = f"a {'number' if field in UNITS else 'cell'} in column {column!r}"
+    for field, (column_name, unit_factor) in places.items():
+        cell = column_name[1:] if column_name.startswith("=") else row.get(column_name)
+        parsed_number = number_in(str(cell), f"{path.name}, {where}, {field}") if field in FIELD_UNITS else None
+        if cell is None or None in row or (field in FIELD_UNITS and parsed_number is None):
+            expected_text = f"a {'number' if field in FIELD_UNITS else 'cell'} in column {column_name!r}"
             raise ValueError(
                 f"{path.name}, {where}: expected {expected_text}, got {cell!r} in {', '.join(map(str, row))}"
             )
         cells[field] = cell if parsed_number is None else parsed_number * unit_factor
     params = {name[5:]: scalar(str(cell)) for name, cell in cells.items() if name.startswith("case.") and cell != ""}
-    case = files.make_case(params)
+    op_case = files.make_case(params)
     try:
-        case = get_op(cells["op"]).check_case(case) if case and cells["op"] in ops() else case
+        op_case = get_op(cells["op"]).check_case(op_case) if op_case and cells["op"] in ops() else op_case
     except ValueError as error:
         source.skip(where, str(error))
         return
@@ -82,4 +82,4 @@ def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any
     if latency:
         values["flops_per_s"], values["bytes_per_s"] = (work and work / latency * 1e3 for work in (flops, moved_bytes))
     values["environment"] = files.environment(source.tool, gpu_name or "unknown", gpu_name, file=path.name)
-    source.add(f"{path.name}, {where}", case, latency, values)
+    source.add(f"{path.name}, {where}", op_case, latency, values)

@@ -22,7 +22,7 @@ FORMATS: Mapping[str, Callable[[Path, Sequence[str]], Imported]] = {
     "csv": read_columns,
 }
 """By format, the function that reads files of this format; its second argument is the texts of `--column`."""
-EXPORTERS: Mapping[str, Callable[[Sequence[Record], Path], list[Skipped]]] = {
+EXPORTER_BY_FORM: Mapping[str, Callable[[Sequence[Record], Path], list[Skipped]]] = {
     "pytest-benchmark": write_pytest_benchmark,
     "csv": write_csv,
 }
@@ -40,24 +40,24 @@ def read(tool: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> Impor
     if not paths:
         raise ValueError(f"path: expected a file of {tool}, got none")
     if tool in FORMATS:
-        return sum((FORMATS[tool](path, columns) for path in paths), Imported())
-    imported: Imported = reader_plugins[tool].load()(paths)
-    return imported
+        return sum((FORMATS[tool](result_path, columns) for result_path in paths), Imported())
+    imported_data: Imported = reader_plugins[tool].load()(paths)
+    return imported_data
 
 
 def summary(imported: Imported) -> dict[str, Any]:
     """Returns an import as JSON: the data set's kernel definitions, the records as rows, and the skipped parts."""
-    skipped = [asdict(skipped_part) for skipped_part in imported.skipped]
-    rows = [bench_row(record) for record in imported.records]
-    return {"definitions": imported.definitions, "rows": rows, "not_imported": skipped}
+    skipped_rows = [asdict(skipped_entry) for skipped_entry in imported.skipped]
+    record_rows = [bench_row(imported_record) for imported_record in imported.records]
+    return {"definitions": imported.definitions, "rows": record_rows, "not_imported": skipped_rows}
 
 
 def export(form: str, paths: Sequence[Path], to: Path, chosen: RecordFilter) -> tuple[int, list[Skipped]]:
     """Writes the chosen records to `to`.  Returns the number of written records, and the records that were skipped.
 
     Raises `ValueError` on an unknown format `form`, or if no record is chosen."""
-    if form not in EXPORTERS:
-        raise ValueError(f"form: expected one of {', '.join(EXPORTERS)}, got {form!r}")
-    records = [record for file in find_files(paths) for record in read_records(file) if chosen.takes(record)]
-    skipped = EXPORTERS[form](records, to)
-    return len(records) - len(skipped), skipped
+    if form not in EXPORTER_BY_FORM:
+        raise ValueError(f"form: expected one of {', '.join(EXPORTER_BY_FORM)}, got {form!r}")
+    chosen_records = [record for file in find_files(paths) for record in read_records(file) if chosen.takes(record)]
+    skipped_parts = EXPORTER_BY_FORM[form](chosen_records, to)
+    return len(chosen_records) - len(skipped_parts), skipped_parts

@@ -68,11 +68,11 @@ class ResultFile:
     def finite(self, values: Mapping[str, Any], place: str) -> dict[str, float]:
         """Returns the finite numbers of `values`.  Records any other value as skipped: a record cannot hold it."""
         finite_numbers = {}
-        for name, value in values.items():
+        for field_name, value in values.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-                finite_numbers[name] = float(value)
+                finite_numbers[field_name] = float(value)
             else:
-                self.skip(place, f"its {name} is {value}")
+                self.skip(place, f"its {field_name} is {value}")
         return finite_numbers
 
     def add(self, place: str, case: Case, latency_ms: float | None, values: Mapping[str, Any]) -> None:
@@ -139,12 +139,12 @@ def environment(tool: str, hardware: str, gpu: str | None = None, **values: Any)
     gpu_details = {"name": gpu, "driver": values.pop("driver", None)} if gpu else None
     return {
         "machine_key": f"imported-{hardware_slug}-{hashlib.sha256(repr(key_parts).encode()).hexdigest()[:8]}",
-        **{name: values.pop(name, None) for name in record_fields},
+        **{field_name: values.pop(field_name, None) for field_name in record_fields},
         "matmul_precision": None,
         "gpu": gpu_details,
         "commit": None,
         "dirty": None,
-        "imported": {"tool": tool, **{name: value for name, value in values.items() if value is not None}},
+        "imported": {"tool": tool, **{field_name: value for field_name, value in values.items() if value is not None}},
     }
 
 
@@ -170,15 +170,15 @@ def make_case(values: Mapping[str, Any]) -> Case:
 
     This keeps the case's text parsable.  Characters that a name cannot have become `_`.  If two names are then equal,
     the later one gets a `_` at the end."""
-    parameters: dict[str, Scalar] = {}
-    for name, value in values.items():
-        new_name = re.sub(r"\W", "_", name) or "_"
+    case_params: dict[str, Scalar] = {}
+    for param_name, param_value in values.items():
+        new_name = re.sub(r"\W", "_", param_name) or "_"
         new_name = new_name if new_name.isidentifier() else f"_{new_name}"
-        while new_name in parameters:
+        while new_name in case_params:
             new_name += "_"
-        scalar_value = value if isinstance(value, Scalar) else str(value)
-        parameters[new_name] = scalar_value.translate(_ESCAPE_TABLE) if isinstance(scalar_value, str) else scalar_value
-    return Case(**parameters)
+        scalar_value = param_value if isinstance(param_value, Scalar) else str(param_value)
+        case_params[new_name] = scalar_value.translate(_ESCAPE_TABLE) if isinstance(scalar_value, str) else scalar_value
+    return Case(**case_params)
 
 
 def write_records(records: Iterable[Record], folder: Path) -> list[Path]:
@@ -187,12 +187,12 @@ def write_records(records: Iterable[Record], folder: Path) -> list[Path]:
     Raises `ValueError` if one of the files already exists: its run was imported before."""
     text_by_path: dict[Path, str] = {}
     for record in records:
-        path = Path(folder) / f"{record.run_id}.jsonl"
-        text_by_path[path] = f"{text_by_path.get(path, '')}{record.to_json()}\n"
-    for path in text_by_path:
-        if path.exists():
-            raise ValueError(f"out: {path.name} is there already, so this was imported before")
-    return [write_whole(path, text) for path, text in text_by_path.items()]
+        record_path = Path(folder) / f"{record.run_id}.jsonl"
+        text_by_path[record_path] = f"{text_by_path.get(record_path, '')}{record.to_json()}\n"
+    for record_path in text_by_path:
+        if record_path.exists():
+            raise ValueError(f"out: {record_path.name} is there already, so this was imported before")
+    return [write_whole(record_path, file_text) for record_path, file_text in text_by_path.items()]
 
 
 def timed(records: Sequence[Record]) -> tuple[list[Record], list[Skipped]]:
@@ -227,9 +227,9 @@ def write_csv(records: Sequence[Record], path: Path) -> list[Skipped]:
     Texts and numbers stay unchanged; lists and objects become JSON.  Raises `ValueError` if there is no record."""
     if not records:
         raise ValueError("records: expected at least one, got none")
-    rows = [
+    csv_rows = [
         {key: json.dumps(cell, allow_nan=False) if isinstance(cell, list | dict) else cell for key, cell in row.items()}
         for row in (json.loads(record.to_json()) for record in records)
     ]
-    write_whole(path, pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\r\n"))
+    write_whole(path, pd.DataFrame(csv_rows, dtype=object).to_csv(index=False, lineterminator="\r\n"))
     return []

@@ -22,7 +22,7 @@ from rooflab.bench.exchange import files
 from rooflab.reference.spec import DTYPE_NAMES, Case
 
 TOOL = "flashinfer-bench"
-STATUSES: Mapping[str, Status] = {
+STATUS_BY_WORD: Mapping[str, Status] = {
     "PASSED": "OK",
     "INCORRECT_SHAPE": "INCORRECT",
     "INCORRECT_NUMERICAL": "INCORRECT",
@@ -51,7 +51,7 @@ OPTIONAL_INPUTS = frozenset({"eps", "kv_last_page_len", "qo_indptr", "top_k", "t
 """The other inputs that a definition may have."""
 EPSILON_NAMES = frozenset({"eps", "epsilon", "variance_epsilon"})
 """The names, in lower case, that a definition's text may give to an epsilon."""
-AUXILIARY = frozenset({"lse", "cos_sin_cache", "top_p", "min_p", "eps"})
+AUXILIARY_INPUTS = frozenset({"lse", "cos_sin_cache", "top_p", "min_p", "eps"})
 """Small fp32 tensors that do not decide a definition's scheme."""
 
 
@@ -85,9 +85,9 @@ class Definition:
     """The computation as Python text."""
 
     def __post_init__(self) -> None:
-        for name, axis in self.axes.items():
-            if axis.type == "const" and (axis.value is None or axis.value < 0):
-                raise ValueError(f"axes.{name}: expected a value of at least 0, got {axis.value}")
+        for name, axis_spec in self.axes.items():
+            if axis_spec.type == "const" and (axis_spec.value is None or axis_spec.value < 0):
+                raise ValueError(f"axes.{name}: expected a value of at least 0, got {axis_spec.value}")
         for name, tensor in {**self.inputs, **self.outputs}.items():
             if unknown_axes := set(tensor.shape or ()) - self.axes.keys():
                 raise ValueError(f"{name}.shape: expected names of axes, got {min(unknown_axes)!r}")
@@ -125,8 +125,8 @@ class Definition:
         if not fitting_ops:
             expected_inputs = " or ".join(", ".join(sorted(inputs)) for inputs in inputs_by_op.values())
             return None, f"its inputs are {', '.join(self.inputs)}, and an op here takes {expected_inputs}"
-        reason = self._unlike(fitting_ops[0])
-        return (None, reason) if reason else (fitting_ops[0], "")
+        mismatch_reason = self._unlike(fitting_ops[0])
+        return (None, mismatch_reason) if mismatch_reason else (fitting_ops[0], "")
 
     def _unlike(self, op: str) -> str:
         """Returns why `op` cannot compute the definition, although `op` has the same inputs.  Returns an empty text if
@@ -143,7 +143,7 @@ class Definition:
     @property
     def _dtypes(self) -> list[str]:
         tensors = {**self.inputs, **self.outputs}.items()
-        dtypes = {tensor.dtype for name, tensor in tensors if tensor.shape is not None and name not in AUXILIARY}
+        dtypes = {tensor.dtype for name, tensor in tensors if tensor.shape is not None and name not in AUXILIARY_INPUTS}
         return sorted(name for name in dtypes if not name.startswith(("int", "bool")))
 
     @property
@@ -157,24 +157,24 @@ class Definition:
         """Returns the case (names and sizes) of a call.  `axes` has the call's sizes.  For a gemm, or a norm with a
         constant epsilon, the case has the op's sizes.  Otherwise, it has the definition's name and `axes`."""
         op = self.op[0]
-        sizes = {name: axis.value for name, axis in self.axes.items() if axis.value is not None} | {**axes}
-        shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
+        size_by_axis = {name: axis.value for name, axis in self.axes.items() if axis.value is not None} | {**axes}
+        input_shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
         if op == "gemm":
-            (m, k), b = shapes["A"], shapes["B"]
-            layout, n = ("NT", b[0]) if k == b[1] else ("NN", b[1])
-            return Case(M=sizes[m], N=sizes[n], K=sizes[k], layout=layout, bias=False)
+            (m, k), b = input_shapes["A"], input_shapes["B"]
+            gemm_layout, n = ("NT", b[0]) if k == b[1] else ("NN", b[1])
+            return Case(M=size_by_axis[m], N=size_by_axis[n], K=size_by_axis[k], layout=gemm_layout, bias=False)
         if op in ("rmsnorm", "fused_add_rmsnorm") and self.eps is not None and "eps" not in self.inputs:
-            rows_axis, hidden_axis = next(shape for shape in shapes.values() if len(shape) == 2)
+            rows_axis, hidden_axis = next(shape for shape in input_shapes.values() if len(shape) == 2)
             offset_field = {"weight_offset": 1.0} if "gemma" in self.name else {}  # Gemma's norm adds one to the weight
-            return Case(T=sizes[rows_axis], H=sizes[hidden_axis], eps=self.eps, **offset_field)
+            return Case(T=size_by_axis[rows_axis], H=size_by_axis[hidden_axis], eps=self.eps, **offset_field)
         return files.make_case({"definition": self.name, **axes})
 
     def row(self, traces: int) -> dict[str, Any]:
         """Returns the definition as a table row: its name, type, number of traces and Rooflab op.  If it has no op, the
         row says why."""
-        op, reason = self.op
-        row = {"definition": self.name, "op_type": self.op_type, "op": op, "scheme": self.scheme}
-        return row | {"traces": traces, "reason": reason}
+        op, skip_reason = self.op
+        summary_row = {"definition": self.name, "op_type": self.op_type, "op": op, "scheme": self.scheme}
+        return summary_row | {"traces": traces, "reason": skip_reason}
 
 
 @dataclass(frozen=True)
@@ -229,35 +229,35 @@ def read_dataset(root: Path) -> files.Imported:
     skipped if an axis has size 0, such as no pages: nothing is computed then.  Workloads with equal sizes but different
     inputs are separate cases; these cases also contain the workload's id.  Raises `ValueError` with the file and place
     of a malformed value."""
-    definitions, traces, content, newest = definitions_in(root), list[tuple[str, FlashInferTrace]](), "", ""
-    for path in sorted((root / "traces").rglob("*.jsonl")):
-        for line_number, line in enumerate(files.read_text(path).splitlines(), 1):
+    definitions, located_traces, content, newest = definitions_in(root), list[tuple[str, FlashInferTrace]](), "", ""
+    for trace_path in sorted((root / "traces").rglob("*.jsonl")):
+        for line_number, line in enumerate(files.read_text(trace_path).splitlines(), 1):
             if line.strip():
-                location = f"{path.name}, line {line_number}"
-                trace = decoded(FlashInferTrace, files.parse_json(line, location), location)
-                newest, content = max(newest, files.when(trace.evaluation.timestamp, location)), f"{content}{line}\n"
-                traces.append((location, trace))
+                line_place = f"{trace_path.name}, line {line_number}"
+                trace = decoded(FlashInferTrace, files.parse_json(line, line_place), line_place)
+                newest, content = max(newest, files.when(trace.evaluation.timestamp, line_place)), f"{content}{line}\n"
+                located_traces.append((line_place, trace))
     result_file = files.ResultFile(TOOL, newest, content, {})
     usable_traces: list[tuple[str, FlashInferTrace, Definition, Case]] = []
     workloads: dict[tuple[str | None, str], set[str]] = {}
-    for location, trace in traces:
+    for line_place, trace in located_traces:
         definition, axes = definitions.get(trace.definition), trace.workload.axes
         if definition is None:
-            result_file.skip(location, f"no definition called {trace.definition!r} is there")
+            result_file.skip(line_place, f"no definition called {trace.definition!r} is there")
         elif zero_axes := [
-            name for name, axis in definition.axes.items() if axis.type == "var" and axes.get(name, 0) <= 0
+            name for name, axis_spec in definition.axes.items() if axis_spec.type == "var" and axes.get(name, 0) <= 0
         ]:
-            result_file.skip(location, f"its workload has no {', '.join(zero_axes)}")
+            result_file.skip(line_place, f"its workload has no {', '.join(zero_axes)}")
         else:
-            case = definition.case(axes)
-            usable_traces.append((location, trace, definition, case))
-            workloads.setdefault((definition.op[0], case.id), set()).add(trace.workload.uuid)
-    for location, trace, definition, case in usable_traces:
+            op_case = definition.case(axes)
+            usable_traces.append((line_place, trace, definition, op_case))
+            workloads.setdefault((definition.op[0], op_case.id), set()).add(trace.workload.uuid)
+    for line_place, trace, definition, op_case in usable_traces:
         uuid = trace.workload.uuid
-        has_variants = len(workloads[definition.op[0], case.id]) > 1
-        full_case = case.but(**files.make_case({"workload": uuid})) if has_variants else case
-        _add(trace, definition, full_case, result_file, f"{location}, evaluation")
-    trace_counts = Counter(trace.definition for _, trace in traces)
+        has_variants = len(workloads[definition.op[0], op_case.id]) > 1
+        full_case = op_case.but(**files.make_case({"workload": uuid})) if has_variants else op_case
+        _add(trace, definition, full_case, result_file, f"{line_place}, evaluation")
+    trace_counts = Counter(trace.definition for _, trace in located_traces)
     return result_file.imported([each.row(trace_counts[each.name]) for each in definitions.values()])
 
 
@@ -266,10 +266,10 @@ def definitions_in(root: Path) -> dict[str, Definition]:
     if not (root / "definitions").is_dir():
         raise ValueError(f"flashinfer: expected a folder with definitions/ in it, got {str(root)!r}")
     definitions: dict[str, Definition] = {}
-    for path in sorted((root / "definitions").rglob("*.json")):
-        definition = decoded(Definition, files.parse_json(files.read_text(path), path.name), path.name)
+    for json_path in sorted((root / "definitions").rglob("*.json")):
+        definition = decoded(Definition, files.parse_json(files.read_text(json_path), json_path.name), json_path.name)
         if definition.name in definitions:
-            raise ValueError(f"{path.name}: a definition called {definition.name!r} was read before")
+            raise ValueError(f"{json_path.name}: a definition called {definition.name!r} was read before")
         definitions[definition.name] = definition
     return definitions
 
@@ -277,27 +277,27 @@ def definitions_in(root: Path) -> dict[str, Definition]:
 def _add(trace: FlashInferTrace, definition: Definition, case: Case, source: files.ResultFile, place: str) -> None:
     evaluation, libs = trace.evaluation, dict(trace.evaluation.environment.libs or {})
     performance, hardware = evaluation.performance or {}, evaluation.environment.hardware
-    if evaluation.status not in STATUSES:
-        raise ValueError(f"{place}.status: expected one of {', '.join(STATUSES)}, got {evaluation.status!r}")
-    status, latency_ms, reason = STATUSES[evaluation.status], None, ""
+    if evaluation.status not in STATUS_BY_WORD:
+        raise ValueError(f"{place}.status: expected one of {', '.join(STATUS_BY_WORD)}, got {evaluation.status!r}")
+    status, latency_ms, fail_reason = STATUS_BY_WORD[evaluation.status], None, ""
     if status == "OK":
         latency_ms = float(number_of(f"{place}.performance.latency_ms", performance.get("latency_ms")))
     else:
-        reason = f"{evaluation.status}: {(str(evaluation.log or '').strip() or 'no log').splitlines()[-1].strip()}"
+        fail_reason = f"{evaluation.status}: {(str(evaluation.log or '').strip() or 'no log').splitlines()[-1].strip()}"
     tools = {name: libs.pop(name, None) for name in ("torch", "triton", "numpy")}
     gpu = hardware.replace("_", " ")
     results = {**performance, **(evaluation.correctness or {})}
-    values = {
+    record_values = {
         "timestamp": files.when(evaluation.timestamp, place),
         "status": status,
-        "reason": reason,
+        "reason": fail_reason,
         "environment": files.environment(TOOL, hardware, gpu, **tools, libs=libs or None, workload=trace.workload.uuid),
         "op": definition.op[0] or definition.op_type,
         "kernel": trace.solution,
         "scheme": definition.scheme,
         "metrics": source.finite({name: results[name] for name in METRICS if results.get(name) is not None}, place),
     }
-    source.add(place, case, latency_ms, values)
+    source.add(place, case, latency_ms, record_values)
 
 
 METRICS = ("reference_latency_ms", "speedup_factor", "max_relative_error", "max_absolute_error")

@@ -28,12 +28,12 @@ from rooflab.kernels._files import write_whole
 from rooflab.roofline.device import identify
 from rooflab.roofline.published import INDEX_FILE, TABLES_FOLDER, Table
 
-SOURCES = Path(__file__).with_name("sources")
-ANY_PATH = (
+SOURCES_FOLDER = Path(__file__).with_name("sources")
+PATH_HELP = (
     "a wheel or folder of aiconfigurator-core (pip download --no-deps aiconfigurator-core==0.12.0), Liger-Kernel's "
     "h100_all_benchmark_data.csv, or a .toml that describes a table"
 )
-TIME_DIGITS = 4
+SIGNIFICANT_DIGITS = 4
 """The significant digits of a kept time; the rounding changes a time by at most 0.05%."""
 _MAX_SHARE_BELOW = 0.02
 """The largest share of a table's rows that may lie below the bound.  If more do, the unit or the device is wrong."""
@@ -71,8 +71,8 @@ class Published:
 
     def summary(self) -> dict[str, Any]:
         """Returns the results of the import as JSON values."""
-        tables = [placed_table.row() | {"left_out": placed_table.below} for placed_table in self.placed]
-        return {"rows": self.read, "tables": tables, "no_place": dict(self.left)}
+        table_rows = [placed_table.row() | {"left_out": placed_table.below} for placed_table in self.placed]
+        return {"rows": self.read, "tables": table_rows, "no_place": dict(self.left)}
 
 
 def read_published(paths: Sequence[Path]) -> Published:
@@ -86,11 +86,11 @@ def read_published(paths: Sequence[Path]) -> Published:
     on impossible times."""
     published = Published()
     if not paths:
-        raise ValueError(f"path: expected {ANY_PATH}, got none")
+        raise ValueError(f"path: expected {PATH_HELP}, got none")
     for path in paths:
-        (description, files), rows_before = _described(path), published.read
-        for name, content in files:
-            _read_file(description, name, content, published)
+        (description, matching_files), rows_before = _described(path), published.read
+        for file_name, file_content in matching_files:
+            _read_file(description, file_name, file_content, published)
         if published.read == rows_before:
             raise ValueError(f"path: expected files {description['files']} in {str(path)!r}, got none: a newer layout?")
     return published
@@ -102,30 +102,30 @@ def _described(path: Path) -> tuple[Mapping[str, Any], Iterator[tuple[str, bytes
         description = _description(path)
         return description, _inside(path.parent, description["files"])
     if path.is_dir() or path.suffix == ".whl":
-        wheel_description = _description(SOURCES / "aiconfigurator.toml")
+        wheel_description = _description(SOURCES_FOLDER / "aiconfigurator.toml")
         return wheel_description, _inside(path, wheel_description["files"])
-    for file in sorted(SOURCES.glob("*.toml")):
-        file_description = _description(file)
+    for toml_file in sorted(SOURCES_FOLDER.glob("*.toml")):
+        file_description = _description(toml_file)
         if path.is_file() and _matches(path.name, file_description["files"]):
             return file_description, iter([(path.name, path.read_bytes())])
-    raise ValueError(f"path: expected {ANY_PATH}, got {str(path)!r}")
+    raise ValueError(f"path: expected {PATH_HELP}, got {str(path)!r}")
 
 
 def _description(path: Path) -> Mapping[str, Any]:
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        toml_data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{path.name}: not TOML: {error}") from error
-    for name in ("name", "version", "licence", "url", "files", "timing", "unit", "table"):
-        if name not in values:
-            raise ValueError(f"{path.name}: expected {name!r}, got a description without it")
-    if values["unit"] not in MS:
-        raise ValueError(f"{path.name}: expected the latency's unit, one of {', '.join(MS)}, got {values['unit']!r}")
-    for table_number, table in enumerate(values["table"], 1):
-        for name in ("op", "scheme", "axes"):
-            if name not in table:
-                raise ValueError(f"{path.name}, table {table_number}: expected {name!r}, got a table without it")
-    return values
+    for key_name in ("name", "version", "licence", "url", "files", "timing", "unit", "table"):
+        if key_name not in toml_data:
+            raise ValueError(f"{path.name}: expected {key_name!r}, got a description without it")
+    if toml_data["unit"] not in MS:
+        raise ValueError(f"{path.name}: expected the latency's unit, one of {', '.join(MS)}, got {toml_data['unit']!r}")
+    for table_number, table in enumerate(toml_data["table"], 1):
+        for key_name in ("op", "scheme", "axes"):
+            if key_name not in table:
+                raise ValueError(f"{path.name}, table {table_number}: expected {key_name!r}, got a table without it")
+    return toml_data
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -141,15 +141,15 @@ def _matches(name: str, pattern: str) -> bool:
 def _inside(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
     """Yields the name and content of each file in a folder or a wheel, if the file's path fits the pattern."""
     if path.is_dir():
-        for file in sorted(path.rglob("*")):
-            if file.is_file() and _matches(name := file.relative_to(path).as_posix(), pattern):
-                yield name, file.read_bytes()
+        for data_file in sorted(path.rglob("*")):
+            if data_file.is_file() and _matches(file_name := data_file.relative_to(path).as_posix(), pattern):
+                yield file_name, data_file.read_bytes()
         return
     try:
-        with zipfile.ZipFile(path) as wheel:
-            for name in sorted(wheel.namelist()):
-                if _matches(name, pattern):
-                    yield name, wheel.read(name)
+        with zipfile.ZipFile(path) as wheel_archive:
+            for file_name in sorted(wheel_archive.namelist()):
+                if _matches(file_name, pattern):
+                    yield file_name, wheel_archive.read(file_name)
     except (zipfile.BadZipFile, FileNotFoundError) as error:
         raise ValueError(f"path: expected a wheel, got {str(path)!r}: {error}") from error
 
@@ -157,22 +157,22 @@ def _inside(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
 def _frame(name: str, content: bytes, json_column: str | None) -> pd.DataFrame:
     try:
         if name.endswith(".parquet"):
-            frame = pd.read_parquet(io.BytesIO(content))
+            data_frame = pd.read_parquet(io.BytesIO(content))
         else:
-            frame = pd.read_csv(io.BytesIO(content), keep_default_na=False)  # a kernel may be called `null`
-            if not isinstance(frame.index, pd.RangeIndex):  # pandas took the first cell for a row's name
+            data_frame = pd.read_csv(io.BytesIO(content), keep_default_na=False)  # a kernel may be called `null`
+            if not isinstance(data_frame.index, pd.RangeIndex):  # pandas took the first cell for a row's name
                 raise ValueError("expected as many cells in a row as columns, got more")
     except ImportError as error:
         raise ValueError("pyarrow: expected it, to read parquet: pip install 'rooflab[published]'") from error
     except (OSError, ValueError) as error:  # pyarrow's errors are of these two classes
         raise ValueError(f"{name}: not a whole table: {error}") from error
     if json_column is None:
-        return frame
+        return data_frame
     try:
-        values = [json.loads(json_text) for json_text in _column(frame, json_column, name)]
+        json_values = [json.loads(json_text) for json_text in _column(data_frame, json_column, name)]
     except json.JSONDecodeError as error:
         raise ValueError(f"{name}, column {json_column!r}: expected JSON: {error}") from error
-    return frame.join(pd.DataFrame(values, index=frame.index))
+    return data_frame.join(pd.DataFrame(json_values, index=data_frame.index))
 
 
 def _column(frame: pd.DataFrame, column: str, place: str) -> pd.Series[Any]:
@@ -184,7 +184,7 @@ def _column(frame: pd.DataFrame, column: str, place: str) -> pd.Series[Any]:
 def _numbers(frame: pd.DataFrame, column: str, place: str, kind: type[int] | type[float]) -> pd.Series[Any]:
     values = _column(frame, column, place)
     if not pd.api.types.is_numeric_dtype(values):
-        parsed_cells = [number_in(str(cell), f"{place}, column {column!r}") for cell in values]
+        parsed_cells = [number_in(str(cell_value), f"{place}, column {column!r}") for cell_value in values]
         if None in parsed_cells:
             raise ValueError(
                 f"{place}, column {column!r}: expected only numbers, got {values.iloc[parsed_cells.index(None)]!r}"
@@ -201,19 +201,19 @@ def _numbers(frame: pd.DataFrame, column: str, place: str, kind: type[int] | typ
 
 def _read_file(description: Mapping[str, Any], name: str, content: bytes, published: Published) -> None:
     """Adds the tables of a file to `published`, and counts the rows that belong to no table."""
-    frame = _frame(name, content, description.get("json"))
-    placed_rows = pd.Series(False, index=frame.index)
+    data_frame = _frame(name, content, description.get("json"))
+    placed_rows = pd.Series(False, index=data_frame.index)
     for table in description["table"]:
         if not _matches(name, table.get("files", "*")):
             continue
-        row_mask = pd.Series(True, index=frame.index)
-        for column, values in table.get("where", {}).items():
-            row_mask &= _column(frame, column, name).isin(values)
+        row_mask = pd.Series(True, index=data_frame.index)
+        for column_name, allowed_values in table.get("where", {}).items():
+            row_mask &= _column(data_frame, column_name, name).isin(allowed_values)
         if (row_mask & placed_rows).any():
             raise ValueError(f"{name}: two tables of the description take the same rows")
         placed_rows |= row_mask
-        published.placed += _placed(description, table, name, frame[row_mask])
-    published.read += len(frame)
+        published.placed += _placed(description, table, name, data_frame[row_mask])
+    published.read += len(data_frame)
     unused_rows = int((~placed_rows).sum())
     data_family = PurePosixPath(name).parts[-4] if name.count("/") >= 3 else PurePosixPath(name).name
     if unused_rows:
@@ -228,18 +228,18 @@ def _placed(
     latencies = _numbers(frame, description.get("latency", "latency"), name, float)
     if not latencies.between(0, float("inf"), inclusive="neither").all():
         raise ValueError(f"{name}: expected finite times above 0, got {latencies.min()} to {latencies.max()}")
-    values = pd.DataFrame({key: _numbers(frame, column, name, int) for key, column in columns.items()})
-    for key, scale_factor in table.get("scale", {}).items():
-        values[key] *= scale_factor
-    for key, addend in table.get("add", {}).items():
-        values[key] += addend
-    values["us"] = latencies * (MS[description["unit"]] * 1e3)
+    table_data = pd.DataFrame({axis_name: _numbers(frame, column, name, int) for axis_name, column in columns.items()})
+    for axis_name, scale_factor in table.get("scale", {}).items():
+        table_data[axis_name] *= scale_factor
+    for axis_name, axis_offset in table.get("add", {}).items():
+        table_data[axis_name] += axis_offset
+    table_data["us"] = latencies * (MS[description["unit"]] * 1e3)
     group_columns = [
         _column(frame, description.get(name_key, default_column), name)
         for name_key, default_column in (("device", "device"), ("kernel", "kernel_source"))
     ]
-    for (device, kernel), rows in values.groupby(group_columns, sort=True, dropna=False):
-        placed_entry = _table(description, table, name, str(device), str(kernel))
+    for (device_name, kernel), rows in table_data.groupby(group_columns, sort=True, dropna=False):
+        placed_entry = _table(description, table, name, str(device_name), str(kernel))
         selected_names = {
             placed_entry.framework,
             f"{placed_entry.framework}:{placed_entry.kernel}",
@@ -253,9 +253,9 @@ def _table(description: Mapping[str, Any], table: Mapping[str, Any], name: str, 
     if gpu is None:
         raise ValueError(f"{name}: expected a GPU that roofline/device.py knows, got {device!r}")
     path_parts = PurePosixPath(name).parts
-    framework, version = path_parts[-3:-1] if len(path_parts) > 3 else (description["name"], description["version"])
+    framework, lib_version = path_parts[-3:-1] if len(path_parts) > 3 else (description["name"], description["version"])
     file_slug = re.sub(
-        r"[^a-z0-9.]+", "-", f"{gpu.name}.{table['op']}.{table['scheme']}.{framework}-{version}.{kernel}".lower()
+        r"[^a-z0-9.]+", "-", f"{gpu.name}.{table['op']}.{table['scheme']}.{framework}-{lib_version}.{kernel}".lower()
     )
     return Table(
         file=f"{file_slug}.csv.xz",
@@ -268,7 +268,7 @@ def _table(description: Mapping[str, Any], table: Mapping[str, Any], name: str, 
         axes=tuple(table["axes"]),
         kernel=kernel,
         framework=framework,
-        version=version,
+        version=lib_version,
         copies=table.get("copies", 1),
         rows=0,
         timing=table.get("timing", description["timing"]),
@@ -283,24 +283,24 @@ def _table(description: Mapping[str, Any], table: Mapping[str, Any], name: str, 
 def _checked(table: Table, rows: pd.DataFrame, columns: list[str], unit: str) -> Placed:
     """Returns a table with the median time of each shape.  Leaves out times below the roofline bound."""
     times = rows.groupby(columns)["us"].median()
-    plausible_rows, below_bound = [], []
+    plausible_rows, below_texts = [], []
     for axis_values, us in times.items():
-        key = axis_values if isinstance(axis_values, tuple) else (axis_values,)
-        shape = {name: int(value) for name, value in zip(columns, key, strict=True)}
+        axis_key = axis_values if isinstance(axis_values, tuple) else (axis_values,)
+        shape = {axis_name: int(axis_value) for axis_name, axis_value in zip(columns, axis_key, strict=True)}
         bound_us = table.least_s(shape, cached=True) * 1e6
         if us >= bound_us:
             plausible_rows.append((*shape.values(), us))
         else:
-            shape_text = ", ".join(f"{name} = {value}" for name, value in shape.items())
-            below_bound.append(f"{shape_text}: {us:.4g} us, bound {bound_us:.4g} us")
-    share = len(below_bound) / len(times)
+            shape_text = ", ".join(f"{axis_name} = {axis_value}" for axis_name, axis_value in shape.items())
+            below_texts.append(f"{shape_text}: {us:.4g} us, bound {bound_us:.4g} us")
+    share = len(below_texts) / len(times)
     if share > _MAX_SHARE_BELOW:
         raise ValueError(
             f"{table.source}: {share:.0%} of {len(times)} times of {table.kernel} are faster than a {table.device} can "
             f"be: is the latency in {unit}?"
         )
-    frame = pd.DataFrame(plausible_rows, columns=[*columns, "us"])
-    return Placed(replace(table, rows=len(frame)), frame, tuple(below_bound))
+    data_frame = pd.DataFrame(plausible_rows, columns=[*columns, "us"])
+    return Placed(replace(table, rows=len(data_frame)), data_frame, tuple(below_texts))
 
 
 def selected(published: Published) -> list[Placed]:
@@ -309,9 +309,9 @@ def selected(published: Published) -> list[Placed]:
     versioned_tables = [
         (_library(each.table), parse(each.table.version), each) for each in published.placed if each.selected
     ]
-    for library, version, _ in versioned_tables:
-        newest_versions[library] = max(version, newest_versions.get(library, version))
-    return [each for library, version, each in versioned_tables if version == newest_versions[library]]
+    for library_name, version, _ in versioned_tables:
+        newest_versions[library_name] = max(version, newest_versions.get(library_name, version))
+    return [each for library_name, version, each in versioned_tables if version == newest_versions[library_name]]
 
 
 def _library(table: Table) -> tuple[str, ...]:
@@ -320,15 +320,15 @@ def _library(table: Table) -> tuple[str, ...]:
 
 def write_published(placed: Sequence[Placed], folder: Path = TABLES_FOLDER) -> Path:
     """Writes the tables and then their index file.  Returns the path of the index file."""
-    files = {each.table.file: _packed(each) for each in placed}
-    if len(files) != len(placed):
+    packed_files = {each.table.file: _packed(each) for each in placed}
+    if len(packed_files) != len(placed):
         raise ValueError("published: two tables have the same device, op, scheme, library and kernel")
-    for name, content in files.items():
-        write_whole(folder / name, content)
+    for name, packed_content in packed_files.items():
+        write_whole(folder / name, packed_content)
     index_entries = [{name: value for name, value in asdict(each.table).items() if name != "folder"} for each in placed]
     return write_whole(folder / INDEX_FILE, json.dumps({"tables": index_entries}, indent=1, allow_nan=False) + "\n")
 
 
 def _packed(placed: Placed) -> bytes:
-    rows = placed.rows.assign(us=placed.rows["us"].map(lambda us: float(f"{us:.{TIME_DIGITS}g}")))
+    rows = placed.rows.assign(us=placed.rows["us"].map(lambda us: float(f"{us:.{SIGNIFICANT_DIGITS}g}")))
     return lzma.compress(rows.to_csv(index=False).encode(), preset=9)

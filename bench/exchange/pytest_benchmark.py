@@ -89,58 +89,58 @@ class BenchmarkTimes:
 
 def read_pytest_benchmark(path: Path) -> Imported:
     """Returns one record per benchmark.  Raises `ValueError` with the place if the file is not pytest-benchmark's."""
-    text = read_text(path)
-    file = decoded(BenchmarkFile, parse_json(text, path.name), path.name)
-    file_environment = _environment(file, path.name)
-    result_file = ResultFile(TOOL, when(file.datetime, f"{path.name}, datetime"), text, file_environment)
-    for benchmark_index, benchmark in enumerate(file.benchmarks):
-        location = f"{path.name}, benchmarks[{benchmark_index}]"
+    json_text = read_text(path)
+    benchmark_file = decoded(BenchmarkFile, parse_json(json_text, path.name), path.name)
+    file_environment = _environment(benchmark_file, path.name)
+    result_file = ResultFile(TOOL, when(benchmark_file.datetime, f"{path.name}, datetime"), json_text, file_environment)
+    for benchmark_index, benchmark in enumerate(benchmark_file.benchmarks):
+        benchmark_place = f"{path.name}, benchmarks[{benchmark_index}]"
         if not benchmark.stats:
             result_file.skip(benchmark.fullname, "it has no statistics: it failed or was disabled")
             continue
         extra_info = benchmark.extra_info or {}
-        our_fields = decoded_fields(Record, extra_info.get(OURS) or {}, f"{location}.extra_info.{OURS}")
-        case, identity_fields = _what(benchmark, extra_info, our_fields)
-        latency_ms, time_fields = _reading(benchmark, extra_info, our_fields, location, result_file)
-        values = _commit(file.commit_info or {}) | identity_fields | time_fields
-        values = _rooflined(values, latency_ms, extra_info, f"{location}.extra_info")
+        our_fields = decoded_fields(Record, extra_info.get(OURS) or {}, f"{benchmark_place}.extra_info.{OURS}")
+        op_case, identity_fields = _what(benchmark, extra_info, our_fields)
+        latency_ms, time_fields = _reading(benchmark, extra_info, our_fields, benchmark_place, result_file)
+        values = _commit(benchmark_file.commit_info or {}) | identity_fields | time_fields
+        values = _rooflined(values, latency_ms, extra_info, f"{benchmark_place}.extra_info")
         if not our_fields:
-            original_names = {key: getattr(benchmark, key) for key in NAMES}
+            original_names = {field_name: getattr(benchmark, field_name) for field_name in NAMES}
             values["environment"] = file_environment | {
                 "imported": file_environment["imported"] | {"benchmark": original_names}
             }
-        result_file.add(location, case, latency_ms, values)
+        result_file.add(benchmark_place, op_case, latency_ms, values)
     return result_file.imported()
 
 
 def _environment(file: BenchmarkFile, name: str) -> dict[str, Any]:
     """Returns the machine that the file describes, without its host name: records never hold host names."""
-    machine, commit_info = file.machine_info, file.commit_info or {}
-    cpu, ours = machine.get("cpu") or {}, machine.get(OURS) or {}
+    machine_info, commit_info = file.machine_info, file.commit_info or {}
+    cpu, ours = machine_info.get("cpu") or {}, machine_info.get(OURS) or {}
     if not (isinstance(cpu, dict) and isinstance(ours, dict)):
         raise ValueError(f"{name}, machine_info: expected objects as cpu and {OURS}, got {cpu!r} and {ours!r}")
-    cpu_name = str(cpu.get("brand_raw") or machine.get("processor") or machine.get("machine") or "unknown")
+    cpu_name = str(cpu.get("brand_raw") or machine_info.get("processor") or machine_info.get("machine") or "unknown")
     fields = environment(
         TOOL,
         cpu_name,
         cpu=cpu_name,
         cores=cpu.get("count"),
-        os=" ".join(str(machine[key]) for key in ("system", "machine") if machine.get(key)) or None,
-        python=machine.get("python_version"),
+        os=" ".join(str(machine_info[key]) for key in ("system", "machine") if machine_info.get(key)) or None,
+        python=machine_info.get("python_version"),
         version=str(file.version),
         project=commit_info.get("project"),
         file=name,
     )
-    fields["imported"]["implementation"] = machine.get("python_implementation")
+    fields["imported"]["implementation"] = machine_info.get("python_implementation")
     # Values of our exporter or plugin replace these, with the machine key: so the machine is that of our records.
     return fields | {key: value for key, value in ours.items() if key in fields and key not in ("imported", "commit")}
 
 
 def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the measured commit and its dirty flag.  Both are None if the commit is not a hash, such as `unknown`."""
-    commit, dirty = str(values.get("id", values.get("commit"))), values.get("dirty")
-    is_hash = re.fullmatch("[0-9a-f]{7,64}", commit) is not None
-    return {"commit": commit if is_hash else None, "dirty": dirty if is_hash and isinstance(dirty, bool) else None}
+    commit_id, dirty = str(values.get("id", values.get("commit"))), values.get("dirty")
+    is_hash = re.fullmatch("[0-9a-f]{7,64}", commit_id) is not None
+    return {"commit": commit_id if is_hash else None, "dirty": dirty if is_hash and isinstance(dirty, bool) else None}
 
 
 def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[Case, dict[str, Any]]:
@@ -153,10 +153,10 @@ def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, 
     if ours:
         return Case(), {key: ours.get(key) for key in IDENTITY} | (_commit(ours) if "commit" in ours else {})
     plugin_fields = {"l2_state": extra.get("l2_state"), "device": extra.get("device_type")} if "timer" in extra else {}
-    function, bracket, params_text = name.partition("[")
-    case = _case(benchmark.params or {}, params_text.removesuffix("]"))
-    names_of_test = {"op": str(benchmark.group or function), "kernel": fullname.removesuffix(bracket + params_text)}
-    return case, plugin_fields | names_of_test
+    test_name, open_mark, params_text = name.partition("[")
+    params_case = _case(benchmark.params or {}, params_text.removesuffix("]"))
+    names_of_test = {"op": str(benchmark.group or test_name), "kernel": fullname.removesuffix(open_mark + params_text)}
+    return params_case, plugin_fields | names_of_test
 
 
 def _case(params: object, test_id: str) -> Case:
@@ -164,8 +164,8 @@ def _case(params: object, test_id: str) -> Case:
     tests may differ only in the id.  Leaves out an id that is only the values joined by `-`, if the case's text can be
     parsed."""
     parameters = params if isinstance(params, Mapping) else {"param": params}
-    readable_params = {name: value for name, value in parameters.items() if "UNSERIALIZABLE[" not in str(value)}
-    case, value_texts = make_case(readable_params), [str(value) for value in parameters.values()]
+    readable_params = {name: param for name, param in parameters.items() if "UNSERIALIZABLE[" not in str(param)}
+    case, value_texts = make_case(readable_params), [str(param) for param in parameters.values()]
     if not test_id:
         return case
     is_plain_id = "-".join(value_texts) == test_id and "" not in value_texts and dict(Case.parse(case.id)) == dict(case)
@@ -185,23 +185,23 @@ def _reading(
     samples, exact_values = times.data or (), {name: ours[name] for name in LATENCY_NAMES if ours.get(name) is not None}
     median_ms = exact_values.get("latency_median_ms", times.median * 1e3)
     stat_names = {f"{name}_s": name for name in SUMMARY} | {name: name for name in COUNTS}
-    statistics = {record_name: stats[name] for record_name, name in stat_names.items() if stats.get(name) is not None}
-    result: dict[str, Any] = {
+    stat_values = {record_name: stats[name] for record_name, name in stat_names.items() if stats.get(name) is not None}
+    time_fields: dict[str, Any] = {
         "timer": f"imported: {TOOL}, {original_timer}" if original_timer else f"imported: {TOOL}",
-        "metrics": source.finite(statistics, place),
+        "metrics": source.finite(stat_values, place),
         "status": "OK",
     }
-    imported_status, _, reason = str(extra.get("status")).partition(": ")
-    if imported_status in ("INVALID", "NOISY") and reason:  # our plugin's form; any other text has no known meaning
-        result |= {"status": imported_status, "reason": reason}
-    bad_samples = [f"a sample of {value:g} s" for value in samples if not (math.isfinite(value) and value >= 0)]
+    imported_status, _, fault_text = str(extra.get("status")).partition(": ")
+    if imported_status in ("INVALID", "NOISY") and fault_text:  # our plugin's form; any other text has no known meaning
+        time_fields |= {"status": imported_status, "reason": fault_text}
+    bad_samples = [f"a sample of {sample:g} s" for sample in samples if not (math.isfinite(sample) and sample >= 0)]
     if bad_samples:
-        return None if is_time(median_ms) else median_ms, result | {"status": "INVALID", "reason": bad_samples[0]}
+        return None if is_time(median_ms) else median_ms, time_fields | {"status": "INVALID", "reason": bad_samples[0]}
     if samples:
-        p20, p80 = (float(np.percentile(samples, percent)) * 1e3 for percent in (20, 80))
-        result |= {"samples": Record.packed(samples), "sample_count": len(samples)}
-        result |= {"latency_p20_ms": p20, "latency_p80_ms": p80} | exact_values
-    return median_ms, result
+        p20, p80 = (float(np.percentile(samples, percent_rank)) * 1e3 for percent_rank in (20, 80))
+        time_fields |= {"samples": Record.packed(samples), "sample_count": len(samples)}
+        time_fields |= {"latency_p20_ms": p20, "latency_p80_ms": p80} | exact_values
+    return median_ms, time_fields
 
 
 def _rooflined(
@@ -209,26 +209,26 @@ def _rooflined(
 ) -> dict[str, Any]:
     """Adds roofline fields to `values`: FLOP/s, bytes/s, the bound and its ceilings.  `extra` has the cost (FLOPs and
     bytes) if the test passed one to the fixture `kernel_benchmark`."""
-    cost = extra.get("cost")
-    if not cost:
+    work_cost = extra.get("cost")
+    if not work_cost:
         return values
     try:
-        values["metrics"] |= cost_metrics(cost)
+        values["metrics"] |= cost_metrics(work_cost)
         if values["status"] != "OK" or latency_ms is None or not is_time(latency_ms):
             return values
         latency_s, flops, moved = latency_ms / 1e3, float(extra["flops"]), float(extra["bytes"])
         fields: dict[str, Any] = {"flops": flops, "least_bytes": moved, "intensity": flops / moved if moved else None}
         fields |= {"flops_per_s": flops / latency_s, "bytes_per_s": moved / latency_s}
         if "ceilings" in extra:
-            bound_s, ceilings = float(extra["bound_s"]), decoded(Ceilings, extra["ceilings"])
-            fields |= {"bound_ms": bound_s * 1e3, "limiter": extra["limiter"], "ceilings": asdict(ceilings)}
-            fields["bound_fraction"] = None if ceilings.noise else bound_s / latency_s
+            bound_s, device_ceilings = float(extra["bound_s"]), decoded(Ceilings, extra["ceilings"])
+            fields |= {"bound_ms": bound_s * 1e3, "limiter": extra["limiter"], "ceilings": asdict(device_ceilings)}
+            fields["bound_fraction"] = None if device_ceilings.noise else bound_s / latency_s
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{place}: expected the values of kernel_benchmark(..., cost=...), got {error}") from error
     return values | fields
 
 
-STATISTICS = (*SUMMARY, "ops", "rounds", "iqr_outliers", "stddev_outliers", "outliers")
+STATISTIC_NAMES = (*SUMMARY, "ops", "rounds", "iqr_outliers", "stddev_outliers", "outliers")
 
 
 def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skipped]:
@@ -283,11 +283,11 @@ def _by_name(records: Sequence[Record]) -> dict[str, Record]:
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the machine under pytest-benchmark's keys and ours.  `node` holds our machine key, not the host name."""
-    os_name, _, machine = str(environment.get("os") or "").partition(" ")
+    os_name, _, machine_name = str(environment.get("os") or "").partition(" ")
     return {
         "node": environment.get("machine_key"),
         "processor": environment.get("cpu") or "",
-        "machine": machine,
+        "machine": machine_name,
         "system": os_name,
         "release": "",
         "python_compiler": "",
@@ -303,16 +303,16 @@ def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
 def _stats(samples: Sequence[float]) -> dict[str, Any]:
     """Returns pytest-benchmark's statistics of the samples, in seconds.  The samples keep their order."""
     stats = Stats()
-    for sample in samples:
-        stats.update(sample)
-    return {**{name: getattr(stats, name) for name in STATISTICS}, "iterations": 1, "data": samples}
+    for sample_s in samples:
+        stats.update(sample_s)
+    return {**{name: getattr(stats, name) for name in STATISTIC_NAMES}, "iterations": 1, "data": samples}
 
 
 def _names(record: Record) -> dict[str, Any]:
     """Returns the names for pytest-benchmark: those of the imported file, or names made from the record's kernel."""
     imported_names = (record.environment.get("imported") or {}).get("benchmark")
     if imported_names:
-        return {key: imported_names[key] for key in NAMES}
+        return {field_name: imported_names[field_name] for field_name in NAMES}
     test_id = "-".join(part for part in (f"{record.op}/{record.kernel}", record.case_id, record.scheme) if part)
     name = f"test_kernel[{test_id}]"
     params = {"op": record.op, "kernel": record.kernel, "case": record.case_id, "scheme": record.scheme}
@@ -327,7 +327,7 @@ def _names(record: Record) -> dict[str, Any]:
 
 def _benchmark(record: Record, stats: Mapping[str, Any]) -> dict[str, Any]:
     our_fields = (*IDENTITY, "timer", "run_id", "timestamp", "commit", "dirty", *LATENCY_NAMES)
-    extra_info = {key: getattr(record, key) for key in our_fields}
+    extra_info = {field_name: getattr(record, field_name) for field_name in our_fields}
     return {
         **_names(record),
         "extra_info": {"status": "OK", OURS: {**extra_info, "case": dict(record.case)}},

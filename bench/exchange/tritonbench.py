@@ -23,7 +23,7 @@ TOOL = "tritonbench"
 MODES = ("fwd_no_grad", "fwd_bwd", "fwd", "bwd")
 OPS = {"rms_norm": "rmsnorm", "rope": "rope", "gemm": "gemm", "embedding": "embedding"}
 """By operator of tritonbench, our op with the same computation."""
-FIELDS = {"tflops": ("flops_per_s", 1e12), "gbps": ("bytes_per_s", 1e9), "gpu_peak_mem": ("peak_memory_bytes", 1e9)}
+OUR_FIELDS = {"tflops": ("flops_per_s", 1e12), "gbps": ("bytes_per_s", 1e9), "gpu_peak_mem": ("peak_memory_bytes", 1e9)}
 """By metric: the record's field, and the factor of the metric's unit."""
 AVERAGE_REASON = "an average over inputs of different sizes"
 _METRIC_KEY = re.compile(r"tritonbench_(?P<name>[^\[]+)\[x_(?P<x>.*)-(?P<provider>[^-\]]*)\]_(?P<metric>.+)", re.DOTALL)
@@ -58,94 +58,94 @@ def read_tritonbench(path: Path) -> files.Imported:
     """Returns one record per implementation and input.
 
     Raises `ValueError` with the file and the place if the file is not from tritonbench."""
-    text = files.read_text(path)
-    values = files.parse_json(text, path.name)
-    has_only_metrics = isinstance(values, dict) and "metrics" not in values
-    file = decoded(TritonbenchFile, {"metrics": values} if has_only_metrics else values, path.name)
-    environ = file.environ or {}
+    json_text = files.read_text(path)
+    json_values = files.parse_json(json_text, path.name)
+    has_only_metrics = isinstance(json_values, dict) and "metrics" not in json_values
+    benchmark_file = decoded(TritonbenchFile, {"metrics": json_values} if has_only_metrics else json_values, path.name)
+    environ = benchmark_file.environ or {}
     date_text = environ.get("benchmark_date")
     iso_date = re.sub(r"^(\d{8})(\d{6})$", r"\1T\2", str(date_text))  # tritonbench writes `20250815103000`, or ISO 8601
     timestamp = files.when(iso_date, f"{path.name}, benchmark_date") if date_text else files.file_time(path)
-    source = files.ResultFile(TOOL, timestamp, text, _environment(environ, path.name))
-    for reading in _readings(file.metrics, path.name, source):
-        _add(reading, source)
-    if not source.records and not source.skipped:
+    result_file = files.ResultFile(TOOL, timestamp, json_text, _environment(environ, path.name))
+    for metric_reading in _readings(benchmark_file.metrics, path.name, result_file):
+        _add(metric_reading, result_file)
+    if not result_file.records and not result_file.skipped:
         raise ValueError(f"{path.name}: expected results of tritonbench, got none")
-    return source.imported()
+    return result_file.imported()
 
 
 def _environment(around: Mapping[str, Any], name: str) -> dict[str, Any]:
-    values = {key: str(value) for key, value in around.items() if value and value != "unknown"}
-    device = values.get("device")
-    revisions = {key: value for key, value in values.items() if key.endswith(("_commit", "_branch"))}
-    cuda_version = values.get("cuda_version")
+    known_values = {key: str(env_text) for key, env_text in around.items() if env_text and env_text != "unknown"}
+    device = known_values.get("device")
+    git_revisions = {key: env_text for key, env_text in known_values.items() if key.endswith(("_commit", "_branch"))}
+    cuda_version = known_values.get("cuda_version")
     return files.environment(
-        TOOL, device or "unknown", device, torch=None, cuda=cuda_version, file=name, revisions=revisions or None
+        TOOL, device or "unknown", device, torch=None, cuda=cuda_version, file=name, revisions=git_revisions or None
     )
 
 
 def _readings(metrics: Mapping[str, Any], name: str, source: files.ResultFile) -> list[_Cells]:
-    readings: dict[tuple[str, str, str], _Cells] = {}
-    for key, value in metrics.items():
-        match = _METRIC_KEY.fullmatch(key)
-        if _MEAN_KEY.fullmatch(key) or (match and match["x"] in ("average", "hashes")):
-            source.skip(key, AVERAGE_REASON)
+    reading_by_key: dict[tuple[str, str, str], _Cells] = {}
+    for metric_key, value in metrics.items():
+        match = _METRIC_KEY.fullmatch(metric_key)
+        if _MEAN_KEY.fullmatch(metric_key) or (match and match["x"] in ("average", "hashes")):
+            source.skip(metric_key, AVERAGE_REASON)
             continue
         if not match:
-            raise ValueError(f"{name}, {key!r}: expected tritonbench_<op>_<mode>[x_<input>-<provider>]_<metric>")
-        mode = next((mode for mode in MODES if match["name"].endswith(f"_{mode}")), "")
-        op = match["name"].removesuffix(f"_{mode}") if mode else match["name"]
-        op = op if mode in ("", "fwd", "fwd_no_grad") else f"{op}_{mode}"
-        location = f"{match['name']}[{match['x']}-{match['provider']}]"
+            raise ValueError(f"{name}, {metric_key!r}: expected tritonbench_<op>_<mode>[x_<input>-<provider>]_<metric>")
+        pass_mode = next((pass_mode for pass_mode in MODES if match["name"].endswith(f"_{pass_mode}")), "")
+        op = match["name"].removesuffix(f"_{pass_mode}") if pass_mode else match["name"]
+        op = op if pass_mode in ("", "fwd", "fwd_no_grad") else f"{op}_{pass_mode}"
+        metric_place = f"{match['name']}[{match['x']}-{match['provider']}]"
         case = _case(match["x"])
-        case = case.but(mode=mode) if mode == "fwd_no_grad" else case  # `fwd` and this mode have the same op
-        cells = _Cells(op, match["provider"], case, location, {})
-        readings.setdefault((match["name"], match["x"], match["provider"]), cells).cells[match["metric"]] = value
-    return list(readings.values())
+        case = case.but(mode=pass_mode) if pass_mode == "fwd_no_grad" else case  # `fwd` and this mode have the same op
+        cells = _Cells(op, match["provider"], case, metric_place, {})
+        reading_by_key.setdefault((match["name"], match["x"], match["provider"]), cells).cells[match["metric"]] = value
+    return list(reading_by_key.values())
 
 
 def _case(text: str) -> Case:
     """Converts a text such as `(16, 32)` to the case `x0=16,x1=32`.  Any other text becomes the value of `x`."""
     try:
-        value = ast.literal_eval(text)
+        case_value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        value = text
-    values = value if isinstance(value, tuple) else (value,)
-    input_names = ["x"] if len(values) == 1 else [f"x{index}" for index in range(len(values))]
-    return files.make_case(dict(zip(input_names, values, strict=True)))
+        case_value = text
+    case_values = case_value if isinstance(case_value, tuple) else (case_value,)
+    input_names = ["x"] if len(case_values) == 1 else [f"x{input_index}" for input_index in range(len(case_values))]
+    return files.make_case(dict(zip(input_names, case_values, strict=True)))
 
 
 def _add(reading: _Cells, source: files.ResultFile) -> None:
     """Adds the record of one implementation on one input.  Skips a result that has neither a time nor a failure."""
     metrics: dict[str, float] = {}
     text_by_metric: dict[str, str] = {}
-    for name, value in reading.cells.items():
-        if isinstance(value, int | float):
-            metrics[name] = float(value)
-        elif value not in (None, ""):
-            text_by_metric[name] = str(value)
-    status, reason = _status(metrics, text_by_metric)
-    if "latency" not in metrics and status == "OK":
+    for metric_name, metric_value in reading.cells.items():
+        if isinstance(metric_value, int | float):
+            metrics[metric_name] = float(metric_value)
+        elif metric_value not in (None, ""):
+            text_by_metric[metric_name] = str(metric_value)
+    result_status, status_reason = _status(metrics, text_by_metric)
+    if "latency" not in metrics and result_status == "OK":
         value_names = ", ".join(sorted({*metrics, *text_by_metric})) or "nothing"
         source.finite(metrics, reading.place)
         source.skip(reading.place, f"it has no latency, only {value_names}")
         return
     latency_ms = metrics.pop("latency", None)
     metrics = source.finite(metrics, reading.place)
-    values: dict[str, Any] = {"status": status, "reason": reason}
-    values |= {"op": OPS.get(reading.op, reading.op), "kernel": reading.provider, "metrics": metrics}
-    for name, (record_field, unit_factor) in FIELDS.items():
-        if name in metrics and (status == "OK" or name == "gpu_peak_mem"):
-            values[record_field] = metrics.pop(name) * unit_factor
-    source.add(reading.place, reading.case, latency_ms if status == "OK" else None, values)
+    record_values: dict[str, Any] = {"status": result_status, "reason": status_reason}
+    record_values |= {"op": OPS.get(reading.op, reading.op), "kernel": reading.provider, "metrics": metrics}
+    for metric_name, (record_field, unit_factor) in OUR_FIELDS.items():
+        if metric_name in metrics and (result_status == "OK" or metric_name == "gpu_peak_mem"):
+            record_values[record_field] = metrics.pop(metric_name) * unit_factor
+    source.add(reading.place, reading.case, latency_ms if result_status == "OK" else None, record_values)
 
 
 def _status(metrics: Mapping[str, float], words: Mapping[str, str]) -> tuple[Status, str]:
     """Returns the status and its reason.  tritonbench writes an error message in place of the first metric."""
     error_text = words.get("error_msg") or words.get("latency") or ("" if metrics else next(iter(words.values()), ""))
     if error_text:
-        out_of_memory = re.search(r"out of memory|\bOOM\b", error_text, re.IGNORECASE)
-        return ("OUT_OF_MEMORY" if out_of_memory else "RUNTIME_ERROR"), " ".join(error_text.split())
+        memory_match = re.search(r"out of memory|\bOOM\b", error_text, re.IGNORECASE)
+        return ("OUT_OF_MEMORY" if memory_match else "RUNTIME_ERROR"), " ".join(error_text.split())
     if metrics.get("accuracy") == 0.0:
         return "INCORRECT", "tritonbench found its result to differ from the baseline's"
     return "OK", ""

@@ -93,20 +93,20 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def add(self, key: Key | None, begin: TimeMark, end: TimeMark) -> None:
         """Adds a call.  `key` is None if no op of Rooflab computes the call."""
-        tally = self.inside if self.depth else self.outside
+        call_tally = self.inside if self.depth else self.outside
         if key is not None:
-            tally.calls[key] += 1
-        self._spans.append((tally, key, begin, end))
+            call_tally.calls[key] += 1
+        self._spans.append((call_tally, key, begin, end))
         if len(self._spans) >= 10_000:
             self.settle()
 
     def settle(self) -> None:
         """Reads the times of all calls so far, and adds them to the tallies."""
-        for tally, key, start_mark, end_mark in self._spans:
+        for call_tally, key, start_mark, end_mark in self._spans:
             seconds = seconds_between(start_mark, end_mark)
-            tally.total_s += seconds
+            call_tally.total_s += seconds
             if key is not None:
-                tally.seconds[key] += seconds
+                call_tally.seconds[key] += seconds
         self._spans.clear()
 
     def suite(self, program: str) -> dict[str, Any]:
@@ -116,18 +116,18 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for key, seconds in sorted(model.seconds.items(), key=itemgetter(1), reverse=True):
             row = {"case": key.case, "scheme": key.scheme, "calls": model.calls[key], "seconds": seconds}
             ops[key.op].append(row | {"share": seconds / model.total_s})
-        summary = {"program": program, "seconds": model.total_s, "explained": self.explained}
-        return {"rooflab_suite": FILE_VERSION, **summary, "ops": ops}
+        suite_summary = {"program": program, "seconds": model.total_s, "explained": self.explained}
+        return {"rooflab_suite": FILE_VERSION, **suite_summary, "ops": ops}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.module or func.is_view:
             return func(*args, **kwargs)
         clock = clock_of(_on_gpu(args))
-        start = clock()
-        result = func(*args, **kwargs)
-        self.add(_key_of(func, args, kwargs), start, clock())
-        return result
+        start_mark = clock()
+        call_result = func(*args, **kwargs)
+        self.add(_key_of(func, args, kwargs), start_mark, clock())
+        return call_result
 
 
 def _key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | None:
@@ -135,11 +135,11 @@ def _key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | 
     if operator in _OPERANDS:
         return _product(operator, args)
     if operator in _ATTENTION_OPERATORS:
-        names = [argument.name for argument in func._schema.arguments]
-        return _attention({**dict(zip(names, args, strict=False)), **kwargs})
+        argument_names = [argument.name for argument in func._schema.arguments]
+        return _attention({**dict(zip(argument_names, args, strict=False)), **kwargs})
     if operator is _ATEN.embedding:
-        weight, token_ids = args[:2]
-        return _key("embedding", weight.dtype, T=token_ids.numel(), V=weight.shape[0], H=weight.shape[1])
+        vocab_table, token_ids = args[:2]
+        return _key("embedding", vocab_table.dtype, T=token_ids.numel(), V=vocab_table.shape[0], H=vocab_table.shape[1])
     return None
 
 
@@ -164,18 +164,18 @@ def _product(operator: Any, args: Sequence[Any]) -> Key | None:
     if b.ndim != 2 or not a.numel() * b.numel():
         return None
     (K, N), M = b.shape, a.numel() // b.shape[0]
-    layout = "NT" if b.stride(0) == 1 and K > 1 else "NN"
+    gemm_layout = "NT" if b.stride(0) == 1 and K > 1 else "NN"
     bias = operator is _ATEN.addmm or (operator is _ATEN.linear and len(args) > 2 and args[2] is not None)
-    return _key("gemm", a.dtype, M=M, N=N, K=K, layout=layout, bias=bias)
+    return _key("gemm", a.dtype, M=M, N=N, K=K, layout=gemm_layout, bias=bias)
 
 
 def _attention(arguments: Mapping[str, Any]) -> Key | None:
-    q, k, v = (arguments[name] for name in ("query", "key", "value"))
+    q, k, v = (arguments[argument_name] for argument_name in ("query", "key", "value"))
     if q.ndim != 4 or v.shape[-1] != q.shape[-1]:
         return None
     (B, H, T, D), H_kv, S = q.shape, k.shape[1], k.shape[2]
     # A mask is taken for the causal one, which alone decoders use; one query sees all keys.
-    has_mask = any(arguments.get(name) is not None for name in ("attn_mask", "attn_bias"))
+    has_mask = any(arguments.get(argument_name) is not None for argument_name in ("attn_mask", "attn_bias"))
     is_causal = T > 1 and (has_mask or arguments.get("is_causal") is True)
     return _key("flash_attention", q.dtype, B=B, T=T, S=S, H=H, H_kv=H_kv, D=D, causal=is_causal)
 
@@ -183,42 +183,42 @@ def _attention(arguments: Mapping[str, Any]) -> Key | None:
 @contextmanager
 def capturing() -> Iterator[Captured]:
     """Records this thread's calls in the `with` block: each module of `_MODULES` as one call, and torch's operators."""
-    captured = Captured()
+    captured_calls = Captured()
 
     def before(module: torch.nn.Module, args: Any) -> None:
-        captured.depth += 1
-        if captured.module or not args or not isinstance(args[0], torch.Tensor):
+        captured_calls.depth += 1
+        if captured_calls.module or not args or not isinstance(args[0], torch.Tensor):
             return
         key_function = next(
             (key for name_suffix, key in _MODULES.items() if type(module).__name__.endswith(name_suffix)), None
         )
         if key_function is not None and (key := key_function(module, args)) is not None:
-            captured.module = module, key, clock_of(args[0].is_cuda)()
+            captured_calls.module = module, key, clock_of(args[0].is_cuda)()
 
     def after(module: torch.nn.Module, args: Any, output: Any) -> None:
-        if captured.module and captured.module[0] is module:
-            _, key, start = captured.module
-            captured.module = None
-            captured.add(key, start, clock_of(not isinstance(start, float))())
-        captured.depth -= 1
+        if captured_calls.module and captured_calls.module[0] is module:
+            _, key, start_mark = captured_calls.module
+            captured_calls.module = None
+            captured_calls.add(key, start_mark, clock_of(not isinstance(start_mark, float))())
+        captured_calls.depth -= 1
 
-    hooks = register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)
+    module_hooks = register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)
     try:
-        with captured:
-            yield captured
+        with captured_calls:
+            yield captured_calls
     finally:
-        for hook in hooks:
-            hook.remove()
-    captured.settle()
+        for module_hook in module_hooks:
+            module_hook.remove()
+    captured_calls.settle()
 
 
 def _norm(module: Any, args: Sequence[Any]) -> Key | None:
-    x = args[0]
-    eps = next((value for name in ("variance_epsilon", "eps") if (value := getattr(module, name, None))), 1e-6)
+    norm_input = args[0]
+    norm_eps = next((value for name in ("variance_epsilon", "eps") if (value := getattr(module, name, None))), 1e-6)
     has_residual = len(args) > 1 and isinstance(args[1], torch.Tensor)
-    row_width = x.shape[-1]
+    row_width = norm_input.shape[-1]
     op = "fused_add_rmsnorm" if has_residual else "rmsnorm"
-    return _key(op, x.dtype, T=x.numel() // row_width, H=row_width, eps=float(eps))
+    return _key(op, norm_input.dtype, T=norm_input.numel() // row_width, H=row_width, eps=float(norm_eps))
 
 
 def _gated(module: Any, args: Sequence[Any]) -> Key | None:
@@ -249,10 +249,10 @@ def run_program(command: Sequence[str]) -> Captured:
             compile(Path(program_target).read_bytes(), program_target, "exec")
         except (SyntaxError, ValueError) as error:
             raise ValueError(f"program: expected a program in Python, got {program_target}: {error}") from error
-    old_argv, folder = sys.argv, sys.path[0]
+    old_argv, old_folder = sys.argv, sys.path[0]
     sys.argv = command_words
     try:
-        with capturing() as captured:
+        with capturing() as captured_calls:
             try:
                 if module:
                     runpy.run_module(program_target, run_name="__main__", alter_sys=True)
@@ -266,5 +266,5 @@ def run_program(command: Sequence[str]) -> Captured:
                 traceback.print_exception(error)
                 raise ValueError(f"program: expected it to end well, got {type(error).__name__}: {error}") from error
     finally:
-        sys.argv, sys.path[0] = old_argv, folder
-    return captured
+        sys.argv, sys.path[0] = old_argv, old_folder
+    return captured_calls

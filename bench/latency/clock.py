@@ -52,9 +52,9 @@ class ClockSettings:
         """Returns these settings with the largest number of KV-cache pages that fits beside weights and activations.
 
         Raises `ValueError` if not even one page fits."""
-        tokens = max(self.max_num_batched_tokens, PREFILL_CHUNK_TOKENS)
+        token_limit = max(self.max_num_batched_tokens, PREFILL_CHUNK_TOKENS)
         used_bytes = weight_bytes(model.arch, model.weight_dtype, model.gpus)
-        used_bytes += activation_bytes(model.arch, tokens, self.max_num_seqs, model.weight_dtype, model.gpus)
+        used_bytes += activation_bytes(model.arch, token_limit, self.max_num_seqs, model.weight_dtype, model.gpus)
         page_bytes = self.block_size * kv_bytes_per_token(model.arch, model.kv_dtype, model.gpus)
         page_count = int((MEMORY_FRACTION * model.device.hbm_bytes - used_bytes) / page_bytes)
         if page_count < 1:
@@ -85,16 +85,16 @@ class _Runner:
 
     def run(self, step: Step) -> SimpleNamespace | None:
         sequences = [*self.batch.rows, *step.ending]
-        key_count = sum(len(sequence.token_ids) for sequence in self.batch.rows)
-        chunks = tuple((chunk.start, chunk.end) for chunk in step.chunks)
-        self.seconds = self._model.seconds(StepWork(len(self.batch.rows), key_count, chunks, len(sequences)))
-        tokens = [0] * len(sequences)  # nothing is computed, so each token is 0
-        return SimpleNamespace(sequences=sequences, read_at_once=False, tokens=lambda: tokens) if sequences else None
+        key_count = sum(len(batch_row.token_ids) for batch_row in self.batch.rows)
+        chunk_bounds = tuple((step_chunk.start, step_chunk.end) for step_chunk in step.chunks)
+        self.seconds = self._model.seconds(StepWork(len(self.batch.rows), key_count, chunk_bounds, len(sequences)))
+        zero_ids = [0] * len(sequences)  # nothing is computed, so each token is 0
+        return SimpleNamespace(sequences=sequences, read_at_once=False, tokens=lambda: zero_ids) if sequences else None
 
 
 def _sequence(number: int, prompt: Prompt, arrival_s: float) -> Sequence:
-    ids, params = list(cast(Any, prompt.content)), SamplingParams(max_tokens=prompt.output_tokens, ignore_eos=True)
-    return Sequence(number, ids, len(ids), params, 0, frozenset(), len(ids) + prompt.output_tokens, arrival_s)
+    ids, run_params = list(cast(Any, prompt.content)), SamplingParams(max_tokens=prompt.output_tokens, ignore_eos=True)
+    return Sequence(number, ids, len(ids), run_params, 0, frozenset(), len(ids) + prompt.output_tokens, arrival_s)
 
 
 def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: float = 0.0) -> Trace:
@@ -111,8 +111,8 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
     scheduler = Scheduler(
         block_manager, settings.max_num_seqs, settings.max_num_batched_tokens, settings.prefill_chunk or 2**31
     )
-    runner = _Runner(model)
-    engine_core = Core(scheduler, cast(Any, runner))
+    model_runner = _Runner(model)
+    engine_core = Core(scheduler, cast(Any, model_runner))
     # The times at which the next requests are due; a closed loop adds one at each end of a request.
     due_times, now_s = deque(arrival_offsets), 0.0
     arrivals, token_times = list[float](), [list[float]() for _ in prompts]
@@ -126,7 +126,7 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
             now_s = due_times[0]
             continue
         sequences = engine_core.step()
-        now_s += runner.seconds
+        now_s += model_runner.seconds
         for sequence in sequences:
             token_times[sequence.request_id].append(now_s + delay_s)
             if sequence.finish_reason is not None and is_closed_loop and len(arrivals) + len(due_times) < len(prompts):
@@ -154,10 +154,10 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
 
 def compared(simulated: Trace, measured: Trace) -> list[dict[str, Any]]:
     """Compares two traces.  Returns, per metric, both values and the difference in percent of the measured value."""
-    metric_names = [f"{latency_kind}_{q}_ms" for latency_kind in ("ttft", "itl", "e2e") for q in ("p50", "p90", "p99")]
+    metric_names = [f"{latency_name}_{q}_ms" for latency_name in ("ttft", "itl", "e2e") for q in ("p50", "p90", "p99")]
     ours, measured_summary, rows = summarize(simulated), summarize(measured), []
     for name in (*metric_names, "output_tokens_per_s"):
         if name in ours and name in measured_summary:
-            error = 100 * (ours[name] / measured_summary[name] - 1) if measured_summary[name] else None
-            rows.append({"figure": name, "simulated": ours[name], "measured": measured_summary[name], "off_%": error})
+            err_pct = 100 * (ours[name] / measured_summary[name] - 1) if measured_summary[name] else None
+            rows.append({"figure": name, "simulated": ours[name], "measured": measured_summary[name], "off_%": err_pct})
     return rows

@@ -21,17 +21,17 @@ def inputs_of(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], r
         weight_columns = result.shape[-1] * (2 if op == FUSED_OP else 1)
         weight = torch.empty((weight_columns, a.shape[-1]), dtype=a.dtype, device="meta").mT
         if op == "gemm_w8a16":
-            scale = torch.empty(weight_columns, dtype=torch.float32, device="meta")
-            arguments = a, weight.to(torch.int8), scale, *other_args
+            weight_scale = torch.empty(weight_columns, dtype=torch.float32, device="meta")
+            arguments = a, weight.to(torch.int8), weight_scale, *other_args
         elif op == "gemm_w4a16":
-            codes = torch.empty(weight_columns, a.shape[-1] // 2, dtype=torch.uint8, device="meta")
-            scale = torch.empty(weight_columns, a.shape[-1] // INT4_GROUP, dtype=torch.bfloat16, device="meta")
-            arguments = a, codes, scale, None, *other_args
+            weight_codes = torch.empty(weight_columns, a.shape[-1] // 2, dtype=torch.uint8, device="meta")
+            weight_scale = torch.empty(weight_columns, a.shape[-1] // INT4_GROUP, dtype=torch.bfloat16, device="meta")
+            arguments = a, weight_codes, weight_scale, None, *other_args
         else:
             arguments = a, weight, *other_args
-    inputs = signature.bind(*arguments, **options)
-    inputs.apply_defaults()
-    return dict(inputs.arguments)
+    bound_inputs = signature.bind(*arguments, **options)
+    bound_inputs.apply_defaults()
+    return dict(bound_inputs.arguments)
 
 
 def weight_shape(inputs: Mapping[str, Any]) -> tuple[int, int]:
@@ -44,15 +44,15 @@ def shape_of(inputs: Mapping[str, Any]) -> str:
     """Returns a text with the sizes that distinguish a call from other calls of the same op."""
     if "b" in inputs:
         return "M={},N={},K={}".format(len(inputs["a"]), *weight_shape(inputs))
-    tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
-    return "x".join(map(str, tensors[0].shape)) if tensors else ""
+    input_tensors = [input_value for input_value in inputs.values() if isinstance(input_value, torch.Tensor)]
+    return "x".join(map(str, input_tensors[0].shape)) if input_tensors else ""
 
 
 def site_of(arch: Architecture, inputs: Mapping[str, Any]) -> str:
     """Returns the name of the weight in a matrix product, such as `qkv_proj`.  The weight's shape identifies it."""
-    q, kv = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+    q, kv_columns = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
     site_by_shape = {
-        (q + 2 * kv, arch.hidden_size): "qkv_proj",
+        (q + 2 * kv_columns, arch.hidden_size): "qkv_proj",
         (arch.hidden_size, q): "o_proj",
         (2 * arch.intermediate_size, arch.hidden_size): "gate_up_proj",
         (arch.hidden_size, arch.intermediate_size): "down_proj",

@@ -18,44 +18,44 @@ Basis = Literal["measured", "predicted", "published", "bound"]
 
 def ledger_record(ledger: Ledger, folder: Path) -> Path:
     """Writes a step ledger (the times op by op) as a record of a new run.  Returns the path of the file."""
-    bases = {row.basis for row in ledger.rows}
-    basis: Basis = "measured" if bases == {"measured"} else "bound" if bases == {"bound"} else "published"
+    row_bases = {ledger_row.basis for ledger_row in ledger.rows}
+    basis: Basis = "measured" if row_bases == {"measured"} else "bound" if row_bases == {"bound"} else "published"
     case: dict[str, Any] = {"model": ledger.model, "dtype": ledger.dtype, "kind": ledger.kind, "batch": ledger.batch}
     case |= {"context": ledger.context, "of": ledger.device}
-    case |= {row.op: row.kernel for row in ledger.rows if row.kernel}
+    case |= {ledger_row.op: ledger_row.kernel for ledger_row in ledger.rows if ledger_row.kernel}
     timer_name = "perf_counter" if ledger.device == "cpu" else "CUDA events"
-    writer = RunWriter(folder)
+    run_writer = RunWriter(folder)
     record_fields = {"case": case, "metrics": ledger.metrics(), "timer": timer_name if basis == "measured" else None}
-    writer.write(_record(writer.run_id, ledger.noise, CASE_ID, basis, **record_fields))
-    return writer.path
+    run_writer.write(_record(run_writer.run_id, ledger.noise, CASE_ID, basis, **record_fields))
+    return run_writer.path
 
 
 def change_records(changes: Sequence[PhaseChange], case: Mapping[str, Any], folder: Path) -> Path:
     """Writes a record for each of `changes` of a step's time by another kernel, as a new run.  Returns the file's path.
     `case` describes the model and the step.
     """
-    writer = RunWriter(folder)
-    for change in changes:
-        row = change.row()
-        text_fields = {name: str(row.pop(name)) for name in ("figure", "op", "before", "after")}
-        metrics = {name: value for name, value in row.items() if value is not None}
-        basis: Basis = "predicted" if change.measured_ms is None else "measured"
-        case_id = f"whatif {change.op}={change.after} {change.figure}"
+    run_writer = RunWriter(folder)
+    for kernel_change in changes:
+        change_row = kernel_change.row()
+        text_fields = {row_key: str(change_row.pop(row_key)) for row_key in ("figure", "op", "before", "after")}
+        metrics = {row_key: field_value for row_key, field_value in change_row.items() if field_value is not None}
+        time_basis: Basis = "predicted" if kernel_change.measured_ms is None else "measured"
+        case_id = f"whatif {kernel_change.op}={kernel_change.after} {kernel_change.figure}"
         record_fields = {"case": {**case, **text_fields}, "metrics": metrics}
-        writer.write(_record(writer.run_id, change.noise, case_id, basis, **record_fields))
-    return writer.path
+        run_writer.write(_record(run_writer.run_id, kernel_change.noise, case_id, time_basis, **record_fields))
+    return run_writer.path
 
 
 def study_record(study: Study, lab: Lab, run_id: str) -> Record:
     """Makes the record of `study`.  It must be the study that `lab` ran last: `lab` keeps only this study's models."""
-    model, dtype, device = ("+".join(dict.fromkeys(names)) for names in zip(*lab.engines, strict=True))
+    model, dtype, device = ("+".join(dict.fromkeys(engine_names)) for engine_names in zip(*lab.engines, strict=True))
     case: dict[str, Any] = {"study": study.name, "model": model, "dtype": dtype, "verdict": study.verdict}
     case |= {"smoke": True} if lab.quick else {}
     metrics = {
-        f"{row[study.x]}.{column}": float(value)
-        for row in study.rows
-        for column, value in row.items()
-        if column != study.x and isinstance(value, int | float)
+        f"{study_row[study.x]}.{column_name}": float(cell_value)
+        for study_row in study.rows
+        for column_name, cell_value in study_row.items()
+        if column_name != study.x and isinstance(cell_value, int | float)
     }
     noise_reason = study.number if study.verdict == "NOISY" else ""
     record_fields = {"case": case, "metrics": metrics, "device": "cuda" if device == "cuda" else "cpu"}

@@ -113,7 +113,7 @@ class Ledger:
     @property
     def ops_ms(self) -> float:
         """Returns the sum of the times of all ops, in milliseconds."""
-        return sum(row.ms for row in self.rows)
+        return sum(op_row.ms for op_row in self.rows)
 
     @property
     def residual(self) -> float:
@@ -125,30 +125,30 @@ class Ledger:
 
     def table(self) -> list[dict[str, Any]]:
         """Returns rows for ops (slowest first), other parts of the step, and sums.  A NOISY step has no ratios."""
-        table = [row.to_row(self.step_ms) for row in sorted(self.rows, key=lambda row: -row.ms)]
+        table_rows = [row.to_row(self.step_ms) for row in sorted(self.rows, key=lambda row: -row.ms)]
         other_rows = [("host and gaps", self.host_ms), ("the timers' price", -self.timers_ms)] if self.host_ms else []
         other_rows += [("residual", self.residual * self.step_ms), ("step", self.step_ms)] if self.host_ms else []
         if self.itl_ms is not None:
             other_rows += [("between steps", self.itl_ms - self.step_ms), ("ITL", self.itl_ms)]
-        table += [{"op": name, "ms": ms, "share": ms / self.step_ms} for name, ms in other_rows]
-        return [row | {"share": None, "x_bound": None} for row in table] if self.noise else table
+        table_rows += [{"op": row_name, "ms": ms, "share": ms / self.step_ms} for row_name, ms in other_rows]
+        return [row | {"share": None, "x_bound": None} for row in table_rows] if self.noise else table_rows
 
     def metrics(self) -> dict[str, float]:
         """Returns the ledger's numbers for a record, by name."""
-        values = {f"{row.op}.{row.site}.{row.shape}_ms": row.ms for row in self.rows}
-        values |= {f"{row.op}.{row.site}.{row.shape}_bound_ms": row.bound_ms for row in self.rows if row.bound_ms}
-        values |= {"host_ms": self.host_ms, "timers_ms": self.timers_ms, "step_ms": self.step_ms}
-        return values | ({} if self.itl_ms is None else {"itl_ms": self.itl_ms})
+        op_metrics = {f"{row.op}.{row.site}.{row.shape}_ms": row.ms for row in self.rows}
+        op_metrics |= {f"{row.op}.{row.site}.{row.shape}_bound_ms": row.bound_ms for row in self.rows if row.bound_ms}
+        op_metrics |= {"host_ms": self.host_ms, "timers_ms": self.timers_ms, "step_ms": self.step_ms}
+        return op_metrics | ({} if self.itl_ms is None else {"itl_ms": self.itl_ms})
 
     def ms_of(self, op: str) -> float:
         """Returns the milliseconds of all rows of an op."""
-        return sum(row.ms for row in self.rows if row.op == op)
+        return sum(op_row.ms for op_row in self.rows if op_row.op == op)
 
 
 def from_kernels(model: KernelTimes, kind: StepKind, batch: int, context: int) -> Ledger:
     """Makes the ledger of a step from the kernel times or bounds of `model`, which also gives the host's time."""
-    costs = step_ops(model.arch, kind, batch, context, model.weight_dtype, model.kv_dtype, model.gpus)
-    cost_by_site, ceilings, rows = {(cost.op, cost.site): cost for cost in costs}, model.device.ceilings(), []
+    op_costs = step_ops(model.arch, kind, batch, context, model.weight_dtype, model.kv_dtype, model.gpus)
+    cost_by_site, ceilings, rows = {(cost.op, cost.site): cost for cost in op_costs}, model.device.ceilings(), []
     for op in model.ops(kind, batch, context):
         row = LedgerRow(op.op, op.site, "", "", None, None, 0, op.ms, basis=op.basis)
         if op_cost := cost_by_site.get((op.op, op.site)):
@@ -184,12 +184,12 @@ def measured(llm: LLM, kind: StepKind, batch: int, context: int, steps: int = 16
         untimed_s, timed_s, ops_s = list[float](), list[float](), list[list[float]]()
         for _ in range(steps):
             # Without CUDA graphs, as the timed step is; the ITL below is with them, where the engine has some.
-            on_gpu = llm.device.type == "cuda"
-            with wrapped_ops(llm.runner, lambda op, function: function) if on_gpu else nullcontext():
+            is_on_gpu = llm.device.type == "cuda"
+            with wrapped_ops(llm.runner, lambda op, function: function) if is_on_gpu else nullcontext():
                 untimed_s.append(seconds_of(step))
             time_spans: list[tuple[TimeMark, TimeMark]] = []
             with wrapped_ops(
-                llm.runner, partial(_timed, time_spans, clock_of(on_gpu)), partial(_note_time, time_spans)
+                llm.runner, partial(_timed, time_spans, clock_of(is_on_gpu)), partial(_note_time, time_spans)
             ):
                 timed_s.append(seconds_of(step))
             ops_s.append([seconds_between(*time_span) for time_span in time_spans])
@@ -197,10 +197,10 @@ def measured(llm: LLM, kind: StepKind, batch: int, context: int, steps: int = 16
     for index, call in enumerate(calls):
         call_indices[call.op, call.site, call.shape].append(index)
     for group in call_indices.values():
-        ms, call = 1e3 * statistics.median(sum(seconds[index] for index in group) for seconds in ops_s), calls[group[0]]
+        ms, call = 1e3 * statistics.median(sum(times_s[index] for index in group) for times_s in ops_s), calls[group[0]]
         call_bound = bound(call.cost, ceilings) if call.cost and ceilings else None
         rows.append(replace(call, calls=len(group), ms=ms, bound=call_bound))
-    step_ms, ops_ms = 1e3 * statistics.median(untimed_s), sum(row.ms for row in rows)
+    step_ms, ops_ms = 1e3 * statistics.median(untimed_s), sum(ledger_row.ms for ledger_row in rows)
     itl_ms = _itl_ms(llm, batch, context, 2 * steps) if kind == "decode" else None
     noise = why_noisy(untimed_s, waiting_since(start_times))
     if not noise and ops_ms > MAX_OPS_RATIO * step_ms:
@@ -228,13 +228,13 @@ def calls_of(llm: LLM, step: Callable[[], None], kind: StepKind, batch: int, con
 
     def watched(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            result, kernel = function(*arguments, **options), kernels[op]
-            inputs = inputs_of(kernel.op, arguments, options, result)
-            op_traffic, cost = kernel.traffic_of(inputs, llm.device.type), get_op(kernel.op).cost_of(inputs)
-            site = site_of(llm.arch, inputs) if "b" in inputs else kernel.op
+            op_result, kernel = function(*arguments, **options), kernels[op]
+            call_inputs = inputs_of(kernel.op, arguments, options, op_result)
+            op_traffic, cost = kernel.traffic_of(call_inputs, llm.device.type), get_op(kernel.op).cost_of(call_inputs)
+            site = site_of(llm.arch, call_inputs) if "b" in call_inputs else kernel.op
             moved_bytes = op_traffic.bytes if op_traffic else None
-            calls.append(LedgerRow(kernel.op, site, kernel.name, shape_of(inputs), cost, moved_bytes))
-            return result
+            calls.append(LedgerRow(kernel.op, site, kernel.name, shape_of(call_inputs), cost, moved_bytes))
+            return op_result
 
         return call
 
@@ -246,7 +246,7 @@ def calls_of(llm: LLM, step: Callable[[], None], kind: StepKind, batch: int, con
 def chosen(llm: LLM, kind: StepKind, batch: int, context: int) -> dict[str, Kernel]:
     """Returns the engine's kernel by op for a step.  A decode step has the decode kernel as `paged_attention`."""
     size_bucket = bucket_of(batch if kind == "decode" else context)
-    kernels = {choice.op: choice.kernel for choice in llm.ops.choices if choice.bucket == size_bucket}
+    kernels = {op_choice.op: op_choice.kernel for op_choice in llm.ops.choices if op_choice.bucket == size_bucket}
     if kind == "decode":
         del kernels["flash_attention_varlen"]
         kernels["paged_attention"] = kernels[DECODE_OP]
@@ -268,10 +268,10 @@ def _timed(
     time_spans: list[tuple[TimeMark, TimeMark]], clock: Callable[[], TimeMark], op: str, function: Callable[..., Any]
 ) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
-        start = clock()
-        result = function(*arguments, **options)
-        time_spans.append((start, clock()))
-        return result
+        start_mark = clock()
+        call_result = function(*arguments, **options)
+        time_spans.append((start_mark, clock()))
+        return call_result
 
     return call
 
@@ -319,8 +319,8 @@ def stepping(llm: LLM, kind: StepKind, batch: int, context: int, steps: int) -> 
 
     try:
         for prompt_count, length, later_tokens in _joining(llm, batch, context) if kind == "decode" else ():
-            params = SamplingParams(max_tokens=steps + 2 + later_tokens, ignore_eos=True)
-            request_ids += [llm.add_request(prompt, params) for prompt in draw_prompts(llm, prompt_count, length)]
+            run_params = SamplingParams(max_tokens=steps + 2 + later_tokens, ignore_eos=True)
+            request_ids += [llm.add_request(prompt, run_params) for prompt in draw_prompts(llm, prompt_count, length)]
             while llm.scheduler.waiting or llm.scheduler.prefilling:
                 llm.step()
         yield decode if kind == "decode" else prefill
@@ -335,7 +335,7 @@ def _joining(llm: LLM, batch: int, context: int) -> list[tuple[int, int, int]]:
     Returns groups of prompts in the order of their start.  A group is `(prompts, length, later_tokens)`: it has
     `prompts` prompts of `length` tokens.  While later groups are prefilled, each sequence of this group already
     decodes, and adds `later_tokens` tokens.  Raises `ValueError` if the context is too short for these groups."""
-    scheduler, groups, remaining_prompts, later_tokens = llm.scheduler, list[tuple[int, int, int]](), batch, 0
+    scheduler, prompt_groups, remaining_prompts, later_tokens = llm.scheduler, list[tuple[int, int, int]](), batch, 0
     while remaining_prompts:
         prompt_length = context - 1 - later_tokens
         if prompt_length < 1:
@@ -343,12 +343,12 @@ def _joining(llm: LLM, batch: int, context: int) -> list[tuple[int, int, int]]:
         free_tokens = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - remaining_prompts)
         prompt_count = min(remaining_prompts, max(1, free_tokens // prompt_length))
         remaining_prompts -= prompt_count
-        groups.append((prompt_count, prompt_length, later_tokens))
+        prompt_groups.append((prompt_count, prompt_length, later_tokens))
         free_tokens = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - remaining_prompts)
         later_tokens += math.ceil(prompt_count * prompt_length / free_tokens)
-    return groups[::-1]
+    return prompt_groups[::-1]
 
 
 def _itl_ms(llm: LLM, batch: int, context: int, tokens: int) -> float:
     outputs = llm.generate(draw_prompts(llm, batch, context - 1), SamplingParams(max_tokens=tokens, ignore_eos=True))
-    return statistics.median(float(gap_ms) for output in outputs for gap_ms in output.timeline.itl_ms)
+    return statistics.median(float(gap_ms) for request_output in outputs for gap_ms in request_output.timeline.itl_ms)

@@ -21,23 +21,23 @@ def run_study(name: str, lab: Lab) -> Study:
     lab.engines.clear()
     study_module = importlib.import_module(f"rooflab.bench.latency.studies.{name.replace('-', '_')}")
     start_times = run_times()
-    study: Study = replace(study_module.run(lab), name=name)
+    named_study: Study = replace(study_module.run(lab), name=name)
     # Its steps differ in any case, so that only waiting threads are noise.
     noise_reason = why_noisy((), waiting_since(start_times))
-    return replace(study, verdict="NOISY", number=noise_reason) if noise_reason else study
+    return replace(named_study, verdict="NOISY", number=noise_reason) if noise_reason else named_study
 
 
 def write_page(studies: Sequence[Study], lab: Lab, records: Path) -> Path:
     """Writes `README.md` beside the studies' figures and records.  Returns its path."""
-    folder, environment = records.parent, Environment.now()
+    page_folder, environment = records.parent, Environment.now()
     facts: Any = environment.to_dict()
-    on_gpu = lab.engines[-1][2] == "cuda"
-    machine_name = facts["gpu"]["name"] if on_gpu else f"{facts['cpu']}, {facts['cores']} cores"
+    is_on_gpu = lab.engines[-1][2] == "cuda"
+    machine_name = facts["gpu"]["name"] if is_on_gpu else f"{facts['cpu']}, {facts['cores']} cores"
     # A model and a folder have their names alone, as a path means nothing to the reader.
     command_options = [f"--model {Path(lab.model).name}"] * (lab.model != Lab.model)
     command_options += ["--dummy"] * lab.dummy + ["--smoke"] * lab.quick
     command_options += [f"--device {lab.options['device']}"] * bool(lab.options.get("device"))
-    command = " ".join(["rooflab study --all", *command_options, f"--out {folder.name}"])
+    command = " ".join(["rooflab study --all", *command_options, f"--out {page_folder.name}"])
     lines = [
         "# What is said of LLM inference, and what holds here",
         "",
@@ -59,4 +59,4 @@ def write_page(studies: Sequence[Study], lab: Lab, records: Path) -> Path:
         lines += [f"{study.verdict.capitalize()}: {study.number}. {study.about}.", "", f"![]({study.name}.png)", "", ""]
         table_cells = [[f"{x:.4g}" if isinstance(x, float) else x for x in row.values()] for row in study.rows]
         lines += markdown_table(tuple(study.rows[0]), table_cells)
-    return write_whole(folder / "README.md", "\n".join(lines) + "\n")
+    return write_whole(page_folder / "README.md", "\n".join(lines) + "\n")

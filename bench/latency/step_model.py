@@ -43,12 +43,12 @@ class StepWork:
     @property
     def prompt_tokens(self) -> int:
         """Returns the number of prompt tokens in the step."""
-        return sum(end - start for start, end in self.chunks)
+        return sum(chunk_end - chunk_start for chunk_start, chunk_end in self.chunks)
 
     @property
     def pairs(self) -> int:
         """Returns the number of query-key pairs that the prompts' tokens need."""
-        return sum(pairs_of(start, end) for start, end in self.chunks)
+        return sum(pairs_of(chunk_start, chunk_end) for chunk_start, chunk_end in self.chunks)
 
 
 def _between(function: Callable[[int], float], x: float, most: int) -> float:
@@ -103,7 +103,7 @@ class KernelTimes:
 
     @cached_property
     def _rest_ms(self) -> Callable[[int], float]:
-        sites = {op.site for op in self.ops("decode", 1, 1)} - {*_ATTENTION_SITES, *_HEAD_SITES}
+        sites = {step_op.site for step_op in self.ops("decode", 1, 1)} - {*_ATTENTION_SITES, *_HEAD_SITES}
         return cache(lambda tokens: _sum(self.ops("decode", tokens, 1), sites))
 
     @cached_property
@@ -117,21 +117,21 @@ class KernelTimes:
     def _attention(self, kind: StepKind, batch: int, length: int) -> float:
         """Returns the milliseconds of attention for `batch` sequences of the same length."""
         bounds = replace(self, bounds=True)
-        ms = _sum(bounds.ops(kind, batch, length), _ATTENTION_SITES)
+        bound_ms = _sum(bounds.ops(kind, batch, length), _ATTENTION_SITES)
         for short_length in () if self.bounds else (length, *(2**power for power in range(int(log2(length)), -1, -1))):
             ops = self.ops(kind, batch, short_length)
-            if any(op.site in _ATTENTION_SITES and op.basis != "bound" for op in ops):
+            if any(step_op.site in _ATTENTION_SITES and step_op.basis != "bound" for step_op in ops):
                 shorter_bound_ms = _sum(bounds.ops(kind, batch, short_length), _ATTENTION_SITES)
-                return ms * _sum(ops, _ATTENTION_SITES) / shorter_bound_ms
-        return ms
+                return bound_ms * _sum(ops, _ATTENTION_SITES) / shorter_bound_ms
+        return bound_ms
 
     @property
     def basis(self) -> str:
         """Returns a text that names the source of the times."""
         context_length = min(1024, self.arch.max_position)
         ops = (*self.ops("decode", 16, context_length), *self.ops("prefill", 1, context_length))
-        published_ops = {op.op for op in ops if op.basis != "bound"}
-        sources = ", ".join(name for name, op_names in _OPS_BY_KIND.items() if published_ops & op_names)
+        published_ops = {step_op.op for step_op in ops if step_op.basis != "bound"}
+        sources = ", ".join(source_name for source_name, op_names in _OPS_BY_KIND.items() if published_ops & op_names)
         devices = f"of {self.gpus} x {self.device.name}"
         return f"published kernel times {devices} ({sources}), bounds of the rest" if sources else f"bounds {devices}"
 
@@ -156,17 +156,17 @@ class KernelTimes:
         def attention(kind: StepKind, length: float, batch: int) -> float:
             return _between(partial(self._attention_ms, kind, batch), length, self.arch.max_position)
 
-        ms = self.host_ms + _between(self._rest_ms, work.decodes + work.prompt_tokens, _MAX_TOKENS)
-        ms += _between(self._head_ms, work.drawn, _MAX_TOKENS)
+        step_ms = self.host_ms + _between(self._rest_ms, work.decodes + work.prompt_tokens, _MAX_TOKENS)
+        step_ms += _between(self._head_ms, work.drawn, _MAX_TOKENS)
         if work.decodes:
-            ms += _between(partial(attention, "decode", work.keys / work.decodes), work.decodes, _MAX_TOKENS)
-        ms += sum(attention("prefill", end, 1) - attention("prefill", start, 1) for start, end in work.chunks)
-        return 1e-3 * ms
+            step_ms += _between(partial(attention, "decode", work.keys / work.decodes), work.decodes, _MAX_TOKENS)
+        step_ms += sum(attention("prefill", end, 1) - attention("prefill", start, 1) for start, end in work.chunks)
+        return 1e-3 * step_ms
 
 
 def _sum(ops: Iterable[OpTime], sites: Container[str]) -> float:
     """Returns the sum of the milliseconds of the ops at `sites` (positions in the model)."""
-    return sum(op.ms for op in ops if op.site in sites)
+    return sum(step_op.ms for step_op in ops if step_op.site in sites)
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,8 @@ class MeasuredSteps:
 
     def seconds(self, work: StepWork) -> float:
         """Returns the seconds from a step's start to the start of the next step."""
-        features = _features(work.decodes, work.keys, work.prompt_tokens, work.pairs, work.drawn)
-        return self.gap_s + float(np.dot(self.coefficients, features))
+        work_features = _features(work.decodes, work.keys, work.prompt_tokens, work.pairs, work.drawn)
+        return self.gap_s + float(np.dot(self.coefficients, work_features))
 
 
 StepModel = KernelTimes | MeasuredSteps
@@ -198,11 +198,11 @@ def fitted(steps: Iterable[Mapping[str, Any]]) -> MeasuredSteps:
     rows = [step for step in steps if "decode_keys" in step and (step["num_decodes"] or step["prompt_tokens"])]
     if len(rows) < 50:
         raise ValueError(f"steps: expected at least 50 steps of our server with their keys, got {len(rows)}")
-    features = np.array([_features_of(row) for row in rows])
-    step_seconds = np.array([row["end_s"] - row["begin_s"] for row in rows])
-    coefficients, _ = nnls(features / step_seconds[:, None], np.ones(len(rows)))
-    step_gaps = [next_row["begin_s"] - row["end_s"] for row, next_row in itertools.pairwise(rows)]
-    busy_gaps = [gap_s for gap_s, row in zip(step_gaps, rows, strict=False) if row["running"] and gap_s < 0.1]
+    step_features = np.array([_features_of(step_row) for step_row in rows])
+    step_seconds = np.array([step_row["end_s"] - step_row["begin_s"] for step_row in rows])
+    coefficients, _ = nnls(step_features / step_seconds[:, None], np.ones(len(rows)))
+    step_gaps = [next_row["begin_s"] - step_row["end_s"] for step_row, next_row in itertools.pairwise(rows)]
+    busy_gaps = [gap_s for gap_s, step_row in zip(step_gaps, rows, strict=False) if step_row["running"] and gap_s < 0.1]
     return MeasuredSteps(tuple(map(float, coefficients)), float(np.median(busy_gaps)) if busy_gaps else 0.0)
 
 
@@ -210,11 +210,11 @@ def of_trace(trace: Trace) -> tuple[MeasuredSteps, float]:
     """Returns the model of a measured run's steps, and the seconds from a step's end until the client has its tokens.
 
     Raises `ValueError` in the same cases as `fitted`."""
-    model = fitted(trace.steps or ())
-    end_times = np.array([step["end_s"] for step in trace.steps or ()])
-    times_s = [request.chunks[0].time_s for request in trace.requests if request.chunks]
+    fitted_model = fitted(trace.steps or ())
+    end_times = np.array([trace_step["end_s"] for trace_step in trace.steps or ()])
+    times_s = [traced_request.chunks[0].time_s for traced_request in trace.requests if traced_request.chunks]
     delays = [time_s - end_times[index - 1] for time_s in times_s if (index := int(np.searchsorted(end_times, time_s)))]
-    return model, float(np.median(delays)) if delays else 0.0
+    return fitted_model, float(np.median(delays)) if delays else 0.0
 
 
 def _features_of(row: Mapping[str, Any]) -> np.ndarray:

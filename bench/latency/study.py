@@ -95,16 +95,16 @@ class Study:
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
     """Returns the median, the 20th percentile and the 80th percentile of `values`."""
     sorted_values = sorted(values)
-    low, high = (sorted_values[round(quantile * (len(sorted_values) - 1))] for quantile in (0.2, 0.8))
-    return statistics.median(sorted_values), low, high
+    low_quantile, high_quantile = (sorted_values[round(quantile * (len(sorted_values) - 1))] for quantile in (0.2, 0.8))
+    return statistics.median(sorted_values), low_quantile, high_quantile
 
 
 def run_all_s(llm: LLM) -> float:
     """Runs engine steps until all requests have ended.  Returns the total time of these steps in seconds."""
-    seconds = 0.0
+    total_s = 0.0
     while llm.has_work:
-        seconds += seconds_of(llm.step)
-    return seconds
+        total_s += seconds_of(llm.step)
+    return total_s
 
 
 def at_least(number: float, holds: float, part: float) -> Verdict:

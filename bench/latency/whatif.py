@@ -20,11 +20,11 @@ from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.registry import Kernel
 from rooflab.roofline.steps import StepKind
 
-TIMED_CALLS = 30
+CALLS_PER_KERNEL = 30
 """The number of timed calls of each kernel outside the engine."""
 BUDGET_S = 0.5
 """Seconds to time all kernels on one shape."""
-WIN_RATIO = 0.97
+MAX_WIN_RATIO = 0.97
 """A kernel or an engine has won if its time is at most this share of the earlier time."""
 
 
@@ -51,7 +51,7 @@ class PhaseChange:
 
     def row(self) -> dict[str, Any]:
         """Returns one table row.  If `noise` is not empty, the times cannot be compared, so the row has no ratios."""
-        row = {name: value for name, value in asdict(self).items() if name != "noise"}
+        row = {name: field_value for name, field_value in asdict(self).items() if name != "noise"}
         for name in ("predicted", "measured"):
             row[f"{name}_%"] = None if row[f"{name}_ms"] is None else 100 * (row[f"{name}_ms"] / self.before_ms - 1)
         return row | (dict.fromkeys(("kernel", "share", "predicted_%", "measured_%")) if self.noise else {})
@@ -65,16 +65,16 @@ class PhaseChange:
             f"{self.op}/{self.after} takes {self.kernel:.2f} of {self.before}'s time, {self.share:.0%} of the step; "
         )
         change_text += f"{self.figure} {engine:.2f} of before{', predicted' * (self.measured_ms is None)}"
-        return "the kernel won, the engine did not: " * (self.kernel <= WIN_RATIO < engine) + change_text
+        return "the kernel won, the engine did not: " * (self.kernel <= MAX_WIN_RATIO < engine) + change_text
 
 
 def scale(ledger: Ledger, factors: Mapping[str, float]) -> list[PhaseChange]:
     """Predicts, for each op in `factors`, the time of an engine step if the op takes `factors[op]` times as long."""
     phase_changes = []
-    for op, factor in factors.items():
+    for op, op_factor in factors.items():
         if ms := ledger.ms_of(op):
             old_kernel = next(row.kernel or row.basis for row in ledger.rows if row.op == op)
-            phase_changes.append(_predicted(ledger, op, old_kernel, f"{factor:g}x", factor, ms * (factor - 1)))
+            phase_changes.append(_predicted(ledger, op, old_kernel, f"{op_factor:g}x", op_factor, ms * (op_factor - 1)))
     return phase_changes
 
 
@@ -105,25 +105,25 @@ def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: StepKind, batch: i
         return None
     start_times = run_times()
     times_ms = _alone_ms(rows, kind, (old_kernel, kernel), llm, context)
-    ratio = times_ms[kernel.name] / times_ms[old_kernel.name]
-    change = _predicted(
-        old_ledger, op, old_kernel.name, kernel.name, ratio, times_ms[kernel.name] - times_ms[old_kernel.name]
+    time_ratio = times_ms[kernel.name] / times_ms[old_kernel.name]
+    phase_change = _predicted(
+        old_ledger, op, old_kernel.name, kernel.name, time_ratio, times_ms[kernel.name] - times_ms[old_kernel.name]
     )
     num_rounds, steps_per_round = (5, 1) if is_prefill else (16, 3)
     steps = num_rounds * steps_per_round + 1
     with stepping(llm, kind, batch, context, steps) as old_fn, stepping(other, kind, batch, context, steps) as new_step:
-        steps_and_samples = (old_fn, base_seconds := list[float]()), (new_step, new_seconds := list[float]())
+        steps_and_samples = (old_fn, base_step_s := list[float]()), (new_step, new_times_s := list[float]())
         old_fn(), new_step()
         for _ in range(num_rounds):
             for step, seconds in steps_and_samples:
                 seconds += [seconds_of(step) for _ in range(steps_per_round)]
     unswapped_ops = kernels.keys() - {op, DECODE_OP, FUSED_OP, *MATMUL_OPS}
     other_ops = sorted(name for name in unswapped_ops if kernels[name] != other_kernels.get(name))
-    noise = f"the second engine has another kernel for {', '.join(other_ops)} too" if other_ops else change.noise
-    noise = noise or why_noisy(base_seconds, waiting_since(start_times)) or why_noisy(new_seconds, None)
+    noise = f"the second engine has another kernel for {', '.join(other_ops)} too" if other_ops else phase_change.noise
+    noise = noise or why_noisy(base_step_s, waiting_since(start_times)) or why_noisy(new_times_s, None)
     # The ratio of both in turn, on the step of the ledger: what the machine does between them is in both.
-    ratio = statistics.median(new_seconds) / statistics.median(base_seconds)
-    return replace(change, measured_ms=change.before_ms * ratio, noise=noise)
+    time_ratio = statistics.median(new_times_s) / statistics.median(base_step_s)
+    return replace(phase_change, measured_ms=phase_change.before_ms * time_ratio, noise=noise)
 
 
 def _alone_ms(
@@ -147,7 +147,7 @@ def _alone_ms(
 
 def _probe_of(row: LedgerRow, kind: StepKind, llm: LLM) -> dict[str, Any]:
     """Returns the arguments of the op call that `row` describes (op and shape), as tensors on the meta device."""
-    rows, *_ = shape_sizes = [int(size) for size in re.findall(r"\d+", row.shape)]
+    rows, *_ = shape_sizes = [int(dim_size) for dim_size in re.findall(r"\d+", row.shape)]
     input_sets = model_inputs(
         DECODE_OP if (row.op, kind) == ("paged_attention", "decode") else row.op, rows, llm.limits
     )
@@ -164,10 +164,10 @@ def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[st
     parameter_counts = llm.arch.parameters()
     weights = torch.ones((parameter_counts.attention + parameter_counts.mlp) // llm.arch.num_layers, dtype=llm.dtype)
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for repeat_index in range(TIMED_CALLS + 2):
-        for name, call in calls.items():
+    for repeat_index in range(CALLS_PER_KERNEL + 2):
+        for name, kernel_call in calls.items():
             weights.sum()
-            seconds = seconds_of(call)
+            seconds = seconds_of(kernel_call)
             if repeat_index >= 2:
                 samples[name].append(seconds)
     return {name: statistics.median(seconds) for name, seconds in samples.items()}
@@ -175,8 +175,8 @@ def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[st
 
 def _taken(kernel: Kernel, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the `inputs` that the kernel accepts, with the weight `b` of a matrix product in its packed layout."""
-    accepted_inputs = {name: value for name, value in inputs.items() if name in kernel.accepted}
+    kernel_inputs = {name: input_value for name, input_value in inputs.items() if name in kernel.accepted}
     if kernel.op in MATMUL_OPS:
-        other_inputs = {name: value for name, value in inputs.items() if name != "b"}
-        accepted_inputs["b"] = packed(kernel.prepare, inputs["b"], **other_inputs)
-    return accepted_inputs
+        inputs_but_b = {name: input_value for name, input_value in inputs.items() if name != "b"}
+        kernel_inputs["b"] = packed(kernel.prepare, inputs["b"], **inputs_but_b)
+    return kernel_inputs

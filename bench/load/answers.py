@@ -50,9 +50,9 @@ def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, 
         elif line.startswith(b"event:"):
             is_error = line[6:].strip() == b"error"
         if not line or next_start == len(body):
-            last_byte = line_end.start() if line_end else next_start - 1
+            end_byte = line_end.start() if line_end else next_start - 1
             if (event_data := b"\n".join(data)).strip() or is_error:
-                yield pieces[bisect_right(piece_ends, last_byte)][0], event_data.decode(errors="replace"), is_error
+                yield pieces[bisect_right(piece_ends, end_byte)][0], event_data.decode(errors="replace"), is_error
             data, is_error = [], False
         offset = next_start
 
@@ -124,23 +124,23 @@ class _AnswerState:
         if not _is_chunk(event):
             return f"an event is no chunk of an answer: {text[:40]!r}"
         usage = event.get("usage") or {}
-        total = usage.get("completion_tokens")
-        self.output_tokens = self.output_tokens if total is None else total
+        token_total = usage.get("completion_tokens")
+        self.output_tokens = self.output_tokens if token_total is None else token_total
         self.prompt_tokens = usage.get("prompt_tokens") or self.prompt_tokens
         choices = event.get("choices") or ()
         if choice_errors := [choice["error"] for choice in choices if choice.get("error")]:
             return f"an error in the stream: {_message(choice_errors[0])}"
         for choice in choices:
-            self._choice(time_s, choice, total if len(choices) == 1 else None)
-        return "" if choices or total is None else self._add(StreamEvent(time_s, "usage"))
+            self._choice(time_s, choice, token_total if len(choices) == 1 else None)
+        return "" if choices or token_total is None else self._add(StreamEvent(time_s, "usage"))
 
     def _choice(self, time_s: float, choice: Mapping[str, Any], total: int | None) -> None:
         answer_index = choice.get("index") or 0
         self.reasons[answer_index] = choice.get("finish_reason") or self.reasons.get(answer_index)
-        delta = choice.get("delta") or {}
-        if choice.get("text") or any(delta.get(name) for name in TEXT_FIELDS):
+        choice_delta = choice.get("delta") or {}
+        if choice.get("text") or any(choice_delta.get(name) for name in TEXT_FIELDS):
             kind = "text"
-        elif delta.get("role"):  # sent at once: it has no token, whatever it says
+        elif choice_delta.get("role"):  # sent at once: it has no token, whatever it says
             kind, total = "role", None
         else:
             kind = "empty"
@@ -185,7 +185,7 @@ def _is_chunk(event: Any) -> bool:
         return False
     usage, choices = event.get("usage") or {}, event.get("choices") or ()
     token_counts = [usage[name] for name in ("prompt_tokens", "completion_tokens") if usage.get(name) is not None]
-    return all(type(count) is int and 0 <= count < MAX_TOKENS for count in token_counts) and all(
+    return all(type(token_count) is int and 0 <= token_count < MAX_TOKENS for token_count in token_counts) and all(
         isinstance(choice, dict)
         and has(choice, "delta", dict)
         and has(choice, "finish_reason", str)
@@ -206,8 +206,8 @@ def _listed(choice: Mapping[str, Any]) -> int | None:
 def _message(error_body: Any) -> str:
     """Returns the message of an error in OpenAI's format, or the beginning of an error in another format."""
     try:
-        value = json.loads(error_body) if isinstance(error_body, str) else error_body
-        error = value.get("error", value)
+        parsed_body = json.loads(error_body) if isinstance(error_body, str) else error_body
+        error = parsed_body.get("error", parsed_body)
         error_body = error.get("message") or error if isinstance(error, dict) else error
     except (ValueError, AttributeError, RecursionError):
         pass

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-LAWS = ("poisson", "constant", "gamma")
+ARRIVAL_LAWS = ("poisson", "constant", "gamma")
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Arrivals:
     """The shape of the gamma law: 1 is a Poisson process, a smaller value is burstier, a larger value more even."""
 
     def __post_init__(self) -> None:
-        for name, value in (("rate", self.rate), ("burstiness", self.burstiness)):
-            if not value > 0 or (name != "rate" and math.isinf(value)):
-                raise ValueError(f"{name}: expected a number above 0, got {value}")
-        if self.law not in LAWS:
-            raise ValueError(f"arrivals: expected one of {', '.join(LAWS)}, got {self.law!r}")
+        for name, option_value in (("rate", self.rate), ("burstiness", self.burstiness)):
+            if not option_value > 0 or (name != "rate" and math.isinf(option_value)):
+                raise ValueError(f"{name}: expected a number above 0, got {option_value}")
+        if self.law not in ARRIVAL_LAWS:
+            raise ValueError(f"arrivals: expected one of {', '.join(ARRIVAL_LAWS)}, got {self.law!r}")
         if self.burstiness != 1 and self.law != "gamma":
             raise ValueError(f"burstiness: expected --arrivals gamma with it, got {self.law}")
 
@@ -35,6 +35,6 @@ class Arrivals:
         if math.isinf(self.rate):
             return [0.0] * count
         if self.law == "constant":
-            return [index / self.rate for index in range(count)]
+            return [arrival_index / self.rate for arrival_index in range(count)]
         gaps = random.gamma(self.burstiness, 1 / (self.rate * self.burstiness), count)
         return [float(arrival_s) for arrival_s in np.cumsum(gaps)]

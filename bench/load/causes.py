@@ -31,7 +31,7 @@ class Spike:
     @property
     def kind(self) -> str:
         """Returns the kind of the cause, which is one of `CAUSE_KINDS`."""
-        return next(kind for kind in CAUSE_KINDS if self.cause.startswith(kind))
+        return next(cause_kind for cause_kind in CAUSE_KINDS if self.cause.startswith(cause_kind))
 
 
 def on_our_clock(

@@ -21,7 +21,7 @@ from rooflab.bench.load.http import Connection
 clock = time.perf_counter
 START_DELAY_S = 0.02
 """The seconds from the start of a run to the time from which its arrivals are counted."""
-SPIN_S = 1.5e-3
+SPIN_WAIT_S = 1.5e-3
 """The loop's timers are exact to a millisecond, so in these last seconds of a wait the loop spins without sleeping."""
 MAX_SILENT_REQUESTS = 20
 """The number of failed requests in a row that ends a closed loop; a dead server would fail thousands per second."""
@@ -96,8 +96,8 @@ class Endpoint:
             limit_text = "the system's limit" if error.errno else f"{self.timeout_s:g} s"
             shot.error = f"no {'end' if connection else 'connection'} after {limit_text}"
         except OSError as error:
-            was_refused = isinstance(error, ConnectionRefusedError)
-            shot.error = "connection refused" if was_refused else f"no connection: {error.strerror or error}"
+            is_refused_error = isinstance(error, ConnectionRefusedError)
+            shot.error = "connection refused" if is_refused_error else f"no connection: {error.strerror or error}"
         shot.end_s = clock()
         if connection is None:
             return
@@ -134,8 +134,8 @@ class Endpoint:
             response = connection.getresponse()
             status, response_bytes = response.status, response.read()
         except (OSError, HTTPException) as error:
-            reason = str(error) or type(error).__name__
-            raise ValueError(f"url: expected a server at {self.address}, got {reason}") from error
+            error_text = str(error) or type(error).__name__
+            raise ValueError(f"url: expected a server at {self.address}, got {error_text}") from error
         finally:
             connection.close()
         middle_time_s = (start_s + clock()) / 2
@@ -158,14 +158,14 @@ async def open_loop(
     async def one(shot: Shot) -> None:
         if semaphore is None:
             return await target.send(shot)
-        had_to_wait = semaphore.locked()
+        was_queued = semaphore.locked()
         async with semaphore:
-            shot.free_s = clock() if had_to_wait else shot.free_s
+            shot.free_s = clock() if was_queued else shot.free_s
             return await target.send(shot)
 
     begin_s, tasks = clock() + START_DELAY_S, []
-    for shot, offset_s in zip(shots, offsets_s, strict=True):
-        shot.scheduled_s = shot.free_s = begin_s + offset_s
+    for shot, arrival_offset_s in zip(shots, offsets_s, strict=True):
+        shot.scheduled_s = shot.free_s = begin_s + arrival_offset_s
         await _until(shot.scheduled_s)
         tasks.append(asyncio.create_task(one(shot)))
     await asyncio.gather(*tasks)
@@ -173,8 +173,8 @@ async def open_loop(
 
 
 async def _until(due_s: float) -> None:
-    if (remaining_s := due_s - clock()) > SPIN_S:
-        await asyncio.sleep(remaining_s - SPIN_S)
+    if (remaining_s := due_s - clock()) > SPIN_WAIT_S:
+        await asyncio.sleep(remaining_s - SPIN_WAIT_S)
     while clock() < due_s:
         await asyncio.sleep(0)
 
@@ -186,7 +186,7 @@ async def closed_loop(
 
     A new request is sent when an earlier request ends.  So a slow server gets fewer requests, and shows no queue.  The
     loop ends early after 20 requests in a row without an answer.  The error of the 20th names this reason."""
-    begin_s, remaining_shots, sent_shots, silent = clock(), iter(shots), list[Shot](), 0
+    begin_s, remaining_shots, sent_requests, silent = clock(), iter(shots), list[Shot](), 0
 
     async def user() -> None:
         nonlocal silent
@@ -194,14 +194,14 @@ async def closed_loop(
             shot.scheduled_s = shot.free_s = clock()
             if silent >= MAX_SILENT_REQUESTS or (duration_s is not None and shot.scheduled_s > begin_s + duration_s):
                 return
-            sent_shots.append(shot)
+            sent_requests.append(shot)
             await target.send(shot)
             silent = 0 if shot.status else silent + 1
             if silent == MAX_SILENT_REQUESTS:
                 shot.error += f"; the {MAX_SILENT_REQUESTS}th in a row without an answer, so that the run ended"
 
     await asyncio.gather(*(user() for _ in range(concurrency)))
-    return begin_s, sent_shots
+    return begin_s, sent_requests
 
 
 @contextmanager

@@ -75,8 +75,8 @@ class Data:
 
     def _content(self, tokens: int, random: np.random.Generator) -> list[int]:
         """Returns random token ids if `self.ids` gives their range, else random indices of words in `WORDS`."""
-        first_id, last_id = self.ids or (0, len(WORDS) - 1)
-        return [int(token) for token in random.integers(first_id, last_id + 1, size=tokens)]
+        first_token_id, last_token_id = self.ids or (0, len(WORDS) - 1)
+        return [int(token) for token in random.integers(first_token_id, last_token_id + 1, size=tokens)]
 
     def _lengths(self, random: np.random.Generator) -> tuple[int, int]:
         if self.kind != "sharegpt":
@@ -84,8 +84,8 @@ class Data:
             return prompt, answer
         while True:
             prompt, answer = (
-                int(random.lognormal(math.log(mean) - sigma**2 / 2, sigma))
-                for mean, sigma in zip(SHAREGPT_MEANS, SHAREGPT_SIGMAS, strict=True)
+                int(random.lognormal(math.log(mean_tokens) - log_sigma**2 / 2, log_sigma))
+                for mean_tokens, log_sigma in zip(SHAREGPT_MEANS, SHAREGPT_SIGMAS, strict=True)
             )
             if min(prompt, answer) >= MIN_TOKENS and prompt <= MAX_PROMPT_TOKENS and prompt + answer <= MAX_TOKENS:
                 return prompt, answer

@@ -14,7 +14,7 @@ from typing import cast
 from rooflab.bench.base.system_time import time
 
 clock = time.perf_counter
-HEAD_END = b"\r\n\r\n"
+HEADERS_END = b"\r\n\r\n"
 DROPPED_ERROR = "connection dropped"
 MAX_HEAD_BYTES = 1 << 16
 """The most bytes of an answer's head, and of a chunk's size line: a longer text would be joined again at each piece."""
@@ -40,19 +40,19 @@ class Framing:
         data = self._rest + data
         self._rest = b""
         while self._head:  # a head with status 1xx, such as 103, comes before the answer's head
-            head, head_end, data = data.partition(HEAD_END)
-            if len(head) > MAX_HEAD_BYTES:
+            header_bytes, header_separator, data = data.partition(HEADERS_END)
+            if len(header_bytes) > MAX_HEAD_BYTES:
                 raise ValueError(f"answer: expected a head of at most {MAX_HEAD_BYTES} bytes, got more")
-            if not head_end:
-                self._rest = head
+            if not header_separator:
+                self._rest = header_bytes
                 return b""
-            self._read_head(head)
+            self._read_head(header_bytes)
         if self._chunked:
             return self._dechunk(data)
         if not self._endless:
-            data, extra_data = data[: self._left], data[self._left :]
+            data, extra_bytes = data[: self._left], data[self._left :]
             self._left -= len(data)
-            self.whole, self.keep = self._left == 0, self.keep and not extra_data
+            self.whole, self.keep = self._left == 0, self.keep and not extra_bytes
         return data
 
     def ended(self) -> bool:
@@ -86,8 +86,8 @@ class Framing:
                     break
                 size = _number("a chunk's size", data[offset:line_end].decode("latin-1").partition(";")[0].strip(), 16)
                 if not size:  # after the last chunk there may be fields, then an empty line
-                    if (fields_end := data.find(HEAD_END, line_end)) >= 0:
-                        self.whole, offset = True, fields_end + len(HEAD_END)
+                    if (trailer_end := data.find(HEADERS_END, line_end)) >= 0:
+                        self.whole, offset = True, trailer_end + len(HEADERS_END)
                         self.keep = self.keep and offset == len(data)
                     break
                 self._left, offset = size + 2, line_end + 2

@@ -18,18 +18,18 @@ def measure(options: Mapping[str, Any], sizes: Mapping[str, int], out: Path | No
 
     `sizes` has three numbers in this order: tokens per prompt, tokens per answer, and requests.  The keys are option
     names for error messages.  Raises `ValueError` if a number is below 1, or if the model cannot serve these sizes."""
-    for option_name, value in sizes.items():
-        if value < 1:
-            raise ValueError(f"{option_name}: expected at least 1, got {value}")
+    for option_name, option_value in sizes.items():
+        if option_value < 1:
+            raise ValueError(f"{option_name}: expected at least 1, got {option_value}")
     input_len, output_len, num_requests = sizes.values()
     llm = LLM(**{**options, "max_num_seqs": num_requests})
     # The measured prompts differ from those of the warm-up, because the prefix cache may hold the latter.
     warm_up(llm, input_len)
-    generator = random.Random(options["seed"] + 1)
-    prompts = [generator.choices(range(llm.arch.vocab_size), k=input_len) for _ in range(num_requests)]
+    random_generator = random.Random(options["seed"] + 1)
+    prompts = [random_generator.choices(range(llm.arch.vocab_size), k=input_len) for _ in range(num_requests)]
     batch_run = run_batch(llm, prompts, SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True))
     if out:
-        writer = RunWriter(out)
-        writer.write(engine_record(llm, batch_run, "latency", sizes, writer.run_id))
-    settings = {"model": llm.arch.name, "device": llm.device.type, "dtype": llm.dtype_name}
-    return {**settings, "status": batch_run.status, "reason": batch_run.reason, **asdict(batch_run.summary)}
+        record_writer = RunWriter(out)
+        record_writer.write(engine_record(llm, batch_run, "latency", sizes, record_writer.run_id))
+    engine_settings = {"model": llm.arch.name, "device": llm.device.type, "dtype": llm.dtype_name}
+    return {**engine_settings, "status": batch_run.status, "reason": batch_run.reason, **asdict(batch_run.summary)}

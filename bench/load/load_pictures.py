@@ -38,10 +38,10 @@ def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: 
         figure.subplots(1, 2), (("ttft", "TTFT, from the scheduled arrival (ms)"), ("itl", "ITL (ms)")), strict=True
     ):
         _lines(axes, xs, [row for _, row in summaries], name)
-        for index, ((rate, row), x) in enumerate(zip(summaries, xs, strict=True)):
+        for i, ((rate, row), point_x) in enumerate(zip(summaries, xs, strict=True)):
             if frontier and (y := row.get(f"{name}_p50_ms")) is not None:
-                offset = (-4, 6 if index % 2 else -12)  # below and above in turn, because points may nearly coincide
-                axes.annotate(f"{rate:g}/s", (x, y), offset, textcoords="offset points", fontsize=8, color=INK)
+                offset = (-4, 6 if i % 2 else -12)  # below and above in turn, because points may nearly coincide
+                axes.annotate(f"{rate:g}/s", (point_x, y), offset, textcoords="offset points", fontsize=8, color=INK)
         axes.set_title(title, fontsize=10, loc="left", weight="bold")
         axes.set_xlabel("output tokens/s" if frontier else "requests/s offered", fontsize=9)
     note(figure, [about])
@@ -50,8 +50,8 @@ def draw_rates(summaries: Sequence[tuple[float, Summary]], folder: Path, about: 
 
 def _lines(axes: Any, xs: Sequence[float], summaries: Sequence[Summary], name: str) -> None:
     for quantile, colour, dashes in ((50, READ_COLOUR, "-"), (90, WRITTEN, "--"), (99, LOST, ":")):
-        all_points = [(x, row.get(f"{name}_p{quantile}_ms")) for x, row in zip(xs, summaries, strict=True)]
-        points = [(x, y) for x, y in all_points if y is not None]
+        rate_points = [(point_x, row.get(f"{name}_p{quantile}_ms")) for point_x, row in zip(xs, summaries, strict=True)]
+        points = [(point_x, y) for point_x, y in rate_points if y is not None]
         if points:
             axes.plot(*zip(*points, strict=True), dashes, color=colour, marker="o", markersize=4, label=f"p{quantile}")
     axes.set_yscale("log")
@@ -75,16 +75,16 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
     figure.suptitle("Requests: due, sent, token by token", fontsize=13, weight="bold", x=0.01, ha="left")
     axes = figure.subplots()
     start_s = min((request.scheduled_s for request in requests), default=0.0)
-    shown_spikes = [spike for spike in spikes(trace) if spike.request in rows]
-    run_span_s = max((request.end_s or start_s for request in requests), default=start_s) - start_s
-    gaps = [gap for request in requests if (times := times_of(request)) for gap in times.chunk_gap_ms]
-    shows_token_marks = bool(gaps) and float(np.median(gaps)) / 1e3 * MAX_TOKEN_MARKS > run_span_s
+    spikes_in_rows = [spike for spike in spikes(trace) if spike.request in rows]
+    run_duration_s = max((request.end_s or start_s for request in requests), default=start_s) - start_s
+    gaps = [gap for request in requests if (answer_times := times_of(request)) for gap in answer_times.chunk_gap_ms]
+    shows_token_marks = bool(gaps) and float(np.median(gaps)) / 1e3 * MAX_TOKEN_MARKS > run_duration_s
     for request in requests:
         _row(axes, rows[request.index], request, start_s, shows_token_marks)
-    for spike in shown_spikes:
+    for spike in spikes_in_rows:
         row, bar_left_s, gap_s = rows[spike.request], spike.begin_s - start_s, spike.end_s - spike.begin_s
         axes.barh(row, gap_s, left=bar_left_s, height=0.7, color=SPIKE_COLOURS[spike.kind], linewidth=0)
-        if spike.kind == "prefill" and gap_s > 0.025 * run_span_s:  # room for the tokens
+        if spike.kind == "prefill" and gap_s > 0.025 * run_duration_s:  # room for the tokens
             axes.text(
                 bar_left_s + gap_s / 2, row, spike.cause.split()[2], fontsize=6, ha="center", va="center", color="white"
             )
@@ -94,7 +94,7 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
         (STREAM, f"tokens{', white: each' if shows_token_marks else ''}"),
     )
     legend_patches = [Patch(color=colour, label=label) for colour, label in legend_labels]
-    spike_kinds = [kind for kind in CAUSE_KINDS if any(spike.kind == kind for spike in shown_spikes)]
+    spike_kinds = [kind for kind in CAUSE_KINDS if any(spike.kind == kind for spike in spikes_in_rows)]
     legend_patches += [Patch(color=SPIKE_COLOURS[kind], label=f"long gap: {kind}") for kind in spike_kinds]
     axes.legend(handles=legend_patches, fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.set_ylim(max(8, len(requests)) - 0.5, -0.5)

@@ -14,13 +14,13 @@ def record_of(trace: Trace, limits: Mapping[str, float], run_id: str) -> Record:
     """Makes the record of a load run.  The record describes the client's machine, not the server's machine."""
     metrics, failure_reason, noise_reason = summarize(trace, limits), broken(trace), noise(trace)
     has_answers = metrics["requests"] > metrics["failed"]
-    status: Status = "RUNTIME_ERROR" if failure_reason else "NOISY" if noise_reason else "OK"
-    goodput_limits = {f"goodput_{name}_ms": limit for name, limit in limits.items()}
-    case_values = {name: value for name, value in trace.case.items() if name != "seed"}
+    run_status: Status = "RUNTIME_ERROR" if failure_reason else "NOISY" if noise_reason else "OK"
+    goodput_limits = {f"goodput_{name}_ms": limit_ms for name, limit_ms in limits.items()}
+    case_values = {name: case_value for name, case_value in trace.case.items() if name != "seed"}
     return Record(
         kind="engine",
         run_id=run_id,
-        status=status,
+        status=run_status,
         reason=failure_reason or noise_reason,
         **Environment.now().record_fields(),
         case_id="load",

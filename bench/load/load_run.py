@@ -19,7 +19,7 @@ from rooflab.bench.load.data import Data, Prompt
 from rooflab.bench.load.trace import Trace, phased
 
 ENDPOINT_PATHS: Mapping[str, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-READY_FACTOR = 4
+READY_TOKENS_FACTOR = 4
 """Before a closed loop with a duration, this many times the prompts are made that the warm-up's pace would need."""
 MAX_READY_REQUESTS = 100_000
 WARMUP_SEED = 2**63
@@ -57,8 +57,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "max_concurrency", "num_prompts", "warmup"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
+            if (option_value := getattr(self, name)) is not None and option_value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {option_value}")
         if self.duration_s is not None and not (0 < self.duration_s < math.inf):
             raise ValueError(f"duration: expected seconds above 0, got {self.duration_s}")
         if not 0 <= self.warmup_s < (self.duration_s or math.inf):
@@ -80,7 +80,7 @@ class Plan:
             return self.arrivals.offsets(self.num_prompts, generator)
         mean_count = self.arrivals.rate * self.duration_s
         count = math.ceil(mean_count + 8 * math.sqrt(mean_count / self.arrivals.burstiness) + 10)  # fills the duration
-        return [offset for offset in self.arrivals.offsets(count, generator) if offset <= self.duration_s]
+        return [arrival_s for arrival_s in self.arrivals.offsets(count, generator) if arrival_s <= self.duration_s]
 
     def shots(self, seed: int) -> Iterator[Shot]:
         """Yields requests without end, drawn at random with `seed`."""
@@ -125,8 +125,8 @@ class Plan:
             case |= {"arrivals": self.arrivals.law, "rate_requests_per_s": rate, "burstiness": self.arrivals.burstiness}
             case["max_concurrency"] = self.max_concurrency
         case |= {"duration_s": self.duration_s, "warmup_s": self.warmup_s}
-        extra = {f"extra.{name}": body_of({"": value})[4:-1].decode() for name, value in self.extra.items()}
-        return {name: value for name, value in case.items() if value is not None} | extra
+        extra = {f"extra.{name}": body_of({"": field_value})[4:-1].decode() for name, field_value in self.extra.items()}
+        return {name: field_value for name, field_value in case.items() if field_value is not None} | extra
 
 
 def first_model(target: Endpoint) -> str:
@@ -141,25 +141,25 @@ def first_model(target: Endpoint) -> str:
 def run_load(target: Endpoint, plan: Plan) -> Trace:
     """Runs the load that `plan` describes.  Raises `ValueError` if the server refuses the first warm-up request."""
     plan, tokens_per_s = _run(_warm_up(target, plan))
-    warmup_bodies = {shot.body for shot in plan.warm_ups()}
+    warmup_bodies = {sent_request.body for sent_request in plan.warm_ups()}
     with undisturbed():
         begin_s, shots, num_unready = _run(_load(target, plan, tokens_per_s))
-    last_arrival_s = max((shot.scheduled_s for shot in shots), default=begin_s)
-    requests = phased([read_answer(shot) for shot in shots], begin_s + plan.warmup_s, last_arrival_s)
-    num_repeated = len(shots) - len({shot.body for shot in shots} - warmup_bodies)
+    last_arrival_s = max((sent_request.scheduled_s for sent_request in shots), default=begin_s)
+    requests = phased([read_answer(sent_request) for sent_request in shots], begin_s + plan.warmup_s, last_arrival_s)
+    repeated_bodies = len(shots) - len({sent_request.body for sent_request in shots} - warmup_bodies)
     case = {**plan.case(), "seed": plan.seed}
-    return Trace(begin_s, plan.warmup_s, last_arrival_s, requests, case, steps_of(target), num_unready, num_repeated)
+    return Trace(begin_s, plan.warmup_s, last_arrival_s, requests, case, steps_of(target), num_unready, repeated_bodies)
 
 
 def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
     """Returns the engine steps of Rooflab's server, in the client's time.  Returns None for any other server."""
     start_s = clock()
     try:
-        status, value, middle_s = target.get("/steps")
+        status, value, round_trip_s = target.get("/steps")
     except ValueError:
         return None
     try:
-        return on_our_clock(value["steps"], value["now_s"], middle_s, clock() - start_s) if status == 200 else None
+        return on_our_clock(value["steps"], value["now_s"], round_trip_s, clock() - start_s) if status == 200 else None
     except (TypeError, KeyError):  # another server has a page of this name
         return None
 
@@ -168,18 +168,18 @@ async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
     """Sends the warm-up requests.  Returns the plan and the tokens/s of the fastest request.  If the server refuses to
     count tokens in each chunk (`running_usage`), the plan no longer asks for it."""
     tokens_per_s = 0.0
-    for shot in plan.warm_ups():
-        shot.scheduled_s = shot.free_s = clock()
-        await target.send(shot)
-        answer = read_answer(shot)
-        if answer.error and not shot.index:
+    for sent_request in plan.warm_ups():
+        sent_request.scheduled_s = sent_request.free_s = clock()
+        await target.send(sent_request)
+        answer = read_answer(sent_request)
+        if answer.error and not sent_request.index:
             target.close()
-            if plan.running_usage and shot.status:
+            if plan.running_usage and sent_request.status:
                 return await _warm_up(target, replace(plan, running_usage=False))
             option_hint = "; --no-ignore-eos leaves the field out" if "ignore_eos" in answer.error else ""
             raise ValueError(f"url: expected an answer to the first request, got {answer.error}{option_hint}")
         if answer.end_s and not answer.error:
-            tokens_per_s = max(tokens_per_s, shot.output_tokens / (answer.end_s - answer.sent_s))
+            tokens_per_s = max(tokens_per_s, sent_request.output_tokens / (answer.end_s - answer.sent_s))
     target.close()  # the connections belong to this event loop
     return plan, tokens_per_s
 
@@ -188,19 +188,19 @@ async def _load(target: Endpoint, plan: Plan, pace: float) -> tuple[float, list[
     """Runs the load.  Returns the start time, the sent requests, and how many were not prepared before the start."""
     shots = plan.shots(plan.seed)
     if plan.arrivals is None:
-        ready_shots = list(islice(shots, plan.num_prompts if plan.duration_s is None else plan.concurrency))
-        missing_tokens = READY_FACTOR * plan.concurrency * pace * (plan.duration_s or 0.0)
-        while missing_tokens > 0 and len(ready_shots) < MAX_READY_REQUESTS:
-            ready_shots.append(next(shots))
-            missing_tokens -= ready_shots[-1].output_tokens
-        shots_to_send = iter(ready_shots) if plan.duration_s is None else chain(ready_shots, shots)
-        begin_s, sent_shots = await closed_loop(target, shots_to_send, plan.concurrency, plan.duration_s)
+        ready_requests = list(islice(shots, plan.num_prompts if plan.duration_s is None else plan.concurrency))
+        missing_tokens = READY_TOKENS_FACTOR * plan.concurrency * pace * (plan.duration_s or 0.0)
+        while missing_tokens > 0 and len(ready_requests) < MAX_READY_REQUESTS:
+            ready_requests.append(next(shots))
+            missing_tokens -= ready_requests[-1].output_tokens
+        shots_to_send = iter(ready_requests) if plan.duration_s is None else chain(ready_requests, shots)
+        begin_s, sent_requests = await closed_loop(target, shots_to_send, plan.concurrency, plan.duration_s)
     else:
-        offsets = plan.offsets()
-        sent_shots = ready_shots = list(islice(shots, len(offsets)))
-        begin_s = await open_loop(target, sent_shots, offsets, plan.max_concurrency)
+        arrival_offsets_s = plan.offsets()
+        sent_requests = ready_requests = list(islice(shots, len(arrival_offsets_s)))
+        begin_s = await open_loop(target, sent_requests, arrival_offsets_s, plan.max_concurrency)
     target.close()
-    return begin_s, sent_shots, max(0, len(sent_shots) - len(ready_shots))
+    return begin_s, sent_requests, max(0, len(sent_requests) - len(ready_requests))
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

@@ -46,9 +46,9 @@ class Times:
         """Returns whether the request meets all `limits` (in ms, by name).  A limit on `itl` applies to each single
         gap.  A missing value does not meet its limit.  For example, an answer in one chunk has no gap, but its user may
         have waited long."""
-        measured_ms = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms}
-        measured_ms["itl"] = float(self.itl_ms.max()) if len(self.itl_ms) else None
-        return all((value := measured_ms[name]) is not None and value <= limit for name, limit in limits.items())
+        ms_by_metric = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms}
+        ms_by_metric["itl"] = float(self.itl_ms.max()) if len(self.itl_ms) else None
+        return all((value := ms_by_metric[name]) is not None and value <= limit_ms for name, limit_ms in limits.items())
 
 
 def token_steps(request: Request) -> tuple[list[list[tuple[float, float]]], str]:
@@ -66,27 +66,27 @@ def token_steps(request: Request) -> tuple[list[list[tuple[float, float]]], str]
     choice_chunks = [chunk for chunk in request.chunks if chunk.kind in ("text", "empty")]
     text_chunks = [chunk for chunk in choice_chunks if chunk.kind == "text"]
     first_chunks = {chunk.answer: chunk for chunk in reversed(text_chunks)}
-    num_answers, total = len(first_chunks), request.output_tokens
+    num_answers, total_tokens = len(first_chunks), request.output_tokens
     if text_chunks and all(chunk.tokens is not None for chunk in text_chunks):
         return _by_answer((chunk, float(chunk.tokens)) for chunk in choice_chunks if chunk.tokens), "said"
-    if total is None:
+    if total_tokens is None:
         return _by_answer((chunk, 1.0) for chunk in text_chunks), "chunks"
     for chunks in (text_chunks, choice_chunks):
-        if len(chunks) == total:
+        if len(chunks) == total_tokens:
             return _by_answer((chunk, 1.0) for chunk in chunks), "one each"
-    if total - num_answers <= len(text_chunks) < total:
+    if total_tokens - num_answers <= len(text_chunks) < total_tokens:
         return _by_answer((chunk, 1.0) for chunk in text_chunks), "one each"
     if len(text_chunks) == num_answers:
-        return _by_answer((chunk, total / num_answers) for chunk in text_chunks), "spread"
-    share = (total - num_answers) / (len(text_chunks) - num_answers)
+        return _by_answer((chunk, total_tokens / num_answers) for chunk in text_chunks), "spread"
+    share = (total_tokens - num_answers) / (len(text_chunks) - num_answers)
     return _by_answer((chunk, 1.0 if chunk is first_chunks[chunk.answer] else share) for chunk in text_chunks), "spread"
 
 
 def _by_answer(steps: Iterable[tuple[StreamEvent, float]]) -> list[list[tuple[float, float]]]:
-    by_answer: dict[int, list[tuple[float, float]]] = {}
+    steps_by_answer: dict[int, list[tuple[float, float]]] = {}
     for chunk, tokens in steps:
-        by_answer.setdefault(chunk.answer, []).append((chunk.time_s, tokens))
-    return list(by_answer.values())
+        steps_by_answer.setdefault(chunk.answer, []).append((chunk.time_s, tokens))
+    return list(steps_by_answer.values())
 
 
 def times_of(request: Request) -> Times | None:
@@ -98,12 +98,12 @@ def times_of(request: Request) -> Times | None:
     gaps_ms = np.concatenate([1e3 * np.diff(times_s) for times_s, _ in answer_arrays])
     gap_tokens = np.concatenate([tokens[1:] for _, tokens in answer_arrays])
     times_s, tokens = np.concatenate(answer_arrays, axis=1)
-    first_s, last_s = times_s.min(), times_s.max()
+    first_token_s, last_token_s = times_s.min(), times_s.max()
     return Times(
-        ttft_ms=1e3 * (first_s - request.scheduled_s),
-        ttft_sent_ms=1e3 * (first_s - request.sent_s),
-        e2e_ms=1e3 * (last_s - request.scheduled_s),
-        e2e_sent_ms=1e3 * (last_s - request.sent_s),
+        ttft_ms=1e3 * (first_token_s - request.scheduled_s),
+        ttft_sent_ms=1e3 * (first_token_s - request.sent_s),
+        e2e_ms=1e3 * (last_token_s - request.scheduled_s),
+        e2e_sent_ms=1e3 * (last_token_s - request.sent_s),
         tpot_ms=float(gaps_ms.sum() / gap_tokens.sum()) if len(gaps_ms) else None,
         itl_ms=np.repeat(gaps_ms / gap_tokens, np.maximum(1, np.rint(gap_tokens)).astype(int)),
         chunk_gap_ms=gaps_ms,
@@ -149,13 +149,13 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
     pooled_values |= {"client_queue": queue_ms, "client_late": client_delays}
     for name, values in pooled_values.items():
         if len(values):
-            metrics |= {f"{name}_p{q}_ms": float(np.percentile(values, q)) for q in (50, 90, 99)}
+            metrics |= {f"{name}_p{quantile}_ms": float(np.percentile(values, quantile)) for quantile in (50, 90, 99)}
             metrics[f"{name}_mean_ms"] = float(np.mean(values))
     answered_requests = [request for request in requests if not request.error]
     requested_tokens = sum(request.asked_output_tokens or 0 for request in answered_requests)
     begin_s = min(request.scheduled_s for request in requests)
     duration_s = max(times.token_times_s[-1] for times in all_times) - begin_s
-    steady_s = trace.last_arrival_s - begin_s
+    steady_duration_s = trace.last_arrival_s - begin_s
     tokens = sum(map(output_tokens, answered_requests))
     metrics |= {
         "prompt_tokens": float(sum(map(prompt_tokens, answered_requests))),
@@ -164,16 +164,16 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
     }
     metrics |= {"asked_output_tokens": float(requested_tokens)} if requested_tokens else {}
     if len(all_times) < MIN_ANSWERED_SHARE * len(requests):
-        return {name: float(value) for name, value in metrics.items()}
+        return {name: float(metric_value) for name, metric_value in metrics.items()}
     metrics |= {"requests_per_s": len(all_times) / duration_s, "output_tokens_per_s": tokens / duration_s}
-    if steady_s >= 1.0:  # in less time, a few tokens would decide
+    if steady_duration_s >= 1.0:  # in less time, a few tokens would decide
         token_times_s = np.concatenate([times.token_times_s for item in trace.requests if (times := times_of(item))])
-        in_steady_time = (begin_s <= token_times_s) & (token_times_s <= trace.last_arrival_s)
-        metrics["steady_output_tokens_per_s"] = float(in_steady_time.sum() / steady_s)
+        is_steady_token = (begin_s <= token_times_s) & (token_times_s <= trace.last_arrival_s)
+        metrics["steady_output_tokens_per_s"] = float(is_steady_token.sum() / steady_duration_s)
     metrics |= tokens_a_step(trace)
     if limits:
         metrics["goodput_requests_per_s"] = sum(times.meets(limits) for times in all_times) / duration_s
-    return {name: float(value) for name, value in metrics.items()}
+    return {name: float(metric_value) for name, metric_value in metrics.items()}
 
 
 def tokens_a_step(trace: Trace) -> dict[str, float]:
@@ -216,12 +216,12 @@ def remarks(trace: Trace) -> list[str]:
         asked, got = (sum(token_counts) for token_counts in zip(*differing, strict=True))
         hint = "; the server does not keep ignore_eos" if trace.case.get("ignore_eos") and got < asked else ""
         notes += [f"{len(differing)} {total} have another length than asked: {asked:,} tokens asked, {got:,} got{hint}"]
-    if num_spread := sum(times.counted == "spread" and times.tpot_ms is not None for times in request_times):
-        notes += [f"ITL and TPOT are spread evenly in {num_spread} {total}: no chunk says how many tokens it has"]
-    if num_uncounted := sum(times.counted == "chunks" for times in request_times):
-        notes += [f"{num_uncounted} {total} have no usage: each chunk counts as one token"]
-    if num_single := sum(times.tpot_ms is None for times in request_times):
-        notes += [f"{num_single} {total} came in one chunk: they have no ITL and no TPOT, and meet no limit on them"]
+    if spread_answers := sum(times.counted == "spread" and times.tpot_ms is not None for times in request_times):
+        notes += [f"ITL and TPOT are spread evenly in {spread_answers} {total}: no chunk says how many tokens it has"]
+    if uncounted_answers := sum(times.counted == "chunks" for times in request_times):
+        notes += [f"{uncounted_answers} {total} have no usage: each chunk counts as one token"]
+    if num_one_chunk := sum(times.tpot_ms is None for times in request_times):
+        notes += [f"{num_one_chunk} {total} came in one chunk: they have no ITL and no TPOT, and meet no limit on them"]
     if trace.unready:
         notes += [f"{trace.unready} prompts were made while the load ran: answers came faster than in the warm-up"]
     if trace.repeated:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from rooflab.bench.base.plain import plain
 from rooflab.kernels._files import write_whole
 
-Phase = Literal["warm-up", "measured", "cool-down"]
+RunPhase = Literal["warm-up", "measured", "cool-down"]
 
 
 class StreamEvent(NamedTuple):
@@ -53,7 +53,7 @@ class Request:
     finish_reason: str | None = None
     error: str = ""
     """The reason of the failure; empty if the request did not fail."""
-    phase: Phase = "measured"
+    phase: RunPhase = "measured"
     """`warm-up`: due in the warm-up.  `cool-down`: ended after the last arrival, when the load was falling."""
 
 
@@ -81,10 +81,10 @@ class Trace:
 
     def save(self, path: Path) -> Path:
         """Writes the trace to a file and returns its path."""
-        run_fields = {name: value for name, value in plain(asdict(self)).items() if name != "requests"}
-        lines = [{"trace": 1, **run_fields}, *(plain(asdict(request)) for request in self.requests)]
+        run_fields = {name: field_value for name, field_value in plain(asdict(self)).items() if name != "requests"}
+        trace_lines = [{"trace": 1, **run_fields}, *(plain(asdict(request)) for request in self.requests)]
         return write_whole(
-            path, "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in lines)
+            path, "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in trace_lines)
         )
 
 
@@ -107,7 +107,7 @@ def load_trace(path: Path) -> Trace:
 def phased(requests: Sequence[Request], warmup_until_s: float, last_arrival_s: float) -> tuple[Request, ...]:
     """Returns the requests, each with its phase: warm-up, measured, or cool-down (it ended after the last arrival)."""
 
-    def phase(request: Request) -> Phase:
+    def phase(request: Request) -> RunPhase:
         if request.scheduled_s < warmup_until_s:
             return "warm-up"
         return "cool-down" if (request.end_s or 0.0) > last_arrival_s else "measured"

@@ -16,7 +16,7 @@ def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, 
     gives a wrong result.  The results of timed calls are not checked if the function changes its inputs."""
     op = checked.op
     op_spec = op.spec if cost is None else replace(op.spec, cost=lambda args: cost)
-    settings = Settings(
+    timing_settings = Settings(
         device=str(op.device),
         budget_s=budget_s,
         min_samples=min_samples,
@@ -24,11 +24,11 @@ def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, 
         judge=checked.judged,
         roof=cost is not None,
     )
-    (record,) = Measurement(op_spec, op.scheme, settings).records([op.kernel], [op.case])
-    error = checked.again() if record.status in ("OK", "NOISY") else ""
-    if not error:
+    (record,) = Measurement(op_spec, op.scheme, timing_settings).records([op.kernel], [op.case])
+    check_error = checked.again() if record.status in ("OK", "NOISY") else ""
+    if not check_error:
         return record
-    return replace(record, status="INCORRECT", reason=f"after timing: {error}", latency_median_ms=None)
+    return replace(record, status="INCORRECT", reason=f"after timing: {check_error}", latency_median_ms=None)
 
 
 def extra_info(record: Record, cost: Cost | None) -> dict[str, Any]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rooflab.roofline.model import Cost
 
 FIXTURE_NAME = "kernel_benchmark"
-EMULATED_FIXTURE = "emulated"
+EMULATED_FIXTURE_NAME = "emulated"
 SKIP_REASON = "a kernel benchmark: runs with --benchmark"
 MACHINE_KEY = "rooflab"
 """This plugin adds its values under this key in the `machine_info` of pytest-benchmark's JSON."""
@@ -50,8 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Refuses `--benchmark` without pytest-benchmark, or with `--codspeed`, which replaces pytest-benchmark."""
     if config.getoption("rooflab_benchmark") and not hasattr(config.option, "benchmark_disable"):
         raise pytest.UsageError("--benchmark: needs the plugin pytest-benchmark, which is not loaded")
-    codspeed = config.getoption("codspeed", None)  # None: pytest-codspeed is not loaded
-    if asked(config) and (codspeed or (codspeed is not None and "CODSPEED_ENV" in os.environ)):
+    codspeed_option = config.getoption("codspeed", None)  # None: pytest-codspeed is not loaded
+    if asked(config) and (codspeed_option or (codspeed_option is not None and "CODSPEED_ENV" in os.environ)):
         raise pytest.UsageError(
             "--benchmark: expected no --codspeed or CODSPEED_ENV beside it: run one after the other"
         )
@@ -66,14 +66,14 @@ def asked(config: pytest.Config) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `--benchmark`, deselects tests without a benchmark.  Else skips the benchmarks of this plugin."""
     if not config.getoption("rooflab_benchmark"):  # --benchmark-only itself skips the others
-        for item in () if asked(config) else items:
-            if FIXTURE_NAME in _fixtures(item):
-                item.add_marker(pytest.mark.skip(reason=SKIP_REASON))
+        for test_item in () if asked(config) else items:
+            if FIXTURE_NAME in _fixtures(test_item):
+                test_item.add_marker(pytest.mark.skip(reason=SKIP_REASON))
         return
-    other_tests = [item for item in items if not {FIXTURE_NAME, "benchmark"} & set(_fixtures(item))]
+    other_tests = [test_item for test_item in items if not {FIXTURE_NAME, "benchmark"} & set(_fixtures(test_item))]
     if other_tests:
         config.hook.pytest_deselected(items=other_tests)
-        items[:] = [item for item in items if item not in set(other_tests)]
+        items[:] = [test_item for test_item in items if test_item not in set(other_tests)]
 
 
 def _fixtures(item: pytest.Item) -> Sequence[str]:
@@ -116,7 +116,7 @@ class Replay:
 
 _REPLAY_KEY = pytest.StashKey[Replay]()
 _NOISE_LINES_KEY = pytest.StashKey[list[str]]()
-MIN_CHANGE_S, PROCESSES = 5e-6, 2.0
+MIN_SLOWDOWN_S, PROCESSES = 5e-6, 2.0
 """The least change in seconds, and the least ratio, at which a CPU reading differs from a stored baseline.
 
 Two processes that run equal code differ by less: by 2 of 6 us, by a ratio of 1.19 among 36 readings on two shared
@@ -138,10 +138,10 @@ class QuietCheck:
             return None
         self.compared += 1
         check_result: str | None = self.check.fails(current, compared)
-        new_value, baseline = current[self.check.field], compared[self.check.field]
+        value_now, baseline_s = current[self.check.field], compared[self.check.field]
         on_cpu = current.extra_info.get("device_type") == "cpu"
-        if check_result and on_cpu and (new_value - baseline < MIN_CHANGE_S or new_value < PROCESSES * baseline):
-            slowdown_text = f"{1e6 * (new_value - baseline):.2g} us ({new_value / baseline - 1:.0%})"
+        if check_result and on_cpu and (value_now - baseline_s < MIN_SLOWDOWN_S or value_now < PROCESSES * baseline_s):
+            slowdown_text = f"{1e6 * (value_now - baseline_s):.2g} us ({value_now / baseline_s - 1:.0%})"
             self.lines.append(f"{current.fullname}: {slowdown_text} slower, as two processes differ by themselves")
             return None
         return check_result
@@ -160,12 +160,12 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
     lines, noisy_tests = session.config.stash.setdefault(_NOISE_LINES_KEY, []), set()
     if benchmarking is None or not benchmarking.compare_fail:
         return (yield)
-    for benchmark, (baseline_path, baseline) in itertools.product(
+    for benchmark, (baseline_path, baseline_data) in itertools.product(
         filter(None, benchmarking.benchmarks), benchmarking.compared_mapping.items()
     ):
-        if benchmark.fullname not in baseline:
+        if benchmark.fullname not in baseline_data:
             continue
-        baseline_info = baseline[benchmark.fullname].get("extra_info", {})
+        baseline_info = baseline_data[benchmark.fullname].get("extra_info", {})
         if baseline_noise := _noise(baseline_info):
             lines.append(f"{benchmark.fullname}: its baseline {baseline_path.name} is {baseline_noise}")
         if baseline_noise or _noise(benchmark.extra_info):
@@ -175,12 +175,12 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
     ]
     if noisy_tests:
         lines.append(f"NOISY readings are left out of --benchmark-compare-fail: {len(noisy_tests)}")
-    hook_result = yield
+    wrapped_result = yield
     if noisy_tests and not any(check.compared for check in quiet_checks) and session.exitstatus == pytest.ExitCode.OK:
         from rooflab.bench.base.statuses import ExitStatus
 
         session.exitstatus = ExitStatus.INVALID
-    return hook_result
+    return wrapped_result
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -205,7 +205,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def _options(item: pytest.Item) -> dict[str, Any]:
     marker = item.get_closest_marker("benchmark")
-    return {name: value for name, value in marker.kwargs.items() if name != "timer"} if marker else {}
+    return {name: option_value for name, option_value in marker.kwargs.items() if name != "timer"} if marker else {}
 
 
 def _limits(item: pytest.Item) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
     busy.  The test then passes, without FLOP/s and bytes/s.  A line at the end of the run names the test, and
     `--benchmark-compare-fail` ignores this measurement.
     """
-    config, item = request.config, request.node
+    config, test_item = request.config, request.node
 
     def run(
         fn: Callable[..., Any],
@@ -270,18 +270,18 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
             return benchmark.pedantic(lambda: checked_call.result)
         if checked_call.interpreted:
             pytest.skip(INTERPRETED_REASON)
-        record = _by_fn(benchmark, plugin_timing.time_kernel, checked_call, cost, **_limits(item))
+        record = _by_fn(benchmark, plugin_timing.time_kernel, checked_call, cost, **_limits(test_item))
         info = plugin_timing.extra_info(record, cost)
-        if afterwards and record.status in ("OK", "NOISY") and (error := afterwards()):
-            info["status"] = f"INCORRECT: after timing: {error}"
+        if afterwards and record.status in ("OK", "NOISY") and (late_error := afterwards()):
+            info["status"] = f"INCORRECT: after timing: {late_error}"
         is_noisy = info["status"].startswith("NOISY: ")
         if info["status"] != "OK" and not is_noisy:
             _fail(benchmark, info["status"])
         if is_noisy:
-            config.stash.setdefault(_NOISE_LINES_KEY, []).append(f"{item.nodeid}: {info['status']}")
+            config.stash.setdefault(_NOISE_LINES_KEY, []).append(f"{test_item.nodeid}: {info['status']}")
         benchmark.extra_info.update(plain(info) | {"checked": reference is not None or afterwards is not None})
         samples_s = record.samples_s
-        item.stash[_REPLAY_KEY].load(samples_s)
+        test_item.stash[_REPLAY_KEY].load(samples_s)
         return benchmark.pedantic(lambda: checked_call.result, rounds=len(samples_s))
 
     return run
@@ -295,27 +295,27 @@ def emulated() -> Iterator[Emulation]:
     value of the fixture lists the kernel launches.  Triton's interpreter (`TRITON_INTERPRET`) must be off."""
     from rooflab.bench.emulate import emulating
 
-    with emulating() as emulation:
-        yield emulation
+    with emulating() as kernel_emulation:
+        yield kernel_emulation
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Fails a test with the fixture `emulated` if a kernel has a race.  Tracebacks end in the user's code."""
-    if EMULATED_FIXTURE not in pyfuncitem.funcargs:
+    if EMULATED_FIXTURE_NAME not in pyfuncitem.funcargs:
         return (yield)
     from rooflab.bench.emulator import Emulation, EmulationError, users_part
 
-    emulation = pyfuncitem.funcargs[EMULATED_FIXTURE]
-    if not isinstance(emulation, Emulation):  # a fixture of the project itself
+    kernel_emulation = pyfuncitem.funcargs[EMULATED_FIXTURE_NAME]
+    if not isinstance(kernel_emulation, Emulation):  # a fixture of the project itself
         return (yield)
     try:
-        hook_result = yield
+        wrapped_result = yield
     except EmulationError as error:
         raise error.with_traceback(users_part(error.__traceback__)) from None
-    if emulation.races:
-        pytest.fail("; ".join(map(str, emulation.findings)), pytrace=False)
-    return hook_result
+    if kernel_emulation.races:
+        pytest.fail("; ".join(map(str, kernel_emulation.findings)), pytrace=False)
+    return wrapped_result
 
 
 def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: Any) -> Any:
@@ -335,8 +335,8 @@ def _by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., 
 
     @functools.wraps(fn)
     def call(*values: Any) -> Any:
-        num_positional = len(values) - len(names)
-        return fn(*values[:num_positional], **dict(zip(names, values[num_positional:], strict=True)))
+        num_positional_args = len(values) - len(names)
+        return fn(*values[:num_positional_args], **dict(zip(names, values[num_positional_args:], strict=True)))
 
     return call
 

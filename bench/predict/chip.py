@@ -97,26 +97,26 @@ class Chip:
         """Returns the clocks that one warp instruction occupies each pipe of an SM.  Four schedulers make 0.25 for
         `issue`.
         """
-        clocks: dict[Pipe, float] = {"issue": 0.25}
+        clocks_by_pipe: dict[Pipe, float] = {"issue": 0.25}
         name = entry.name
         if entry.mma_flops:
             # All four warps of a warpgroup issue its product; each warp does a quarter of the FLOPs.
             flops = entry.mma_flops / (WARPGROUP_WARPS if entry.is_wgmma else 1)
-            rate_share = self.tensor_share if entry.is_wgmma else min(self.tensor_share, MMA_SYNC_SHARE)
-            clocks["tensor"] = flops / (self.tensor_rate(entry.mma_dtype) * rate_share)
+            tensor_rate_share = self.tensor_share if entry.is_wgmma else min(self.tensor_share, MMA_SYNC_SHARE)
+            clocks_by_pipe["tensor"] = flops / (self.tensor_rate(entry.mma_dtype) * tensor_rate_share)
             if entry.is_wgmma:
-                clocks["load/store"] = _operand_bytes(entry) / WARPGROUP_WARPS / self.shared_bytes_per_clock
+                clocks_by_pipe["load/store"] = _operand_bytes(entry) / WARPGROUP_WARPS / self.shared_bytes_per_clock
         elif name in _FMA_OPCODES:
-            clocks["fma"] = 0.25
+            clocks_by_pipe["fma"] = 0.25
         elif name in _INTEGER_MULTIPLY_OPCODES:
-            clocks |= {"fma": 0.25, "integer multiply": 0.5}
+            clocks_by_pipe |= {"fma": 0.25, "integer multiply": 0.5}
         elif name in _SFU_OPCODES:
-            clocks["sfu"] = 2.0
+            clocks_by_pipe["sfu"] = 2.0
         elif name in _ALU_OPCODES:
-            clocks["alu"] = 0.5
+            clocks_by_pipe["alu"] = 0.5
         elif name.startswith(_LOAD_STORE_OPCODES) and name not in ("LDC", "LDGDEPBAR"):
-            clocks["load/store"] = max(1.0, 32 * entry.bytes_per_thread / self.shared_bytes_per_clock)
-        return clocks
+            clocks_by_pipe["load/store"] = max(1.0, 32 * entry.bytes_per_thread / self.shared_bytes_per_clock)
+        return clocks_by_pipe
 
     def l2_share(self, ctas: int) -> float:
         """Returns how many bytes per clock each of `ctas` CTAs can read from L2, if each SM runs at most one CTA."""
@@ -149,9 +149,9 @@ class Chip:
 
 def _operand_bytes(entry: SassInstruction) -> float:
     """Returns the operand bytes that a wgmma reads from shared memory: operand B, and A if it is not in registers."""
-    shape = entry.mma_shape
-    assert shape is not None, "asked of matrix products only"
-    m, n, k = shape
+    mma_shape = entry.mma_shape
+    assert mma_shape is not None, "asked of matrix products only"
+    m, n, k = mma_shape
     bytes_per_element = {"tf32": 4, "int8": 1, "fp8_e4m3": 1}.get(entry.mma_dtype, 2)
     a_in_registers = len(entry.arguments) > 1 and entry.arguments[1].startswith("R")
     return float(k * bytes_per_element * (n + (0 if a_in_registers else m)))
@@ -162,7 +162,7 @@ def chip_of(device: Device) -> Chip:
     if device.compute_capability != (9, 0):
         raise ValueError(f"gpu: expected a Hopper GPU, whose figures the predictor has, got {device.full_name}")
     clocks_per_s = device.sms * device.boost_clock_hz
-    tensor_rates = {dtype: rate / clocks_per_s for dtype, rate in device.matrix_flops_per_s.items()}
+    tensor_rates = {dtype: flops_per_s / clocks_per_s for dtype, flops_per_s in device.matrix_flops_per_s.items()}
     return Chip(tensor_rates, device.boost_clock_hz, device.sms, min(1.0, TENSOR_CLOCK_HZ / device.boost_clock_hz))
 
 
@@ -191,20 +191,20 @@ class Walk:
         for entry in code:
             # wgmmas add to an accumulator in the order of issue; a wgmma does not wait for the earlier sum.
             input_registers = entry.reads - entry.writes if entry.is_wgmma else entry.reads
-            clocks = {pipe: self.warps * cycles for pipe, cycles in self.chip.cycles(entry).items()}
+            clocks_by_pipe = {pipe: self.warps * cycles for pipe, cycles in self.chip.cycles(entry).items()}
             issue_clock = max(
                 [
                     self.now,
                     *(self._ready.get(name, 0.0) for name in input_registers),
-                    *(self._free.get(p, 0.0) for p in clocks),
+                    *(self._free.get(busy_pipe, 0.0) for busy_pipe in clocks_by_pipe),
                 ]
             )
             if entry.groups_left is not None and len(self._groups) > entry.groups_left:
                 issue_clock = max(issue_clock, self._groups[-1 - entry.groups_left])
             self._land(entry.reads | entry.writes)
-            for pipe, cycles in clocks.items():
+            for pipe, cycles in clocks_by_pipe.items():
                 self._free[pipe] = issue_clock + cycles
-            result_clock = issue_clock + max(clocks.values()) + self.chip.latency(entry, self.load_latency)
+            result_clock = issue_clock + max(clocks_by_pipe.values()) + self.chip.latency(entry, self.load_latency)
             for name in entry.writes:
                 self._ready[name] = result_clock
             if entry.commits:
@@ -212,7 +212,7 @@ class Walk:
             if entry.loads_global:
                 self._flying.append((entry.bytes_per_thread, entry.writes))
                 self.most_bytes = max(self.most_bytes, sum(num_bytes for num_bytes, _ in self._flying))
-            self.now = issue_clock + max(1.0, clocks["issue"])
+            self.now = issue_clock + max(1.0, clocks_by_pipe["issue"])
         return self.now - start_clock
 
     def finish(self) -> float:
@@ -224,28 +224,28 @@ class Walk:
     def _land(self, names: frozenset[str]) -> None:
         """Drops finished loads.  Loads finish in order: the last load into a register of `names` and all loads before
         it."""
-        last_index = max((index for index, (_, registers) in enumerate(self._flying) if registers & names), default=-1)
+        last_index = max((i for i, (_, registers) in enumerate(self._flying) if registers & names), default=-1)
         del self._flying[: last_index + 1]
 
 
 def steady_cycles(body: Sequence[SassInstruction], chip: Chip, warps: int, load_latency: float) -> float:
     """Returns the clocks of one loop iteration in the steady state: the third of three simulated iterations."""
-    walk = Walk(chip, warps, load_latency)
-    walk.run(body)
-    walk.run(body)
-    return walk.run(body)
+    code_walk = Walk(chip, warps, load_latency)
+    code_walk.run(body)
+    code_walk.run(body)
+    return code_walk.run(body)
 
 
 def span_cycles(code: Sequence[SassInstruction], chip: Chip, warps: int, load_latency: float) -> float:
     """Returns the number of clocks from the first instruction of `code` until the last result is ready."""
-    walk = Walk(chip, warps, load_latency)
-    walk.run(code)
-    return walk.finish()
+    code_walk = Walk(chip, warps, load_latency)
+    code_walk.run(code)
+    return code_walk.finish()
 
 
 def bytes_in_flight(code: Sequence[SassInstruction], chip: Chip) -> int:
     """Returns the maximum bytes of global loads that a thread has in flight, in two runs of `code` in a row."""
-    walk = Walk(chip, 1, chip.hbm_latency)
-    walk.run(code)
-    walk.run(code)
-    return walk.most_bytes
+    code_walk = Walk(chip, 1, chip.hbm_latency)
+    code_walk.run(code)
+    code_walk.run(code)
+    return code_walk.most_bytes

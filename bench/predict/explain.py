@@ -94,16 +94,16 @@ class Explanation:
             }
             for time_step in self.parts
         ]
-        sum_kind = self.kind if self.measured_ms is not None else f"{self.kind}, {self.calibration}"
-        return [*rows, {"part": "sum", "us": sum_ms * 1e3, "share": "", "why": sum_kind}]
+        sum_reason = self.kind if self.measured_ms is not None else f"{self.kind}, {self.calibration}"
+        return [*rows, {"part": "sum", "us": sum_ms * 1e3, "share": "", "why": sum_reason}]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the whole explanation as JSON values."""
         target = self.target
-        own_fields = {
+        explanation_fields = {
             name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("target", "flops")
         }
-        return own_fields | {
+        return explanation_fields | {
             "op": target.op,
             "kernel": target.kernel,
             "case": target.case.id,
@@ -133,21 +133,21 @@ def explain(
 
 def explained(answer: Predicted, device: Device, measured_ms: float | None) -> Explanation:
     """Makes the explanation from a prediction, and from the measured time if there is one."""
-    target, cost, traffic = answer.target, answer.cost, answer.traffic
+    target, least_cost, traffic = answer.target, answer.cost, answer.traffic
     field_values: dict[str, Any] = {
         "target": target,
         "role": target.registered.role,
         "gpu": device.name,
-        "bytes": traffic.bytes if traffic else cost.bytes,
-        "least_bytes": cost.bytes,
-        "flops": cost.flops,
+        "bytes": traffic.bytes if traffic else least_cost.bytes,
+        "least_bytes": least_cost.bytes,
+        "flops": least_cost.flops,
         "traffic_basis": traffic.basis if traffic else "least",
     }
     if answer.prediction is None:
-        launches = traffic.launches if traffic else cost.launches
+        launches = traffic.launches if traffic else least_cost.launches
         return Explanation(**field_values, launches=launches, reason=answer.reason)
     prediction = answer.prediction
-    accuracy = error_text(target.op, cost) if prediction.works else UNREAD_REASON
+    accuracy = error_text(target.op, least_cost) if prediction.works else UNREAD_REASON
     parts, modelled_ms = prediction.steps, prediction.seconds * 1e3
     if measured_ms is not None:
         ratio_text = f"{measured_ms / modelled_ms:.2f} times {'predicted' if prediction.works else 'the bound'}"
@@ -230,16 +230,16 @@ def why_sentence(explanations: Sequence[Explanation]) -> str:
     Compares measured times if the naive kernel and an optimized kernel have them.  Otherwise compares predicted times.
     A measured time is never compared with a predicted time."""
     naive = next((entry for entry in explanations if entry.role == "naive"), None)
-    fast_kernels = [entry for entry in explanations if entry.role == "optimized"]
-    has_times = naive is not None and naive.measured_ms is not None and any(entry.measured_ms for entry in fast_kernels)
+    fast_entries = [entry for entry in explanations if entry.role == "optimized"]
+    has_times = naive is not None and naive.measured_ms is not None and any(entry.measured_ms for entry in fast_entries)
     ms_by_target = {entry.target: entry.measured_ms if has_times else entry.predicted_ms for entry in explanations}
     if naive is not None and not has_times:
         ms_by_target[naive.target] = naive.modelled_ms
-    fast_kernels = [entry for entry in fast_kernels if ms_by_target[entry.target]]
+    fast_entries = [entry for entry in fast_entries if ms_by_target[entry.target]]
     naive_ms = ms_by_target[naive.target] if naive is not None else None
-    if naive is None or not naive_ms or not fast_kernels:
+    if naive is None or not naive_ms or not fast_entries:
         return "There is no naive and optimized kernel to compare on this case."
-    best_kernel = min(fast_kernels, key=lambda entry: ms_by_target[entry.target] or 0.0)
+    best_kernel = min(fast_entries, key=lambda entry: ms_by_target[entry.target] or 0.0)
     best_ms = ms_by_target[best_kernel.target]
     assert best_ms, "those without a time were left out"
     naive_parts, best_parts = (
@@ -248,9 +248,9 @@ def why_sentence(explanations: Sequence[Explanation]) -> str:
     )
     gains_ms = {name: ms - best_parts.get(name, 0.0) for name, ms in naive_parts.items()}
     name = max(gains_ms, key=lambda part: gains_ms[part])
-    time_kind = "measured" if has_times else "predicted"
+    time_source = "measured" if has_times else "predicted"
     speed_text = "naive's speed" if has_times or naive.predicted_ms is not None else "the speed of naive's bound"
     return (
-        f"{best_kernel.target.kernel} is {time_kind} at {naive_ms / best_ms:.3g} times {speed_text}; most of what it "
+        f"{best_kernel.target.kernel} is {time_source} at {naive_ms / best_ms:.3g} times {speed_text}; most of what it "
         f"saves is {name}, {_us(gains_ms[name])} of {_us(naive_ms - best_ms)}."
     )

@@ -38,12 +38,12 @@ def main(text: str) -> None:
         registry.get_op(target_fields["op"]),
         registry.get_kernel(target_fields["op"], target_fields["kernel"]),
     )
-    if reason := kernel.why_not_here(device):
-        raise ValueError(f"{kernel.id}: {reason}")
-    case, scheme = spec.check_case(Case(**target_fields["case"])), get_scheme(target_fields["scheme"])
-    inputs = spec.make_inputs(case, scheme, device, target_fields["seed"])
-    if reason := kernel.why_not_args(inputs):
-        raise ValueError(str(reason))
+    if refusal_text := kernel.why_not_here(device):
+        raise ValueError(f"{kernel.id}: {refusal_text}")
+    case, number_scheme = spec.check_case(Case(**target_fields["case"])), get_scheme(target_fields["scheme"])
+    inputs = spec.make_inputs(case, number_scheme, device, target_fields["seed"])
+    if refusal_text := kernel.why_not_args(inputs):
+        raise ValueError(str(refusal_text))
     kernel_call = Rotation(kernel, spec, [inputs])
     for _ in range(target_fields["warm_up"]):
         kernel_call()

@@ -71,7 +71,7 @@ class Prediction:
     @property
     def seconds(self) -> float:
         """Returns the predicted time, which is the sum of its parts."""
-        return math.fsum(step.seconds for step in self.steps)
+        return math.fsum(time_step.seconds for time_step in self.steps)
 
 
 def predict(
@@ -95,7 +95,7 @@ def predict(
     launches = sum(info.launches for info in compiled) or (traffic.launches if traffic else cost.launches)
     rate = ceilings.hbm_bytes_per_s * HBM_SUSTAINED_SHARE
     least_s, sustained_s, memory_s = cost.bytes / ceilings.hbm_bytes_per_s, cost.bytes / rate, moved_bytes / rate
-    stages = [
+    model_stages = [
         (LEAST_WORK, max(least_s, ideal_s), f"{'memory' if least_s >= ideal_s else 'arithmetic'} at the ceilings"),
         (LAUNCH, launches * ceilings.launch_floor_s, f"{launches} of {ceilings.launch_floor_s * 1e6:.2g} us"),
         (SUSTAINED, max(sustained_s, arithmetic_s), _sustained_why(sustained_s >= arithmetic_s, chip)),
@@ -103,18 +103,18 @@ def predict(
     ]
     works: tuple[LaunchWork, ...] = ()
     if compiled:
-        shares = _shares(compiled, cost, traffic, matrix_flops)
-        works = tuple(work_of(info, device, chip, share) for info, share in zip(compiled, shares, strict=True))
-        stages += _compiled_stages(works, shares, memory_s, moved_bytes, rate, arithmetic_s, chip)
+        work_shares = _shares(compiled, cost, traffic, matrix_flops)
+        works = tuple(work_of(info, device, chip, share) for info, share in zip(compiled, work_shares, strict=True))
+        model_stages += _compiled_stages(works, work_shares, memory_s, moved_bytes, rate, arithmetic_s, chip)
     else:
         serial_s = memory_s + arithmetic_s if launches > 1 else max(memory_s, arithmetic_s)
         latency_s = launches * chip.hbm_latency_s
-        stages += [
+        model_stages += [
             (PIPE, serial_s, "memory and arithmetic in turn" if launches > 1 else "no compiled code was read"),
             (WAVES, serial_s, "no compiled code was read"),
             (LATENCY, serial_s + latency_s, f"first bytes after {chip.hbm_latency_s * 1e9:.0f} ns in each launch"),
         ]
-    return Prediction(roofline_bound, tuple(_differences(stages)), launches, works)
+    return Prediction(roofline_bound, tuple(_differences(model_stages)), launches, works)
 
 
 def _arithmetic(limit: Bound, cost: Cost, ceilings: Ceilings, chip: Chip) -> tuple[float, float]:
@@ -158,8 +158,8 @@ def _shares(
     flops = sum(cost.tensor_flops.values()) if matrix_flops is None else matrix_flops
     in_bytes, out_bytes = (traffic.read_bytes, traffic.write_bytes) if traffic else (cost.read_bytes, cost.write_bytes)
     threads = [float(info.launches * info.threads * (info.ctas or math.prod(info.grid))) for info in compiled]
-    has_products = [any(entry.mma_flops for entry in parse_code(info.sass)) for info in compiled]
-    product_threads = [size * (mma or not any(has_products)) for size, mma in zip(threads, has_products, strict=True)]
+    has_mma = [any(instruction.mma_flops for instruction in parse_code(info.sass)) for info in compiled]
+    product_threads = [size * (mma or not any(has_mma)) for size, mma in zip(threads, has_mma, strict=True)]
     product_flops = [flops * size / sum(product_threads) for size in product_threads]
     scratch_bytes = out_bytes - cost.write_bytes
     if len(compiled) == 2 and scratch_bytes > 0:
@@ -167,8 +167,8 @@ def _shares(
     else:
         io_bytes = [(in_bytes * size / sum(threads), out_bytes * size / sum(threads)) for size in threads]
     return [
-        Share(mm_flops, *io_pair, cuts_tiles=scratch_bytes > 0)
-        for mm_flops, io_pair in zip(product_flops, io_bytes, strict=True)
+        Share(mm_flops, *read_write_bytes, cuts_tiles=scratch_bytes > 0)
+        for mm_flops, read_write_bytes in zip(product_flops, io_bytes, strict=True)
     ]
 
 
@@ -181,26 +181,26 @@ def _compiled_stages(
     arithmetic: float,
     chip: Chip,
 ) -> list[tuple[str, float, str]]:
-    balanced_s = busiest_s = total_s = 0.0
+    balanced_s = busiest_sm_s = total_s = 0.0
     flops = sum(share.matrix_flops for share in shares)
     for work, share in zip(works, shares, strict=True):
         kernel_bytes = share.read_bytes + share.write_bytes
         byte_share = kernel_bytes / moved if moved else 1.0
         streaming_s = memory * byte_share
-        copies_s = _copies_s(work, chip)
+        copy_time_s = _copies_s(work, chip)
         least_s = arithmetic * (share.matrix_flops / flops if flops else byte_share)
-        pipes_s = max(_pipe_s(work, chip, balanced=True), least_s, copies_s)
+        pipes_s = max(_pipe_s(work, chip, balanced=True), least_s, copy_time_s)
         balanced_s += max(streaming_s, pipes_s)
         streaming_s = max(streaming_s, _memory_s(work, kernel_bytes, rate, chip, in_flight=False))
         pipes_s = max(pipes_s, _pipe_s(work, chip, balanced=False))
-        busiest_s += max(streaming_s, pipes_s)
+        busiest_sm_s += max(streaming_s, pipes_s)
         streaming_s = max(streaming_s, _memory_s(work, kernel_bytes, rate, chip, in_flight=True))
         latency_s = work.launches * chip.hbm_latency_s
         total_s += latency_s + max(streaming_s, pipes_s, _dependent_s(work, chip) - latency_s)
     largest_work = max(works, key=lambda work: max(work.pipe_cycles.values()) * work.ctas * work.launches)
     return [
         (PIPE, balanced_s, _pipe_why(largest_work, chip)),
-        (WAVES, busiest_s, _waves_why(largest_work)),
+        (WAVES, busiest_sm_s, _waves_why(largest_work)),
         (LATENCY, total_s, _latency_why(largest_work, moved, rate, chip)),
     ]
 
@@ -225,9 +225,9 @@ def _memory_s(work: LaunchWork, moved: float, rate: float, chip: Chip, in_flight
     """Returns the seconds to move `moved` bytes.  A wave with too few CTAs does not reach `rate` (bytes/s)."""
     bytes_per_cta = moved / (work.launches * work.ctas)
     resident_ctas = work.occupancy.ctas_per_sm * chip.sms
-    waves = ((resident_ctas, work.waves.full), (work.waves.tail_ctas, int(work.waves.tail_ctas > 0)))
+    cta_waves = ((resident_ctas, work.waves.full), (work.waves.tail_ctas, int(work.waves.tail_ctas > 0)))
     seconds = 0.0
-    for ctas, num_waves in waves:
+    for ctas, num_waves in cta_waves:
         if num_waves:
             reached_rate = min(rate, min(ctas, chip.sms) * chip.sm_bytes_per_clock * chip.clock_hz)
             if in_flight and work.in_flight_bytes:
@@ -247,12 +247,12 @@ def _pipe_why(work: LaunchWork, chip: Chip) -> str:
 
 
 def _waves_why(work: LaunchWork) -> str:
-    waves = work.waves
+    cta_waves = work.waves
     if work.rounds > 1:
         return f"{counted(work.ctas, 'CTA')} of {work.rounds:.2f} tiles; the busiest does {work.most_rounds:.4g}"
     return (
-        f"{counted(work.ctas, 'CTA')}, {waves.waves:.2f} waves; the busiest SM runs {waves.busiest_sm_ctas}, "
-        f"the mean {waves.balance:.0%} of that"
+        f"{counted(work.ctas, 'CTA')}, {cta_waves.waves:.2f} waves; the busiest SM runs {cta_waves.busiest_sm_ctas}, "
+        f"the mean {cta_waves.balance:.0%} of that"
     )
 
 

@@ -113,8 +113,8 @@ class Profile:
     @property
     def traffic(self) -> Traffic | None:
         """Returns the HBM bytes that ncu counted, or None if it counted none.  Bytes still in L2 are not included."""
-        counted_profile = self if self.whole is None else Profile((self.whole,))
-        read_bytes, written_bytes = counted_profile.total(READ_METRIC), counted_profile.total(WRITE)
+        whole_profile = self if self.whole is None else Profile((self.whole,))
+        read_bytes, written_bytes = whole_profile.total(READ_METRIC), whole_profile.total(WRITE)
         if read_bytes is None or written_bytes is None:
             return None
         return Traffic(read_bytes, written_bytes, len(self.launches), "counted")
@@ -173,12 +173,12 @@ def _take(
 ) -> tuple[Profile, list[str]]:
     """Runs ncu, without the metrics that ncu does not know.  Returns the profile and the known metrics."""
     metrics = list(requested)
-    env_variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env_variables = {name: variable_value for name, variable_value in os.environ.items() if name != "TRITON_INTERPRET"}
     while metrics:
         log_path = folder / f"{whole} {len(metrics)} {metrics[0]}.csv"
-        line = command(target, seed, metrics, log_path, ncu, whole)
+        command_line = command(target, seed, metrics, log_path, ncu, whole)
         try:
-            process = Child.run(line, timeout_s, env_variables | {"LC_ALL": "C"})
+            process = Child.run(command_line, timeout_s, env_variables | {"LC_ALL": "C"})
         except TimeoutExpired as error:
             expected_end = f"an end within {timeout_s:.0f} s"
             raise ValueError(f"ncu: expected {expected_end}, got none; a smaller --case is counted faster") from error
@@ -229,18 +229,18 @@ def parse(text: str) -> list[NcuCounters]:
 
     Raises `ValueError` if the table is incomplete."""
     lines = text.splitlines()
-    header_index = next((index for index, line in enumerate(lines) if line.startswith('"ID","Process ID"')), None)
+    header_index = next((i for i, line in enumerate(lines) if line.startswith('"ID","Process ID"')), None)
     if header_index is None:
         return []
     launch_table = csv.DictReader(line for line in lines[header_index:] if line.startswith('"'))
-    units, rows = next(launch_table, {}), []
+    metric_units, rows = next(launch_table, {}), []
     for cells in launch_table:
         if None in (*cells, *cells.values()):
-            raise ValueError(f"ncu: expected {len(units)} columns in each line of its table, got another number")
+            raise ValueError(f"ncu: expected {len(metric_units)} columns in each line of its table, got another number")
         values = {
             _old_name(name): metric_value
             for name, cell in cells.items()
-            if "__" in name and (metric_value := _number(cell, units[name])) is not None
+            if "__" in name and (metric_value := _number(cell, metric_units[name])) is not None
         }
         rows.append(NcuCounters(cells["Kernel Name"], cells.get("Grid Size", ""), cells.get("Block Size", ""), values))
     return rows
@@ -259,7 +259,7 @@ def _number(cell: str, unit: str) -> float | None:
 NON_PIPE_UNITS = ("hbm", "sm", "occupancy", "issue")
 """The entries in the table of pipes that are not pipes."""
 _LAUNCH_COLUMNS = (("read_mbytes", READ_METRIC, 1e-6), ("write_mbytes", WRITE, 1e-6), ("us", DURATION, 1e6))
-NOT_A_TIME = "counted by Nsight Compute, which runs each launch alone: its duration is no time by the protocol"
+NOT_A_TIME_REASON = "counted by Nsight Compute, which runs each launch alone: its duration is no time by the protocol"
 
 
 def launch_rows(profile: Profile) -> list[dict[str, Any]]:
@@ -268,7 +268,7 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
     for entry in profile.launches:
         pipes = {name: busy_percent for name, busy_percent in entry.pipes.items() if name not in NON_PIPE_UNITS}
         pipe = max(pipes, key=lambda name: pipes[name], default=None)
-        stalls = [f"{reason} {warps:.2f}" for reason, warps in list(entry.stalls.items())[:3]]
+        stall_texts = [f"{stall_reason} {warps:.2f}" for stall_reason, warps in list(entry.stalls.items())[:3]]
         rows.append(
             {
                 "launch": entry.kernel,
@@ -279,7 +279,7 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
                 },
                 **{f"{name}_percent": entry.pipes.get(name) for name in NON_PIPE_UNITS},
                 "busiest_pipe": None if pipe is None else f"{pipe} {pipes[pipe]:.0f}%",
-                "stalls": ", ".join(stalls),
+                "stalls": ", ".join(stall_texts),
             }
         )
     return rows
@@ -325,7 +325,7 @@ def compared(modelled: Explanation, profile: Profile) -> list[dict[str, Any]]:
 def counted_record(explained: Explanation, profile: Profile, seed: int) -> Record:
     """Makes a record of the counted values.  ncu runs each launch alone, so its duration is only a metric."""
     target = explained.target
-    traffic, note = settled(target, profile)
+    traffic, traffic_note = settled(target, profile)
     environment = Environment.now()
     kernel = target.registered
     # A log may come from another machine; then this machine may have no GPU for which to choose a config.
@@ -339,9 +339,9 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
     longest_launch = max(profile.launches, key=lambda entry: entry.values.get(DURATION, 0.0))
     metrics |= {f"{name.replace('/', '_')}_percent": value for name, value in longest_launch.pipes.items()}
     metrics |= {f"stall_{name}_warps_per_issue": value for name, value in longest_launch.stalls.items()}
-    reason = "; ".join(text for text in (NOT_A_TIME, note) if text)
+    record_reason = "; ".join(text for text in (NOT_A_TIME_REASON, traffic_note) if text)
     return replace(
-        environment.record("bench", kernel, target.case, target.scheme.name, reason=reason),
+        environment.record("bench", kernel, target.case, target.scheme.name, reason=record_reason),
         config=None if config is None else asdict(config),
         seed=seed,
         device="cuda",

@@ -74,23 +74,23 @@ def _price(target: KernelCase) -> tuple[Cost, Traffic | None, float | None, str]
     kernel cannot run this target on Hopper.
 
     Traffic and FLOPs are None if they are unknown.  The reason is empty if the kernel can run."""
-    spec, kernel, scheme = get_op(target.op), target.registered, target.scheme
+    spec, kernel, number_scheme = get_op(target.op), target.registered, target.scheme
     if target.config is not None:
         kernel = kernel.with_config(target.config)
-    inputs = spec.make_inputs(target.case, scheme, torch.device("meta"), 0)
-    cost, refusal, reason = spec.cost_of(inputs), kernel.why_not_args(inputs), ""
-    if scheme.name not in spec.schemes:
-        reason = f"UNSUPPORTED: {target.op} has no scheme {scheme.name}"
+    inputs = spec.make_inputs(target.case, number_scheme, torch.device("meta"), 0)
+    cost, refusal_reason, reason = spec.cost_of(inputs), kernel.why_not_args(inputs), ""
+    if number_scheme.name not in spec.schemes:
+        reason = f"UNSUPPORTED: {target.op} has no scheme {number_scheme.name}"
     elif "cuda" not in kernel.devices:
         reason = f"UNSUPPORTED: {kernel.id} runs on {' and '.join(kernel.devices)}"
-    if refusal is not None:
-        return cost, None, None, reason or str(refusal)
+    if refusal_reason is not None:
+        return cost, None, None, reason or str(refusal_reason)
     traffic, tuning = kernel.traffic_of(inputs, "cuda"), kernel.tuning
     if tuning is None or tuning.footprint is None:
         return cost, traffic, None, reason
-    config = target.config if target.config is not None else tuning.heuristic(target.case, scheme)
-    footprint = tuning.footprint(config, target.case, scheme)
-    padded_flops = footprint.tensor_flops * footprint.ctas
+    config = target.config if target.config is not None else tuning.heuristic(target.case, number_scheme)
+    cta_footprint = tuning.footprint(config, target.case, number_scheme)
+    padded_flops = cta_footprint.tensor_flops * cta_footprint.ctas
     return cost, traffic, max(padded_flops, sum(cost.tensor_flops.values())) if padded_flops else None, reason
 
 
@@ -101,7 +101,7 @@ def choose_cases(spec: OpSpec, texts: Sequence[str], scheme: Scheme) -> list[Cas
     """Returns the cases in `texts`.  By default, returns the largest Llama-3.1-8B case.  Raises `ValueError` on an
     unknown case."""
     if texts:
-        return [spec.check_case(Case.parse(text)) for text in texts]
+        return [spec.check_case(Case.parse(case_text)) for case_text in texts]
 
     def size(case: Case) -> tuple[float, float]:
         cost = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
@@ -135,12 +135,12 @@ def choose_targets(
     kernel_choices = [
         (kernel, kernel_file, kernel.tunable.make_config(values) if values else None) for kernel, kernel_file in kernels
     ]
-    names: list[str | None] = [*schemes] or [None]
+    scheme_names: list[str | None] = [*schemes] or [None]
     targets = []
-    for scheme in (choose_scheme(spec, name) for name in names):
-        for case in [default] if default and not cases else choose_cases(spec, cases, scheme):
+    for number_scheme in (choose_scheme(spec, name) for name in scheme_names):
+        for case in [default] if default and not cases else choose_cases(spec, cases, number_scheme):
             targets += [
-                KernelCase(spec.name, kernel.name, case, scheme, *options) for kernel, *options in kernel_choices
+                KernelCase(spec.name, kernel.name, case, number_scheme, *options) for kernel, *options in kernel_choices
             ]
     return targets
 
@@ -154,15 +154,15 @@ def choose_gpu(name: str | None, records: Sequence[Record] = ()) -> tuple[Device
         resolved_gpu = resolve(name)
         chip_of(resolved_gpu[0])
         return resolved_gpu
-    names = {str(record.environment["gpu"]["name"]) for record in records if record.environment.get("gpu")}
-    if not names and torch.cuda.is_available():
-        names = {torch.cuda.get_device_name()}
-    if not names:
+    gpu_names = {str(record.environment["gpu"]["name"]) for record in records if record.environment.get("gpu")}
+    if not gpu_names and torch.cuda.is_available():
+        gpu_names = {torch.cuda.get_device_name()}
+    if not gpu_names:
         return resolve(DEFAULT_GPU)
-    device_by_name = {reported_name: identify(reported_name) for reported_name in names}
+    device_by_name = {reported_name: identify(reported_name) for reported_name in gpu_names}
     device = next(iter(device_by_name.values()))
     if len(device_by_name) > 1 or device is None:
-        raise ValueError(f"gpu: expected one by name, for this could be {', '.join(sorted(names))}")
+        raise ValueError(f"gpu: expected one by name, for this could be {', '.join(sorted(gpu_names))}")
     return device, None
 
 

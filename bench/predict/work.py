@@ -81,13 +81,13 @@ def roles_of(code: Sequence[SassInstruction], threads: int, indirect: Mapping[in
     turn_by_start = {loop.start: _turn(code, loop) for loop in _working(code, loops)}
     turn_addresses = {entry.address for body in turn_by_start.values() for entry in body}
     loop_addresses = {address for loop in loops if _own(loop) & turn_by_start.keys() for address in _own(loop)}
-    whole_kernel = Role(
+    whole_kernel_role = Role(
         warps,
         tuple(entry for entry in code if entry.address not in loop_addresses),
         tuple(entry for entry in code if entry.address in loop_addresses - turn_addresses),
         tuple(turn_by_start.values()),
     )
-    return _specialised(whole_kernel, turn_by_start, role_starts) if role_starts else _fed(whole_kernel)
+    return _specialised(whole_kernel_role, turn_by_start, role_starts) if role_starts else _fed(whole_kernel_role)
 
 
 def _own(loop: Loop) -> set[int]:
@@ -119,10 +119,10 @@ def _turn(code: Sequence[SassInstruction], loop: Loop) -> Body:
     last_address = max((entry.address for entry in body if entry.target == loop.start), default=body[-1].address)
     has_copies = any(entry.loads_async for entry in body)
     skipped_addresses: set[int] = {entry.address for entry in body if entry.address > last_address}
-    for branch in body:
-        if branch.target is None or not branch.address < branch.target <= last_address:
+    for jump in body:
+        if jump.target is None or not jump.address < jump.target <= last_address:
             continue
-        skippable_code = [entry for entry in body if branch.address < entry.address < branch.target]
+        skippable_code = [entry for entry in body if jump.address < entry.address < jump.target]
         if not any(e.mma_flops or e.loads_async or (e.loads_global and not has_copies) for e in skippable_code):
             skipped_addresses |= {entry.address for entry in skippable_code}
     return tuple(entry for entry in body if entry.address not in skipped_addresses)
@@ -132,18 +132,18 @@ def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) ->
     """Makes a role (group of warps) of each code part with a register budget and a loop.  A last role has the rest."""
     roles, shared_code = [], list(whole.once)
     last_address = max(entry.address for entry in (*whole.once, *whole.rounds, *whole.turn)) + 1
-    for start, end in pairwise((*cuts, last_address)):
-        loops = tuple(body for loop_start, body in turns.items() if start <= loop_start < end)
+    for start, role_end in pairwise((*cuts, last_address)):
+        loops = tuple(body for loop_start, body in turns.items() if start <= loop_start < role_end)
         if not loops:
             continue
-        once_code, round_code = (
-            tuple(entry for entry in code if start <= entry.address < end) for code in (whole.once, whole.rounds)
+        code_run_once, code_per_round = (
+            tuple(entry for entry in code if start <= entry.address < role_end) for code in (whole.once, whole.rounds)
         )
-        multiplies = any(entry.mma_flops for body in loops for entry in body)
-        role_code = (*once_code, *round_code, *(entry for body in loops for entry in body))
-        num_warps = max(_counted(role_code), default=WARPGROUP_WARPS if multiplies else 1)
-        roles.append(Role(num_warps, once_code, round_code, loops))
-        shared_code = [entry for entry in shared_code if not start <= entry.address < end]
+        has_mma = any(entry.mma_flops for body in loops for entry in body)
+        role_code = (*code_run_once, *code_per_round, *(entry for body in loops for entry in body))
+        num_warps = max(_counted(role_code), default=WARPGROUP_WARPS if has_mma else 1)
+        roles.append(Role(num_warps, code_run_once, code_per_round, loops))
+        shared_code = [entry for entry in shared_code if not start <= entry.address < role_end]
     multiplying_roles = [role for role in roles if role.multiplies]
     if len(multiplying_roles) == 1 and multiplying_roles[0].warps == WARPGROUP_WARPS:
         other_warpgroups = sum(math.ceil(role.warps / WARPGROUP_WARPS) for role in roles if not role.multiplies)
@@ -159,14 +159,14 @@ def _counted(code: Sequence[SassInstruction]) -> Iterator[int]:
 
 
 def _fed(whole: Role) -> list[Role]:
-    feeding_loops = tuple(body for body in whole.loops if not any(entry.mma_flops for entry in body))
-    if not whole.multiplies or not feeding_loops or whole.warps <= WARPGROUP_WARPS:
+    copy_loops = tuple(body for body in whole.loops if not any(entry.mma_flops for entry in body))
+    if not whole.multiplies or not copy_loops or whole.warps <= WARPGROUP_WARPS:
         return [whole]
-    multiplying_loops = tuple(body for body in whole.loops if body not in feeding_loops)
-    num_feeders = 1 if all(any(entry.fills_by_tma for entry in body) for body in feeding_loops) else WARPGROUP_WARPS
+    multiplying_loops = tuple(body for body in whole.loops if body not in copy_loops)
+    num_feeders = 1 if all(any(entry.fills_by_tma for entry in body) for body in copy_loops) else WARPGROUP_WARPS
     return [
         Role(whole.warps - num_feeders, (), (), multiplying_loops),
-        Role(num_feeders, (), (), feeding_loops),
+        Role(num_feeders, (), (), copy_loops),
         Role(whole.warps, whole.once, whole.rounds, ()),
     ]
 
@@ -230,17 +230,17 @@ def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> Lau
         raise ValueError(f"compiled: expected a grid of {info.name} that has CTAs, got {tuple(info.grid)}")
     code = parse_code(info.sass)
     roles = roles_of(code, info.threads, info.indirect)
-    cta_loads = _Loads(code, roles, info)
+    loads_per_cta = _Loads(code, roles, info)
     cta_share = 1 / (info.launches * ctas)
     rounds, max_rounds = _rounds(roles, share.write_bytes * cta_share), 1.0
     if rounds > 1:
         max_rounds = rounds if share.cuts_tiles else math.ceil(round(rounds * ctas) / ctas)
-    turns = _turns(roles, share.matrix_flops * cta_share, share.read_bytes * cta_share, cta_loads.turn)
-    requested_bytes = turns * cta_loads.turn + cta_loads.once
-    hbm_share = min(1.0, share.read_bytes * cta_share / requested_bytes) if requested_bytes else 1.0
+    turns = _turns(roles, share.matrix_flops * cta_share, share.read_bytes * cta_share, loads_per_cta.turn)
+    requested_cta_bytes = turns * loads_per_cta.turn + loads_per_cta.once
+    hbm_share = min(1.0, share.read_bytes * cta_share / requested_cta_bytes) if requested_cta_bytes else 1.0
     latency = hbm_share * chip.hbm_latency + (1 - hbm_share) * chip.l2_latency
     cycles = _cta_cycles(
-        roles, max_rounds, turns * max_rounds / rounds, cta_loads.requested / chip.l2_share(ctas), latency, chip
+        roles, max_rounds, turns * max_rounds / rounds, loads_per_cta.requested / chip.l2_share(ctas), latency, chip
     )
     return LaunchWork(
         name=info.name,
@@ -253,9 +253,9 @@ def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> Lau
         most_rounds=max_rounds,
         turns=turns,
         pipe_cycles=_pipe_cycles(roles, 1, rounds, turns, chip),
-        cta_cycles=cycles + bool(cta_loads.copied) * chip.hbm_latency,
-        in_flight_bytes=cta_loads.in_flight(chip),
-        async_bytes=turns * cta_loads.requested,
+        cta_cycles=cycles + bool(loads_per_cta.copied) * chip.hbm_latency,
+        in_flight_bytes=loads_per_cta.in_flight(chip),
+        async_bytes=turns * loads_per_cta.requested,
         uses_mma_sync=any(entry.mma_flops and not entry.is_wgmma for entry in code),
     )
 
@@ -341,8 +341,8 @@ def _rounds(roles: Sequence[Role], write_bytes: float) -> float:
     stored_bytes = 0.0
     for role in roles:
         uses_tma = any(entry.name in TMA_STORES for entry in role.rounds)
-        tile_stores = [e for e in role.rounds if (e.family == "shared_store" if uses_tma else e.stores_global)]
-        stored_bytes += sum(float(e.bytes_per_thread * WARP_THREADS * role.warps) for e in tile_stores)
+        tile_store_code = [e for e in role.rounds if (e.family == "shared_store" if uses_tma else e.stores_global)]
+        stored_bytes += sum(float(e.bytes_per_thread * WARP_THREADS * role.warps) for e in tile_store_code)
     return max(1.0, write_bytes / stored_bytes) if stored_bytes else 1.0
 
 
@@ -364,8 +364,8 @@ def _pipe_cycles(roles: Iterable[Role], once: float, rounds: float, turns: float
     for role in roles:
         for body, num_repeats in ((role.once, once), (role.rounds, rounds), (role.turn, turns)):
             for entry in body:
-                for pipe, cycles in chip.cycles(entry).items():
-                    cycles_by_pipe[pipe] += cycles * num_repeats * role.warps  # type: ignore[assignment]
+                for pipe_name, cycles in chip.cycles(entry).items():
+                    cycles_by_pipe[pipe_name] += cycles * num_repeats * role.warps  # type: ignore[assignment]
     return dict(cycles_by_pipe)
 
 

@@ -102,16 +102,16 @@ def standings(ops: Iterable[OpLadder]) -> tuple[Standing, ...]:
     """Returns one `Standing` for each machine, op and scheme (dtypes).  Times of two machines are never combined."""
     rows = []
     for op in ops:
-        for ladder in op.ladders:
-            for scheme, blocks in grouped(ladder.blocks, lambda block: block.scheme).items():
+        for op_ladder in op.ladders:
+            for scheme, case_blocks in grouped(op_ladder.blocks, lambda block: block.scheme).items():
                 best_rows = []
-                for block in blocks:
+                for block in case_blocks:
                     timed_rows = [row for row in block.rows if row.latency_ms is not None]
                     candidate_rows = [row for row in timed_rows if row.record.role == "optimized"] or timed_rows
                     best_rows += sorted(candidate_rows, key=lambda row: row.latency_ms or 0.0)[:1]
                 best_rows = [row for row in best_rows if row.record.role == "optimized"] or best_rows
                 if best_rows:
-                    rows.append(_standing(ladder.machine, op, scheme, best_rows))
+                    rows.append(_standing(op_ladder.machine, op, scheme, best_rows))
     return tuple(rows)
 
 
@@ -122,12 +122,12 @@ def _standing(machine: str, op: OpLadder, scheme: str, best: Sequence[LadderRow]
         machine=machine,
         op=op.op,
         scheme=scheme,
-        over_library=span([ratio.value for ratio in library_ratios]),
-        over_naive=span([ratio.value for ratio in naive_ratios]),
+        over_library=span([time_ratio.value for time_ratio in library_ratios]),
+        over_naive=span([time_ratio.value for time_ratio in naive_ratios]),
         of_bound=span([row.record.bound_fraction for row in best if row.record.bound_fraction]),
-        slower_cases=sum(ratio.value < 1 for ratio in library_ratios),
+        slower_cases=sum(time_ratio.value < 1 for time_ratio in library_ratios),
         kernels=tuple(name for name, _ in Counter(row.kernel for row in best).most_common()),
-        other_runs=sum(ratio.other_run for ratio in (*library_ratios, *naive_ratios)),
+        other_runs=sum(time_ratio.other_run for time_ratio in (*library_ratios, *naive_ratios)),
         no_library=op.no_library,
     )
 
@@ -147,18 +147,18 @@ def problems(
     A newer record of the same machine, kernel, case and scheme replaces an older result.  `current` has only such
     newest records, and all of them are bench records."""
     found_problems = []
-    newest_checks = sources.newest((item for item in located if item.record.kind == "check"), sources.kernel_key)
+    latest_checks = sources.newest((item for item in located if item.record.kind == "check"), sources.kernel_key)
     other_records = sources.newest(
         (item for item in located if item.record.kind not in ("check", "bench", "ab")),
         # All runs of the engine have one name, and so have all loads; their cases differ.
         lambda record: (record.kind, *sources.kernel_key(record), str(record.config), str(record.case)),
     )
-    for item in (*current, *newest_checks, *other_records):
-        record, fault = item.record, sources.fault(item.record)
-        if fault:
+    for item in (*current, *latest_checks, *other_records):
+        record, record_fault = item.record, sources.fault(item.record)
+        if record_fault:
             name = "/".join(word for word in (record.op, record.kernel) if word) or record.case_id or record.kind
             case_text = " ".join(word for word in (record.case_id if record.op else None, record.scheme) if word)
-            found_problems.append(Problem(machine_of(record), record.kind, name, case_text, *fault, item.source))
+            found_problems.append(Problem(machine_of(record), record.kind, name, case_text, *record_fault, item.source))
     for row in comparisons:
         if row.stops:
             case_text = f"{row.record.case_id} {row.record.scheme}"
@@ -169,7 +169,7 @@ def problems(
 
 def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[Gap, ...]:
     """Returns what is not measured: kernels without a time or without a record, and missing kinds of records."""
-    gaps = []
+    unmeasured_gaps = []
     untimed_records = (
         item.record
         for item in current
@@ -177,20 +177,20 @@ def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[
     )
     for (machine, status, reason), records in grouped(untimed_records, _gap).items():
         names = [f"{record.op}/{record.kernel}" for record in records]
-        gaps.append(Gap(machine, status, reason, tuple(dict.fromkeys(names)), len(names)))
+        unmeasured_gaps.append(Gap(machine, status, reason, tuple(dict.fromkeys(names)), len(names)))
     registered_ids = [kernel.id for kernel in registry.every_kernel()]
     for machine, machine_items in grouped(current, lambda item: machine_of(item.record)).items():
         recorded_names = {f"{item.record.op}/{item.record.kernel}" for item in machine_items}
         if absent_kernels := tuple(name for name in registered_ids if name not in recorded_names):
             reason_text = "registered, and in no bench record of this machine"
-            gaps.append(Gap(machine, "NO RECORD", reason_text, absent_kernels, len(absent_kernels)))
-    recorded_kinds = {item.record.kind for item in located}
-    missing_kinds = tuple(KIND_NAMES[kind] for kind in KIND_NAMES if kind not in recorded_kinds)
+            unmeasured_gaps.append(Gap(machine, "NO RECORD", reason_text, absent_kernels, len(absent_kernels)))
+    kinds_on_record = {item.record.kind for item in located}
+    missing_kinds = tuple(KIND_NAMES[kind] for kind in KIND_NAMES if kind not in kinds_on_record)
     if missing_kinds:
-        gaps.append(
+        unmeasured_gaps.append(
             Gap("any machine", "NO RECORD", "no record of these kinds was read", missing_kinds, len(missing_kinds))
         )
-    return tuple(gaps)
+    return tuple(unmeasured_gaps)
 
 
 def _gap(record: Record) -> tuple[str, str, str]:
@@ -257,9 +257,9 @@ class Content:
 def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title: str) -> Content:
     """Makes the content of a report from records.  `located` has the records with their files, oldest first."""
     benches = sources.benches_of(located)
-    current_benches = sources.choose(benches)
+    chosen_benches = sources.choose(benches)
     ops, comparisons = op_ladders(located), tables.comparisons_of(located)
-    found_problems = problems(located, current_benches, comparisons)
+    found_problems = problems(located, chosen_benches, comparisons)
     num_failed = sum(sources.fault(item.record) is not None for item in benches)
     return Content(
         title=title,
@@ -268,15 +268,15 @@ def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title:
         last=moment(located[-1].record.timestamp),
         records=len(located),
         runs=len({item.record.run_id for item in located}),
-        replaced_failures=num_failed - sum(sources.fault(item.record) is not None for item in current_benches),
+        replaced_failures=num_failed - sum(sources.fault(item.record) is not None for item in chosen_benches),
         standings=standings(ops),
-        problems=tuple(entry for entry in found_problems if entry.status != "NOISY"),
-        noisy=tuple(entry for entry in found_problems if entry.status == "NOISY"),
-        unmeasured=unmeasured(current_benches, located),
+        problems=tuple(problem for problem in found_problems if problem.status != "NOISY"),
+        noisy=tuple(problem for problem in found_problems if problem.status == "NOISY"),
+        unmeasured=unmeasured(chosen_benches, located),
         tallies=tallies(located),
-        commits=tuple(Counter(commit_text(entry.record.commit, entry.record.dirty) for entry in located).items()),
+        commits=tuple(Counter(commit_text(problem.record.commit, problem.record.dirty) for problem in located).items()),
         machines=machines_of(located),
-        rooflines=rooflines(located, current_benches),
+        rooflines=rooflines(located, chosen_benches),
         ops=ops,
         comparisons=comparisons,
         compiled=tables.compiled_tables(located),

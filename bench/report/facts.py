@@ -35,7 +35,7 @@ def slug(text: str) -> str:
 
 def facts_of(record: Record, configs: int = 1, counted: Source | None = None) -> Facts:
     """Returns the details of a record as pairs of label and value: commit, config, timer and so on."""
-    by = f" in {counted.file}, line {counted.line}" if counted else ""
+    place = f" in {counted.file}, line {counted.line}" if counted else ""
     errors = {stats.get("output", "output"): stats.get("max_error_over_tolerance") for stats in record.errors}
     rows: dict[str, Any] = {
         "made": moment(record.timestamp),
@@ -48,30 +48,30 @@ def facts_of(record: Record, configs: int = 1, counted: Source | None = None) ->
         "ceilings": record.ceilings and f"{record.ceilings['kind']}, {record.ceilings['device']}",
         "FLOPs of the op": record.flops and f"{si(record.flops)}FLOP",
         "least bytes": record.least_bytes and f"{si(record.least_bytes)}B",
-        "traffic": record.traffic_bytes and f"{si(record.traffic_bytes)}B, {record.traffic_basis or 'modelled'}{by}",
+        "traffic": record.traffic_bytes and f"{si(record.traffic_bytes)}B, {record.traffic_basis or 'modelled'}{place}",
         "intensity": record.intensity and f"{digits(record.intensity)} FLOP/byte",
         "peak memory": record.peak_memory_bytes and f"{si(record.peak_memory_bytes)}B",
         "predicted": predicted(record),
         "checked by": record.checked_by,
         "largest error over tolerance": plain_value(
-            {name: value for name, value in errors.items() if value is not None}
+            {name: field_value for name, field_value in errors.items() if field_value is not None}
         ),
         "tolerance would pass": ", ".join(record.weak),
         "device kernels": ", ".join(record.device_kernels),
         "activity hash": record.activity_hash,
         "Rooflab": record.environment.get("rooflab"),
         "kernel's file, SHA-256": record.environment.get("kernel_file_sha256"),
-        **{metric_label(name): value_text(name, value) for name, value in (record.clocks or {}).items()},
+        **{metric_label(name): value_text(name, field_value) for name, field_value in (record.clocks or {}).items()},
     }
-    return tuple((label, plain_value(value)) for label, value in rows.items() if value)
+    return tuple((label, plain_value(field_value)) for label, field_value in rows.items() if field_value)
 
 
 def predicted(record: Record) -> str:
     """Formats a record's predicted time and the predictor's error.  The text is empty without a prediction."""
     if record.predicted_ms is None:
         return ""
-    error = record.prediction_error
-    error_note = "uncalibrated" if error is None else f"held-out error {percent(error)}"
+    held_out_error = record.prediction_error
+    error_note = "uncalibrated" if held_out_error is None else f"held-out error {percent(held_out_error)}"
     return f"{digits(record.predicted_ms * 1e3, 4)} µs, {error_note}"
 
 
@@ -108,54 +108,54 @@ class Machine:
     last: str
 
 
-_SHOWN_ELSEWHERE = {"machine_key", "gpu", "commit", "dirty", "imported", "name", "uuid"}
-_SHOWN_ELSEWHERE |= {"tree", "kernel_file_sha256", "rooflab"}
+_FIELDS_SHOWN_ELSEWHERE = {"machine_key", "gpu", "commit", "dirty", "imported", "name", "uuid"}
+_FIELDS_SHOWN_ELSEWHERE |= {"tree", "kernel_file_sha256", "rooflab"}
 
 
 def machines_of(located: Sequence[Located]) -> tuple[Machine, ...]:
     """Returns one entry for each machine in the records.  GPUs come before CPUs, and each group is sorted by name."""
-    groups = grouped(located, lambda item: machine_of(item.record)).items()
-    sorted_groups = sorted(groups, key=lambda pair: (not pair[1][0].record.environment.get("gpu"), pair[0]))
+    records_by_machine = grouped(located, lambda item: machine_of(item.record)).items()
+    sorted_groups = sorted(records_by_machine, key=lambda pair: (not pair[1][0].record.environment.get("gpu"), pair[0]))
     machines = []
-    for machine_number, (key, items) in enumerate(sorted_groups, 1):
-        last_environment = items[-1].record.environment
+    for machine_number, (key, machine_records) in enumerate(sorted_groups, 1):
+        last_environment = machine_records[-1].record.environment
         name = str((last_environment.get("gpu") or {}).get("name") or last_environment.get("cpu") or key)
         machine = Machine(
             key=key,
             name=name,
             anchor=f"machine-{machine_number}-{slug(name)}",
-            facts=_facts([item.record for item in items]),
-            records=len(items),
-            runs=len({item.record.run_id for item in items}),
-            first=moment(items[0].record.timestamp),
-            last=moment(items[-1].record.timestamp),
+            facts=_facts([item.record for item in machine_records]),
+            records=len(machine_records),
+            runs=len({item.record.run_id for item in machine_records}),
+            first=moment(machine_records[0].record.timestamp),
+            last=moment(machine_records[-1].record.timestamp),
         )
         machines.append(machine)
     return tuple(machines)
 
 
-_READING_NAMES = ("sm_clock_range_hz", "sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
+_CLOCK_READING_NAMES = ("sm_clock_range_hz", "sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
 
 
 def _facts(records: Sequence[Record]) -> tuple[Fact, ...]:
     """Returns all values of each machine property.  Clocks, power and temperature have only minimum and maximum."""
     values_by_label: dict[str, dict[str, None]] = {}
-    values_by_name: dict[str, list[float]] = {name: [] for name in _READING_NAMES}
+    values_by_name: dict[str, list[float]] = {name: [] for name in _CLOCK_READING_NAMES}
     for record in records:
         environment, clocks = record.environment, record.clocks or {}
-        for name, value in {**(environment.get("gpu") or {}), **environment}.items():
-            if name not in _SHOWN_ELSEWHERE and value is not None:
-                values_by_label.setdefault(metric_label(name), {})[value_text(name, value)] = None
+        for name, field_value in {**(environment.get("gpu") or {}), **environment}.items():
+            if name not in _FIELDS_SHOWN_ELSEWHERE and field_value is not None:
+                values_by_label.setdefault(metric_label(name), {})[value_text(name, field_value)] = None
         for name, all_numbers in values_by_name.items():
             values = clocks.get(name) if isinstance(clocks.get(name), list | tuple) else [clocks.get(name)]
-            all_numbers += [value for value in values or () if isinstance(value, int | float)]
+            all_numbers += [field_value for field_value in values or () if isinstance(field_value, int | float)]
     facts = [Fact(label, tuple(values)) for label, values in values_by_label.items()]
     range_by_name = {
         name: [min(all_numbers), max(all_numbers)] for name, all_numbers in values_by_name.items() if all_numbers
     }
-    facts += [Fact(metric_label(name), (value_text(name, low_high),)) for name, low_high in range_by_name.items()]
+    facts += [Fact(metric_label(name), (value_text(name, value_range),)) for name, value_range in range_by_name.items()]
     clock_readings = [
         record.clocks for record in records if record.clocks and record.clocks.get("throttle_reasons") is not None
     ]
-    reasons = dict.fromkeys(reason for clocks in clock_readings for reason in clocks.get("throttle_names") or ())
-    return (*facts, *([Fact("clock held back by", (", ".join(reasons) or "none",))] if clock_readings else []))
+    throttle_names = dict.fromkeys(reason for clocks in clock_readings for reason in clocks.get("throttle_names") or ())
+    return (*facts, *([Fact("clock held back by", (", ".join(throttle_names) or "none",))] if clock_readings else []))

@@ -53,30 +53,30 @@ def placed(
         median_ms, bound_s = record.latency_median_ms, (record.bound_ms or 0.0) / 1e3
         if record.kind != "bench" or record.status not in NOT_WRONG_STATUSES or not (median_ms or device):
             continue
-        cost, reason = _priced(record, roofs)
+        op_cost, skip_reason = _priced(record, roofs)
         flops, least_bytes = record.flops or 0.0, record.least_bytes
-        if device and cost:
-            flops, least_bytes, bound_s = cost.flops, cost.bytes, bound(cost, roofs[0]).seconds
+        if device and op_cost:
+            flops, least_bytes, bound_s = op_cost.flops, op_cost.bytes, bound(op_cost, roofs[0]).seconds
             gpu = (record.environment.get("gpu") or {}) if record.device != "cpu" else {}
             median_ms = latency_ms(record) if identify(str(gpu.get("name", ""))) == device else None
-        elif cost is None and "imported" in record.environment and record.op not in ops() and not device:
-            reason = ""  # the record has its own bound, which needs no cost
+        elif op_cost is None and "imported" in record.environment and record.op not in ops() and not device:
+            skip_reason = ""  # the record has its own bound, which needs no cost
         moved_bytes = record.traffic_bytes or least_bytes
-        if not reason and not moved_bytes:
-            reason = NO_BYTES_REASON if least_bytes == 0 else "its record says neither traffic nor least bytes"
-        if not reason and not bound_s > 0:
-            reason = "its record holds no bound"
-        if reason or not moved_bytes:
-            unplaced_reasons.append(f"{record.op}/{record.kernel}: {reason}")
+        if not skip_reason and not moved_bytes:
+            skip_reason = NO_BYTES_REASON if least_bytes == 0 else "its record says neither traffic nor least bytes"
+        if not skip_reason and not bound_s > 0:
+            skip_reason = "its record holds no bound"
+        if skip_reason or not moved_bytes:
+            unplaced_reasons.append(f"{record.op}/{record.kernel}: {skip_reason}")
             continue
         op, kernel = str(record.op), str(record.kernel)
         registered_kernel = kernels(op).get(kernel) if op in ops() and record.scheme else None
         point = Point(
             label=kernel,
             op=op,
-            case=" ".join(word for word in (record.case_id, record.scheme) if word),
+            case=" ".join(case_part for case_part in (record.case_id, record.scheme) if case_part),
             role=record.role or (registered_kernel.role if registered_kernel else "benchmark"),
-            dtype=next(iter(cost.tensor_flops), None) if cost else None,
+            dtype=next(iter(op_cost.tensor_flops), None) if op_cost else None,
             flops=flops,
             traffic_bytes=moved_bytes,
             traffic_basis=record.traffic_basis or "modelled",
@@ -104,7 +104,7 @@ def cost_of(record: Record) -> Cost | None:
     Raises `ValueError` on any other record whose op is known and does not have its case."""
     values: dict[str, Any] = {item.name: record.metrics.get(f"{COST_PREFIX}{item.name}", 0) for item in fields(Cost)}
     if any(values.values()):
-        tensor = {name.removeprefix(TENSOR): v for name, v in record.metrics.items() if name.startswith(TENSOR)}
+        tensor = {name.removeprefix(TENSOR): flops for name, flops in record.metrics.items() if name.startswith(TENSOR)}
         return Cost(**values | {"tensor_flops": tensor})
     imported_cost = None
     if "imported" in record.environment and record.scheme and record.flops is not None and record.least_bytes:
@@ -146,8 +146,8 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
         scheme_name = scheme if scheme in spec.schemes else spec.schemes[0]
         case = largest_case(spec, spec.get_cases(suite), get_scheme(scheme_name))
         inputs = spec.make_inputs(case, get_scheme(scheme_name), META, 0)
-        cost = spec.cost_of(inputs)
-        if not only and not cost.tensor_flops.keys() <= ceilings.tensor_flops_per_s.keys():
+        op_cost = spec.cost_of(inputs)
+        if not only and not op_cost.tensor_flops.keys() <= ceilings.tensor_flops_per_s.keys():
             continue
         # Published times take this place too, because the traffic of their kernels is not known.
         op_point = Point(
@@ -155,24 +155,24 @@ def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ())
             op=name,
             case=f"{case.id} {scheme_name}",
             role="peer",
-            dtype=next(iter(cost.tensor_flops), None),
-            flops=cost.flops,
-            traffic_bytes=cost.bytes,
+            dtype=next(iter(op_cost.tensor_flops), None),
+            flops=op_cost.flops,
+            traffic_bytes=op_cost.bytes,
             traffic_basis="modelled",
-            bound_s=bound(cost, ceilings).seconds,
+            bound_s=bound(op_cost, ceilings).seconds,
             seconds=None,
         )
         for kernel in kernels(name).values():
-            major, minor = device.compute_capability
-            if "cuda" not in kernel.devices or (kernel.min_sm or 0) > 10 * major + minor:
+            sm_major, sm_minor = device.compute_capability
+            if "cuda" not in kernel.devices or (kernel.min_sm or 0) > 10 * sm_major + sm_minor:
                 continue
             if kernel.why_not_args(inputs, spec) is not None:
                 continue
             traffic = kernel.traffic_of(inputs, "cuda")
             point = replace(op_point, traffic_bytes=traffic.bytes, traffic_basis=traffic.basis) if traffic else op_point
             points.append(replace(point, label=kernel.name, role=kernel.role))
-        for time in times_of(name, scheme_name, case, device.name):
-            points.append(replace(op_point, label=_label(time.table), seconds=time.seconds, published=True))
+        for known_time in times_of(name, scheme_name, case, device.name):
+            points.append(replace(op_point, label=_label(known_time.table), seconds=known_time.seconds, published=True))
     return points, [ceilings]
 
 
@@ -192,25 +192,25 @@ def placed_on(records: Iterable[Record], device: Device) -> tuple[list[Point], l
 def _priced(record: Record, roofs: Sequence[Ceilings]) -> tuple[Cost | None, str]:
     """Returns the cost of a record.  Returns None and a reason if a roofline point cannot be computed from it."""
     try:
-        cost = cost_of(record)
+        op_cost = cost_of(record)
     except ValueError as error:
         return None, str(error)
-    if cost is None and record.op in ops():
+    if op_cost is None and record.op in ops():
         return None, "the record names no scheme"
-    if cost is None:
+    if op_cost is None:
         needed_values = {"FLOPs": record.flops, "bytes": record.least_bytes, "scheme": record.scheme}
-        missing_names = " and no ".join(name for name, value in needed_values.items() if value is None)
-        reason = "its op is not registered here (--kernel FILE registers it)"
+        missing_names = " and no ".join(name for name, field_value in needed_values.items() if field_value is None)
+        skip_reason = "its op is not registered here (--kernel FILE registers it)"
         return (
             None,
-            f"{reason}, and it names no {missing_names}"
+            f"{skip_reason}, and it names no {missing_names}"
             if missing_names and "imported" in record.environment
-            else reason,
+            else skip_reason,
         )
     for roof in roofs:
-        if missing_dtypes := ", ".join(cost.tensor_flops.keys() - roof.tensor_flops_per_s.keys()):
+        if missing_dtypes := ", ".join(op_cost.tensor_flops.keys() - roof.tensor_flops_per_s.keys()):
             return None, f"{roof.device} has no {roof.kind} matrix rate for {missing_dtypes}"
-    return cost, ""
+    return op_cost, ""
 
 
 def _label(table: Table) -> str:
@@ -252,8 +252,8 @@ def largest_case(spec: OpSpec, cases: Sequence[Case], scheme: Scheme, most_flops
     """Returns the case with the most FLOPs, or the most bytes among equals.  Ignores cases above `most_flops` FLOPs."""
 
     def work(case: Case) -> tuple[float, float]:
-        cost = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
-        return cost.flops, cost.bytes
+        op_cost = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
+        return op_cost.flops, op_cost.bytes
 
     return max((case for case in cases if work(case)[0] <= most_flops), key=work)
 
@@ -265,15 +265,15 @@ def largest_cases(records: Sequence[Record]) -> list[Record]:
         return record.flops or 0.0, record.least_bytes or 0.0, record.case_id or ""
 
     benches = [record for record in records if record.kind == "bench"]
-    groups = grouped(benches, lambda record: (record.op, record.scheme))
-    largest_case_ids = {key: max(group, key=size).case_id for key, group in groups.items()}
+    records_by_op = grouped(benches, lambda record: (record.op, record.scheme))
+    largest_case_ids = {op_scheme: max(group, key=size).case_id for op_scheme, group in records_by_op.items()}
     return [record for record in benches if record.case_id == largest_case_ids[record.op, record.scheme]]
 
 
 def newest_of(records: Iterable[Record]) -> list[Record]:
     """Returns the newest record of each machine, kernel, case and scheme."""
     sorted_records = sorted(records, key=lambda record: record.timestamp)
-    located = [Located(record, Source("", 0, line, record.run_id)) for line, record in enumerate(sorted_records)]
+    located = [Located(record, Source("", 0, line_no, record.run_id)) for line_no, record in enumerate(sorted_records)]
     return [item.record for item in choose(benches_of(located))]
 
 
@@ -297,20 +297,20 @@ def drawings(
     also names the run.  A CPU with another number of threads counts as another machine, because its ceilings differ."""
     roofed_records = (record for record in sorted(records, key=lambda record: record.timestamp) if record.ceilings)
     selected_records = (record for record in roofed_records if not runs or any(run in record.run_id for run in runs))
-    figures: list[Drawing] = []
+    all_drawings: list[Drawing] = []
     for machine, machine_records in grouped(selected_records, machine_of).items():
         group = machine_records if all_cases else largest_cases(machine_records)
         by_label = grouped(group, lambda record: f", run {record.run_id[-8:]}" if runs else "")
         by_run = [(drawing_of(machine, newest_of(subset), ceilings_of(group)), run) for run, subset in by_label.items()]
         points = [replace(point, case=point.case + run) for drawing, run in by_run for point in drawing.points]
-        unplaced_reasons = list(dict.fromkeys(reason for drawing, _ in by_run for reason in drawing.unplaced))
-        figures += [replace(by_run[-1][0], points=points, unplaced=unplaced_reasons)] if points else []
-    if across and len(figures) > 1:
-        points = [replace(point, device=drawing.machine) for drawing in figures for point in drawing.points]
-        ceilings = [replace(roof, device=drawing.machine) for drawing in figures for roof in drawing.ceilings]
-        return [Drawing(points, ceilings, f"{len(figures)} machines")]
-    names = Counter(drawing.name for drawing in figures)
-    return [drawing if names[drawing.name] == 1 else replace(drawing, name=drawing.machine) for drawing in figures]
+        unplaced_reasons = list(dict.fromkeys(skip_reason for drawing, _ in by_run for skip_reason in drawing.unplaced))
+        all_drawings += [replace(by_run[-1][0], points=points, unplaced=unplaced_reasons)] if points else []
+    if across and len(all_drawings) > 1:
+        points = [replace(point, device=drawing.machine) for drawing in all_drawings for point in drawing.points]
+        ceilings = [replace(roof, device=drawing.machine) for drawing in all_drawings for roof in drawing.ceilings]
+        return [Drawing(points, ceilings, f"{len(all_drawings)} machines")]
+    names = Counter(drawing.name for drawing in all_drawings)
+    return [drawing if names[drawing.name] == 1 else replace(drawing, name=drawing.machine) for drawing in all_drawings]
 
 
 def why_nothing(records: Sequence[Record]) -> str:
@@ -320,13 +320,13 @@ def why_nothing(records: Sequence[Record]) -> str:
             "an imported record names no ceilings (--gpu names the GPU whose ceilings are drawn; the record's time is "
             "drawn too if `import --column gpu==NAME` named the same GPU)"
         )
-    reasons = placed(records, ceilings_of(records))[1]
-    return "no bench record with a time and a bound among them" + (f" ({reasons[0]})" if reasons else "")
+    skip_reasons = placed(records, ceilings_of(records))[1]
+    return "no bench record with a time and a bound among them" + (f" ({skip_reasons[0]})" if skip_reasons else "")
 
 
 def draw_records(records: Sequence[Record], folder: Path) -> list[Path]:
     """Makes all figures for the records and writes them to `folder`.  Returns their paths."""
-    return [path for drawing in drawings(records) for path in draw(drawing, folder)]
+    return [picture_path for drawing in drawings(records) for picture_path in draw(drawing, folder)]
 
 
 def bench_row(record: Record) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from rooflab.kernels.registry import Role
 from rooflab.roofline.numbers import time_unit
 
 _ROLE_ORDER: tuple[str, ...] = get_args(Role)
-ABOVE_ROOF = 1.05
+MAX_ROOF_RATIO = 1.05
 """If bytes/s exceed the bandwidth ceiling by more than this factor, the ceiling's measured spread is no explanation."""
 _ENTRY_PATTERN = re.compile(r"^([A-Za-z]\w*) {2,}(\S.*(?:\n {4,}.*)*)", re.MULTILINE)
 
@@ -79,7 +79,7 @@ class LadderRow:
     def above_roof(self) -> bool:
         """Returns whether bytes/s exceed the peak bandwidth.  Then a cache served bytes, or the count is too high."""
         bytes_per_s, ceilings = self.record.bytes_per_s, self.record.ceilings
-        return bool(bytes_per_s and ceilings and bytes_per_s > ABOVE_ROOF * ceilings["hbm_bytes_per_s"])
+        return bool(bytes_per_s and ceilings and bytes_per_s > MAX_ROOF_RATIO * ceilings["hbm_bytes_per_s"])
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Ladder:
     def not_run(self) -> dict[str, Counter[str]]:
         """Counts the cases in which a kernel could not run, for each reason and each kernel."""
         case_counts: dict[str, Counter[str]] = {}
-        for row in (row for block in self.blocks for row in block.rows if row.status in NOT_RUN):
+        for row in (row for case_block in self.blocks for row in case_block.rows if row.status in NOT_RUN):
             case_counts.setdefault(f"{row.status}: {row.reason}", Counter())[row.kernel] += 1
         return case_counts
 
@@ -193,10 +193,10 @@ def _ladder(
         return item.record.scheme or "", item.record.flops or 0.0, item.record.least_bytes or 0.0
 
     blocks = []
-    for key, group in grouped(sorted(chosen, key=size), lambda item: _beside(item.record)).items():
+    for case_key, group in grouped(sorted(chosen, key=size), lambda item: _beside(item.record)).items():
         group.sort(key=lambda item: _rank(item.record, order))
-        blocks.append(LadderCase(key[2], key[3], tuple(_row(item, group, past[key]) for item in group)))
-    latencies_ms = [row.latency_ms for block in blocks for row in block.rows if row.latency_ms is not None]
+        blocks.append(LadderCase(case_key[2], case_key[3], tuple(_row(item, group, past[case_key]) for item in group)))
+    latencies_ms = [row.latency_ms for case_block in blocks for row in case_block.rows if row.latency_ms is not None]
     return Ladder(machine, tuple(blocks), time_unit(latencies_ms))
 
 
@@ -207,9 +207,9 @@ def _rank(record: Record, order: Sequence[str]) -> tuple[int, int, str]:
 
 
 def _row(item: Located, group: Sequence[Located], past: Sequence[Located]) -> LadderRow:
-    record, median_ms, row_fault = item.record, latency_ms(item.record), fault(item.record)
-    status, reason = row_fault or (record.status, record.reason)
-    if median_ms is None and row_fault is None and not reason:
+    record, median_ms, record_fault = item.record, latency_ms(item.record), fault(item.record)
+    status, reason = record_fault or (record.status, record.reason)
+    if median_ms is None and record_fault is None and not reason:
         reason = "the record holds no time"
     vs_lib, vs_naive = (_ratio(record, role, group, past) for role in ("library", "naive"))
     facts = facts_of(record, item.configs, item.counted)
@@ -225,8 +225,8 @@ def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[L
         return None
     same_run_items = [item for item in past if (item.record.role, item.record.run_id) == (role, record.run_id)]
     newest_items = [item for item in group if item.record.role == role]
-    for candidates, other_run in ((same_run_items, False), (newest_items, True)):
-        timed_items = [(ms, item.source) for item in candidates if (ms := latency_ms(item.record)) is not None]
+    for base_items, other_run in ((same_run_items, False), (newest_items, True)):
+        timed_items = [(ms, item.source) for item in base_items if (ms := latency_ms(item.record)) is not None]
         if timed_items:
             base_ms, source = min(timed_items, key=lambda pair: pair[0])
             return Ratio(base_ms / median_ms, source, other_run)
@@ -237,17 +237,17 @@ def _check_rows(checks: Sequence[Located], order: Sequence[str]) -> tuple[CheckR
     rows = []
     ranked_checks = sorted(checks, key=lambda item: (machine_of(item.record), _rank(item.record, order)))
     for (machine, kernel), items in grouped(ranked_checks, lambda item: kernel_key(item.record)[:3:2]).items():
-        ran_records = [item.record for item in items if item.record.status not in NOT_RUN]
-        max_errors = [stats.get("max_error_over_tolerance") for record in ran_records for stats in record.errors]
+        records_that_ran = [item.record for item in items if item.record.status not in NOT_RUN]
+        max_errors = [stats.get("max_error_over_tolerance") for record in records_that_ran for stats in record.errors]
         row = CheckRow(
             kernel=kernel,
             machine=machine,
-            checked_by=", ".join(dict.fromkeys(record.checked_by for record in ran_records)) or "none",
-            right=sum(record.status == "OK" for record in ran_records),
-            wrong=sum(record.status != "OK" for record in ran_records),
-            not_run=len(items) - len(ran_records),
+            checked_by=", ".join(dict.fromkeys(record.checked_by for record in records_that_ran)) or "none",
+            right=sum(record.status == "OK" for record in records_that_ran),
+            wrong=sum(record.status != "OK" for record in records_that_ran),
+            not_run=len(items) - len(records_that_ran),
             worst=max((e for e in max_errors if e is not None), key=lambda e: inf if isnan(e) else e, default=None),
-            weak=sum(bool(record.weak) for record in ran_records),
+            weak=sum(bool(record.weak) for record in records_that_ran),
             source=items[-1].source,
         )
         rows.append(row)

@@ -60,8 +60,8 @@ def ledger_groups(located: Sequence[Located]) -> tuple[LedgerGroup, ...]:
     """Makes groups of bars from the records with times of engine steps.  Other records are ignored."""
     steps = [item for item in located if item.record.kind == "engine" and item.record.case_id == CASE_ID]
     ok_items = sorted((item for item in steps if item.record.status == "OK"), key=lambda item: item.record.timestamp)
-    groups = grouped(ok_items, lambda item: (machine_of(item.record), _title(item.record)))
-    return tuple(_group(title, items) for (_, title), items in groups.items())
+    items_by_machine = grouped(ok_items, lambda item: (machine_of(item.record), _title(item.record)))
+    return tuple(_group(title, group_items) for (_, title), group_items in items_by_machine.items())
 
 
 def _title(record: Record) -> str:
@@ -93,9 +93,9 @@ def _group(title: str, items: Sequence[Located]) -> LedgerGroup:
 def _parts(record: Record) -> dict[str, float]:
     """Returns the milliseconds of each op, apart for each weight (such as `qkv_proj`), and those of the host."""
     ms_by_name: dict[str, float] = {}
-    for key, value in record.metrics.items():
-        if key not in UNSTACKED_METRICS and not key.endswith("_bound_ms"):
-            op, op_site, _ = key.split(".", 2)
-            name = op if op == op_site else f"{op} {op_site}"
-            ms_by_name[name] = ms_by_name.get(name, 0.0) + value
+    for metric_name, metric_value in record.metrics.items():
+        if metric_name not in UNSTACKED_METRICS and not metric_name.endswith("_bound_ms"):
+            op, call_site, _ = metric_name.split(".", 2)
+            name = op if op == call_site else f"{op} {call_site}"
+            ms_by_name[name] = ms_by_name.get(name, 0.0) + metric_value
     return ms_by_name | {HOST_NAME: max(0.0, record.metrics["host_ms"])}

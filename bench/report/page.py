@@ -40,11 +40,11 @@ def render(content: Content) -> str:
     machines = {machine.key: machine for machine in content.machines}
     return environment.get_template("page.html").render(
         content=content,
-        rooflines={drawing.machine: drawing for drawing in content.rooflines},
+        rooflines={roofline_drawing.machine: roofline_drawing for roofline_drawing in content.rooflines},
         bad=BAD_COLUMNS,
         not_run=NOT_RUN,
-        absent=sum(len(gap.names) for gap in content.unmeasured if gap.machine in machines),
-        op_anchors={op.op: f"op-{op_number}-{slug(op.op)}" for op_number, op in enumerate(content.ops, 1)},
+        absent=sum(len(data_gap.names) for data_gap in content.unmeasured if data_gap.machine in machines),
+        op_anchors={op.op: f"op-{op_index}-{slug(op.op)}" for op_index, op in enumerate(content.ops, 1)},
         machines=machines,
     )
 

@@ -87,10 +87,10 @@ def held_clock_mhz(items: Sequence[Located]) -> float | None:
     lowest clock of NVML is not used, because the GPU may have been idle at that time."""
     clocks_mhz = []
     for item in items:
-        clocks = item.record.clocks or {}
-        measured_hz, mhz = clocks.get("sm_clock_hz"), clocks.get("sm_clock_mhz")
-        if isinstance(measured_hz, int | float) and measured_hz > 0:
-            clocks_mhz.append(measured_hz / 1e6)
+        record_clocks = item.record.clocks or {}
+        sm_clock_hz, mhz = record_clocks.get("sm_clock_hz"), record_clocks.get("sm_clock_mhz")
+        if isinstance(sm_clock_hz, int | float) and sm_clock_hz > 0:
+            clocks_mhz.append(sm_clock_hz / 1e6)
         elif isinstance(mhz, list | tuple) and mhz and isinstance(mhz[-1], int | float) and mhz[-1] > 0:
             clocks_mhz.append(float(mhz[-1]))
     return min(clocks_mhz, default=None)
@@ -98,13 +98,13 @@ def held_clock_mhz(items: Sequence[Located]) -> float | None:
 
 def _table(machine: str, items: Sequence[Located]) -> CeilingTable:
     newest_ceilings = ceilings_for(items)
-    limits_by_kind = {kind: _limits(ceilings) for kind, (ceilings, _) in newest_ceilings.items()}
+    limits_by_kind = {roof_kind: _limits(ceilings) for roof_kind, (ceilings, _) in newest_ceilings.items()}
     rows = []
-    for name in dict.fromkeys(name for values in limits_by_kind.values() for name in values):
-        value_by_kind = {kind: values[name] for kind, values in limits_by_kind.items() if name in values}
-        is_comparable = "measured" in value_by_kind and "datasheet" in value_by_kind and not name.endswith("floor")
-        share = value_by_kind["measured"][0] / value_by_kind["datasheet"][0] if is_comparable else None
-        rows.append(CeilingRow(name, {kind: text for kind, (_, text) in value_by_kind.items()}, share))
+    for name in dict.fromkeys(name for limits in limits_by_kind.values() for name in limits):
+        value_by_kind = {roof_kind: limits[name] for roof_kind, limits in limits_by_kind.items() if name in limits}
+        has_both_kinds = "measured" in value_by_kind and "datasheet" in value_by_kind and not name.endswith("floor")
+        share = value_by_kind["measured"][0] / value_by_kind["datasheet"][0] if has_both_kinds else None
+        rows.append(CeilingRow(name, {roof_kind: text for roof_kind, (_, text) in value_by_kind.items()}, share))
     clock = held_clock_mhz(items) if "at_clock" in newest_ceilings and newest_ceilings["at_clock"][1] is None else None
     device = next(iter(newest_ceilings.values()))[0].device if newest_ceilings else machine
     sources = tuple(source for _, source in newest_ceilings.values() if source is not None)
@@ -118,23 +118,23 @@ def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
     rates |= {f"matrix {dtype}": (rate, "FLOP/s") for dtype, rate in sorted(ceilings.tensor_flops_per_s.items())}
     rates |= {"vector fp32": (ceilings.vector_flops_per_s, "FLOP/s")}
     rates |= {"special functions": (ceilings.sfu_ops_per_s or 0, "op/s"), "L2": (ceilings.l2_bytes_per_s or 0, "B/s")}
-    named_limits = {name: (rate, f"{si(rate)}{unit_text}") for name, (rate, unit_text) in rates.items() if rate}
+    limit_by_name = {name: (rate, f"{si(rate)}{unit_text}") for name, (rate, unit_text) in rates.items() if rate}
     launch_s = ceilings.launch_floor_s
-    return named_limits | ({"launch floor": (launch_s, f"{digits(launch_s * 1e6)} µs")} if launch_s else {})
+    return limit_by_name | ({"launch floor": (launch_s, f"{digits(launch_s * 1e6)} µs")} if launch_s else {})
 
 
 def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
     """Returns the best result of each microkernel in its newest run, over all launch shapes."""
-    valid_items = [item for item in items if item.record.kind == "ceiling" and item.record.status == "OK"]
-    valid_items = [item for item in valid_items if 0 < MachineLimits.amount(item.record)[0] < inf]
+    valid_ceiling_items = [item for item in items if item.record.kind == "ceiling" and item.record.status == "OK"]
+    valid_ceiling_items = [item for item in valid_ceiling_items if 0 < MachineLimits.amount(item.record)[0] < inf]
     readings = []
-    for group in grouped(
-        valid_items, lambda item: (item.record.kernel or item.record.case_id, item.record.scheme)
+    for limit_items in grouped(
+        valid_ceiling_items, lambda item: (item.record.kernel or item.record.case_id, item.record.scheme)
     ).values():
-        run_items = [item for item in group if item.record.run_id == group[-1].record.run_id]
+        run_items = [item for item in limit_items if item.record.run_id == limit_items[-1].record.run_id]
         ((limit_name, record),) = MachineLimits([item.record for item in run_items]).best().items()
-        value, unit_text = MachineLimits.amount(record)
-        text = f"{digits(value * 1e6)} µs" if unit_text == "s" else f"{si(value)}{unit_text}"
+        limit_value, unit_text = MachineLimits.amount(record)
+        text = f"{digits(limit_value * 1e6)} µs" if unit_text == "s" else f"{si(limit_value)}{unit_text}"
         name = f"{limit_name} {record.scheme}" if record.scheme and record.scheme not in limit_name else limit_name
         timing_method = ", ".join(filter(None, (record.timer, plain_value(record.config or ""))))
         readings.append(
@@ -145,12 +145,12 @@ def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
 
 def rooflines(located: Sequence[Located], chosen: Sequence[Located]) -> tuple[Drawing, ...]:
     """Returns a figure for each machine with a kernel time.  The figure shows only the largest case of each op."""
-    by_machine, drawings = grouped(located, lambda item: machine_of(item.record)), []
+    records_by_machine, machine_drawings = grouped(located, lambda item: machine_of(item.record)), []
     for machine, items in grouped(chosen, lambda item: machine_of(item.record)).items():
-        roofs = [ceilings for ceilings, _ in ceilings_for(by_machine[machine]).values()]
+        roofs = [ceilings for ceilings, _ in ceilings_for(records_by_machine[machine]).values()]
         timed_records = [item.record for item in items if latency_ms(item.record) is not None]
         largest_ids = {id(record) for record in largest_cases([item.record for item in items])}
         if records := [record for record in timed_records if id(record) in largest_ids] if roofs else []:
-            drawing = replace(drawing_of(machine, records, roofs), unplaced=placed(timed_records, roofs)[1])
-            drawings += [drawing] if drawing.points else []
-    return tuple(drawings)
+            machine_drawing = replace(drawing_of(machine, records, roofs), unplaced=placed(timed_records, roofs)[1])
+            machine_drawings += [machine_drawing] if machine_drawing.points else []
+    return tuple(machine_drawings)

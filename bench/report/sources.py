@@ -84,9 +84,9 @@ def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
     for file_number, path in enumerate(find_files(paths), 1):
         records = read(path)  # checks the whole file, including an incomplete last line
         lines = enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1)
-        numbered_lines = [(line, line_text.strip()) for line, line_text in lines if line_text.strip()]
+        filled_lines = [(line, line_text.strip()) for line, line_text in lines if line_text.strip()]
         new_items: list[Located] = []
-        for (line, line_text), record in zip(numbered_lines, records, strict=True):
+        for (line, line_text), record in zip(filled_lines, records, strict=True):
             if line_text not in known_lines:
                 known_lines.add(line_text)
                 try:
@@ -99,8 +99,8 @@ def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
         located += new_items
     if not located:
         raise ValueError(f"records: expected at least one, found none in {', '.join(map(str, paths))}")
-    by_time = sorted(located, key=lambda item: (item.record.timestamp, item.source.file_number, item.source.line))
-    return by_time, files
+    time_sorted = sorted(located, key=lambda item: (item.record.timestamp, item.source.file_number, item.source.line))
+    return time_sorted, files
 
 
 def display_name(path: Path) -> str:
@@ -169,10 +169,10 @@ def fault(record: Record) -> tuple[str, str] | None:
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Groups items by the result of `key`.  Groups and items keep their order."""
-    groups: dict[Key, list[Item]] = {}
+    items_by_key: dict[Key, list[Item]] = {}
     for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
+        items_by_key.setdefault(key(item), []).append(item)
+    return items_by_key
 
 
 def newest(items: Iterable[Located], key: Callable[[Record], Hashable]) -> list[Located]:
@@ -216,14 +216,14 @@ def _with_counted(chosen: Located, profiles: Sequence[Located]) -> Located:
         return chosen
     for item in reversed(profiles):
         profile, counted_bytes = item.record, item.record.traffic_bytes or 0.0
-        same_code = not profile.dirty and (_code_of(profile), profile.config) == (code_id, bench_record.config)
-        if profile.traffic_basis == "counted" and counted_bytes > 0 and same_code:
-            intensity, rate = (bench_record.flops or 0.0) / counted_bytes, counted_bytes / median_ms * 1e3
+        is_same_code = not profile.dirty and (_code_of(profile), profile.config) == (code_id, bench_record.config)
+        if profile.traffic_basis == "counted" and counted_bytes > 0 and is_same_code:
+            flops_per_byte, bytes_per_s = (bench_record.flops or 0.0) / counted_bytes, counted_bytes / median_ms * 1e3
             counted_record = replace(
                 bench_record,
                 traffic_bytes=counted_bytes,
-                intensity=intensity,
-                bytes_per_s=rate,
+                intensity=flops_per_byte,
+                bytes_per_s=bytes_per_s,
                 traffic_basis="counted",
             )
             return replace(chosen, record=counted_record, counted=item.source)

@@ -54,19 +54,19 @@ def comparisons_of(located: Sequence[Located]) -> tuple[ComparisonRow, ...]:
 
 def _baseline(record: Record) -> str:
     baseline = record.baseline or {}
-    commit = baseline.get("commit")
+    base_commit = baseline.get("commit")
     baseline_parts = [str(baseline["kernel"])] if baseline.get("kernel") else []
-    if isinstance(commit, str) and (not baseline_parts or (record.commit and commit != record.commit)):
-        baseline_parts.append(f"at {commit_text(commit, baseline.get('dirty') is True)}")
+    if isinstance(base_commit, str) and (not baseline_parts or (record.commit and base_commit != record.commit)):
+        baseline_parts.append(f"at {commit_text(base_commit, baseline.get('dirty') is True)}")
     return " ".join(baseline_parts) or str(baseline.get("label") or "an unnamed side")
 
 
 def _why(record: Record) -> str:
-    effect, *effect_bounds = (record.metrics.get(name) for name in ("effect", "effect_low", "effect_high"))
-    if record.reason or effect is None or record.verdict != "SLOWER":
+    time_effect, *effect_bounds = (record.metrics.get(name) for name in ("effect", "effect_low", "effect_high"))
+    if record.reason or time_effect is None or record.verdict != "SLOWER":
         return record.reason
-    bounds_text = " to ".join(percent(bound, signed=True) for bound in effect_bounds if bound is not None)
-    return f"its time is {percent(effect, signed=True)} against its baseline's, bounds {bounds_text or 'unknown'}"
+    bounds_text = " to ".join(percent(ci_bound, signed=True) for ci_bound in effect_bounds if ci_bound is not None)
+    return f"its time is {percent(time_effect, signed=True)} against its baseline's, bounds {bounds_text or 'unknown'}"
 
 
 COMPILED_COLUMNS = (
@@ -113,12 +113,12 @@ def compiled_tables(located: Sequence[Located]) -> tuple[CompiledTable, ...]:
             CompiledRow(
                 item.record,
                 item.record.status not in FINE_STATUSES,
-                _shown(launch),
+                _shown(compiled_launch),
                 predicted(item.record),
                 item.source,
             )
             for item in items
-            for launch in item.record.compiled or ({},)
+            for compiled_launch in item.record.compiled or ({},)
         )
         columns = tuple(name for name in COMPILED_COLUMNS if any(row.texts.get(name) for row in rows))
         tables.append(CompiledTable(op, columns, rows))
@@ -126,8 +126,8 @@ def compiled_tables(located: Sequence[Located]) -> tuple[CompiledTable, ...]:
 
 
 def _shown(launch: Mapping[str, Any]) -> dict[str, str]:
-    values = {**launch, "loop_counts": (launch.get("loop") or {}).get("counts")}
-    texts = {name: value_text(name, values[name]) for name in COMPILED_COLUMNS if values.get(name)}
+    launch_values = {**launch, "loop_counts": (launch.get("loop") or {}).get("counts")}
+    texts = {name: value_text(name, launch_values[name]) for name in COMPILED_COLUMNS if launch_values.get(name)}
     if launch.get("grid"):
         texts["grid"] = "×".join(map(str, launch["grid"]))
     return texts
@@ -168,19 +168,19 @@ def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
         lambda entry: (machine_of(entry), entry.case_id, str(entry.case), entry.scheme),
     )
     tables, ops = [], registry.ops()
-    for group in grouped(items, _metrics).values():
-        keys = dict.fromkeys(key for item in group for key in item.record.metrics)
-        run_kinds = list(dict.fromkeys(item.record.case_id or "engine" for item in group))
-        title = (
+    for same_metric_items in grouped(items, _metrics).values():
+        keys = dict.fromkeys(key for item in same_metric_items for key in item.record.metrics)
+        run_kinds = list(dict.fromkeys(item.record.case_id or "engine" for item in same_metric_items))
+        table_title = (
             run_kinds[0] if len(run_kinds) == 1 else "Runs of requests" if "ttft_p50_ms" in keys else "Other readings"
         )
         rows = []
-        for item in group:
+        for item in same_metric_items:
             record = item.record
             row = EngineRow(
                 machine=machine_of(record),
                 record=record,
-                options=plain_value({name: value for name, value in record.case.items() if name not in ops}),
+                options=plain_value({name: case_value for name, case_value in record.case.items() if name not in ops}),
                 kernels=", ".join(f"{op}={kernel}" for op, kernel in record.case.items() if op in ops),
                 texts=tuple(metric_text(key, record.metrics[key]) if key in record.metrics else "" for key in keys),
                 failed=record.status not in NOT_WRONG_STATUSES,
@@ -188,7 +188,7 @@ def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
                 source=item.source,
             )
             rows.append(row)
-        tables.append(EngineTable(title, tuple(metric_label(key) for key in keys), tuple(rows)))
+        tables.append(EngineTable(table_title, tuple(metric_label(key) for key in keys), tuple(rows)))
     return tuple(tables)
 
 

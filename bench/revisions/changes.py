@@ -35,14 +35,14 @@ def touched_ops(
     can change a measured time.  Documents, tests, results and the engine affect no op."""
     affected_ops: set[str] = set()
     for file_path in changed:
-        path_parts = PurePosixPath(file_path).parts
-        if path_parts[0] in MEASURED_FOLDERS:
-            in_folder = path_parts[0] == "kernels" and len(path_parts) > 2
-            name = path_parts[1] if in_folder else PurePosixPath(file_path).stem
-            unknown_op = in_folder and not name.startswith("_")  # it lies in the folder of an op that neither side has
-            if name in ops and path_parts[0] != "roofline":
+        folder_parts = PurePosixPath(file_path).parts
+        if folder_parts[0] in MEASURED_FOLDERS:
+            in_op_dir = folder_parts[0] == "kernels" and len(folder_parts) > 2
+            name = folder_parts[1] if in_op_dir else PurePosixPath(file_path).stem
+            unknown_op = in_op_dir and not name.startswith("_")  # it lies in the folder of an op that neither side has
+            if name in ops and folder_parts[0] != "roofline":
                 affected_ops |= {name, *(users or {}).get(name, ())}
-            elif not unknown_op and not file_path.endswith((".md", ".txt")) and path_parts[-1] != "plot.py":
+            elif not unknown_op and not file_path.endswith((".md", ".txt")) and folder_parts[-1] != "plot.py":
                 return list(ops)
         elif file_path in SETTING_FILES or file_path.startswith(TIMING_FILES):
             return list(ops)
@@ -57,10 +57,10 @@ def users(trees: Iterable[Path], ops: Collection[str]) -> dict[str, set[str]]:
             for file in (tree / "reference" / f"{op}.py", *sorted((tree / "kernels" / op).glob("*.py"))):
                 for used_op in _ops_imported(file, users_by_op):
                     users_by_op[used_op].add(op)
-    for middle_op in ops:  # Warshall's algorithm for a transitive closure
+    for between_op in ops:  # Warshall's algorithm for a transitive closure
         for op in ops:
-            if middle_op in users_by_op[op]:
-                users_by_op[op] |= users_by_op[middle_op]
+            if between_op in users_by_op[op]:
+                users_by_op[op] |= users_by_op[between_op]
     return users_by_op
 
 
@@ -73,12 +73,12 @@ def _ops_imported(file: Path, ops: Collection[str]) -> Iterator[str]:
 
 def _imported(tree: ast.Module) -> Iterator[str]:
     """Yields the names of the imported modules.  Imports inside functions count too."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):  # a relative import may have no module
-            module_names = [node.module] if node.module else []
-            yield from (*module_names, *(".".join([*module_names, alias.name]) for alias in node.names))
+    for ast_node in ast.walk(tree):
+        if isinstance(ast_node, ast.Import):
+            yield from (alias_node.name for alias_node in ast_node.names)
+        elif isinstance(ast_node, ast.ImportFrom):  # a relative import may have no module
+            module_names = [ast_node.module] if ast_node.module else []
+            yield from (*module_names, *(".".join([*module_names, alias_node.name]) for alias_node in ast_node.names))
 
 
 def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterable[Path], root: Path) -> set[str]:
@@ -97,8 +97,8 @@ def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterabl
         data_files = {name for name in data_files if not name.endswith((".py", ".md", ".rst", ".txt"))}
         for file in files:
             reached_files = {path.relative_to(tree) for path in _reached(tree / file, tree, folders)}
-            data_changed = any(path.parent in Path(name).parents for path in reached_files for name in data_files)
-            if data_changed or {*map(Path, changed)} & reached_files:
+            data_file_changed = any(path.parent in Path(name).parents for path in reached_files for name in data_files)
+            if data_file_changed or {*map(Path, changed)} & reached_files:
                 affected_files.add(file)
     return affected_files
 
@@ -106,9 +106,9 @@ def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterabl
 def _reached(file: Path, tree: Path, folders: Sequence[Path]) -> set[Path]:
     """Returns `file` and all files that it imports, directly or indirectly.  Imports inside functions count too."""
     reached_files: set[Path] = set()
-    files_left = [file]
-    while files_left:
-        file = files_left.pop()
+    todo_files = [file]
+    while todo_files:
+        file = todo_files.pop()
         if file in reached_files or not file.is_file():
             continue
         reached_files.add(file)
@@ -116,6 +116,6 @@ def _reached(file: Path, tree: Path, folders: Sequence[Path]) -> set[Path]:
         with suppress(SyntaxError, ValueError):  # a file that cannot be parsed imports nothing
             for name in _imported(ast.parse(file.read_bytes())):
                 for module in (folder.joinpath(*name.split(".")) for folder in (*folders, *parents)):
-                    packages = (parent / "__init__.py" for parent in (module, *module.parents) if parent != tree)
-                    files_left += [module.with_suffix(".py"), *(init for init in packages if init.is_relative_to(tree))]
+                    packages = (package / "__init__.py" for package in (module, *module.parents) if package != tree)
+                    todo_files += [module.with_suffix(".py"), *(init for init in packages if init.is_relative_to(tree))]
     return reached_files

@@ -21,10 +21,10 @@ def repository_of(files: Sequence[str], checkout: Path) -> Path | None:
     directory. Returns None for Rooflab's own `checkout`.
 
     Raises `ValueError` if there is no repository."""
-    found_roots = {_top(Path(file).absolute().parent) for file in files} or {_top(Path.cwd())}
-    if len(found_roots) > 1:
+    repository_roots = {_top(Path(file).absolute().parent) for file in files} or {_top(Path.cwd())}
+    if len(repository_roots) > 1:
         raise ValueError(f"kernel: expected files of one git repository, got {', '.join(files)}")
-    root = found_roots.pop()
+    root = repository_roots.pop()
     if not files and root in (None, _top(checkout)) and git_says(checkout, "ls-files", "kernels/registry.py"):
         return None
     if root is None:
@@ -43,17 +43,17 @@ def files_in(trees: Sequence[Path], root: Path, files: Sequence[str]) -> list[tu
 
     Raises `ValueError` on a file that is in none of the worktrees."""
     paths = (Path(file).absolute() for file in files)
-    names = [(path.parent.resolve() / path.name).relative_to(root) for path in paths]
-    missing_files = [str(name) for name in names if not any((tree / name).is_file() for tree in trees)]
+    relative_paths = [(path.parent.resolve() / path.name).relative_to(root) for path in paths]
+    missing_files = [str(name) for name in relative_paths if not any((tree / name).is_file() for tree in trees)]
     if missing_files:
         raise ValueError(f"kernel: expected a file of one of the two revisions, got {missing_files[0]!r}")
-    return [tuple(tree / name for name in names) for tree in trees]
+    return [tuple(tree / name for name in relative_paths) for tree in trees]
 
 
 def import_roots(root: Path) -> list[Path]:
     """Returns the folders from which Python imports the repository's modules, relative to its root.  These are the
     root, `src`, and folders of the repository in Python's path (an editable installation adds some)."""
-    folders = [Path(path_entry).resolve() for path_entry in sys.path if not path_entry.endswith("-packages")]
+    folders = [Path(import_path).resolve() for import_path in sys.path if not import_path.endswith("-packages")]
     return list(dict.fromkeys((Path(), Path("src"), *(p.relative_to(root) for p in folders if p.is_relative_to(root)))))
 
 
@@ -68,8 +68,8 @@ def kernels_in(tree: Path, files: tuple[Path, ...] = ()) -> dict[str, str]:
     """Returns the source file of each kernel, by kernel id, relative to `tree`.  With `files`, returns only the kernels
     that these files register.  Without `files`, returns all kernels with a source file in `tree`."""
     if files:
-        found_files = [file for file in files if file.is_file()]
-        return {kernel.id: str(file.relative_to(tree)) for file in found_files for kernel in registry.load_file(file)}
+        files_here = [file for file in files if file.is_file()]
+        return {kernel.id: str(file.relative_to(tree)) for file in files_here for kernel in registry.load_file(file)}
     all_kernels = [kernel for op in registry.ops() for kernel in registry.kernels(op).values()]
     paths, root = {kernel.id: source_of(kernel) for kernel in all_kernels}, tree.resolve()
     rooflab_folder = Path(registry.__file__).resolve().parent  # an environment may lie in the repository

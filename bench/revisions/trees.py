@@ -16,7 +16,7 @@ from rooflab.bench.base.git import git, git_says
 from rooflab.bench.core import git_state
 from rooflab.reference.spec import CONTRACT
 
-CONSTRAINTS = "constraints.txt"
+CONSTRAINTS_FILE = "constraints.txt"
 """The file that pins packages.  A tree's requirements are these pins and the dependencies in pyproject.toml."""
 TIMED_PACKAGES = ("torch", "pytorch", "triton", "numpy", "cupy", "cuda", "nvidia", "mkl", "intel-openmp")
 """Prefixes of the names of packages that can change a kernel's time."""
@@ -47,10 +47,10 @@ def changed_files(root: Path, base: str, head: str | None = None) -> list[str]:
     """Returns the files that differ between the revisions `base` and `head`, relative to `root`.  Without `head`,
     compares `base` with the working tree, including untracked files."""
     # Renames count as two files: otherwise git would show only the new name, although the old op lacks the file.
-    revisions = [base, *([head] if head else [])]
-    names = git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", *revisions).split("\0")
+    git_revisions = [base, *([head] if head else [])]
+    changed_names = git(root, "diff", "--name-only", "--no-renames", "--relative", "-z", *git_revisions).split("\0")
     untracked_files = [] if head else git(root, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
-    return [name for name in (*names, *untracked_files) if name]
+    return [name for name in (*changed_names, *untracked_files) if name]
 
 
 def working_tree(root: Path) -> Tree:
@@ -67,8 +67,8 @@ def checked_out(root: Path, revision: str) -> Iterator[Tree]:
 
     Raises `ValueError` if git fails."""
     commit = resolve(root, revision)
-    with tempfile.TemporaryDirectory(prefix="rooflab-") as folder:
-        path = Path(folder) / "tree"
+    with tempfile.TemporaryDirectory(prefix="rooflab-") as temporary_folder:
+        path = Path(temporary_folder) / "tree"
         try:
             git(root, "worktree", "add", "--quiet", "--detach", str(path), commit)
             label = revision if commit.startswith(revision) else f"{revision} ({commit[:10]})"
@@ -94,7 +94,7 @@ def check_contract(tree: Path, label: str, option: str = "base") -> None:
 
 def pins(tree: Path) -> tuple[str, ...]:
     """Returns a worktree's requirements for packages that can change a kernel's time, such as torch."""
-    project_file, constraints_file = tree / "pyproject.toml", tree / CONSTRAINTS
+    project_file, constraints_file = tree / "pyproject.toml", tree / CONSTRAINTS_FILE
     project_table: dict[str, Any] = (
         tomllib.loads(project_file.read_text()).get("project", {}) if project_file.is_file() else {}
     )

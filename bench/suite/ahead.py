@@ -48,14 +48,14 @@ def compilers() -> Pool:
 
 def compile_entries(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """Compiles the kernels that these suite entries launch.  Returns a table row for each entry with kernels."""
-    requests = [{"entry": entry.id, "launches": list(entry.launches)} for entry in entries if entry.launches]
-    pool = compilers()
+    compile_requests = [{"entry": entry.id, "launches": list(entry.launches)} for entry in entries if entry.launches]
+    compiler_pool = compilers()
     try:
-        answers = list(pool.ask_all(requests))
+        pool_answers = list(compiler_pool.ask_all(compile_requests))
     finally:
-        pool.stop()
-    rows = [row if isinstance(row, dict) else {"failed": str(row)} for row in answers]
-    return [{"entry": request["entry"], **row} for request, row in zip(requests, rows, strict=True)]
+        compiler_pool.stop()
+    rows = [row if isinstance(row, dict) else {"failed": str(row)} for row in pool_answers]
+    return [{"entry": entry_request["entry"], **row} for entry_request, row in zip(compile_requests, rows, strict=True)]
 
 
 def answer(request: Mapping[str, Any]) -> Any:
@@ -68,8 +68,8 @@ def answer(request: Mapping[str, Any]) -> Any:
             continue
         for kernel, case, scheme in launched(launches):
             try:
-                for launch in launches_of(kernel, case, scheme):
-                    compiled_hashes.add(launch.source_hash)
+                for kernel_launch in launches_of(kernel, case, scheme):
+                    compiled_hashes.add(kernel_launch.source_hash)
             except CaseRefused:
                 continue  # the kernel refuses this case
             except FAILURES as error:  # it fails in the entry too, which reports each case
@@ -98,10 +98,10 @@ def main() -> None:
     if sys.argv[1:]:
         path = Path(sys.argv[1])
         entries = read_plan(path)
-        is_done = state.load(
+        is_entry_done = state.load(
             path.parent, [entry.id for entry in entries]
         ).done  # the entries that a resumed run has done
-        entries = [entry for entry in entries if not is_done(entry.id)]
+        entries = [entry for entry in entries if not is_entry_done(entry.id)]
     rows = compile_entries(entries)
     show.table(rows, ("entry", "kernels", "seconds", "failed"))
     core_s = sum(row.get("seconds", 0.0) for row in rows)

@@ -19,12 +19,12 @@ def environment(context: Context) -> EntryOutcome:
     if context.device == "cuda" and machine.gpu is None:
         return EntryOutcome("FAILED", "torch finds no CUDA device")
     write_json(context.run / ENVIRONMENT, machine.to_dict() | {"tree": machine.tree()})
-    figures: dict[str, Any] = {"python": machine.python, "torch": machine.torch, "triton": machine.triton}
+    environment_figures: dict[str, Any] = {"python": machine.python, "torch": machine.torch, "triton": machine.triton}
     if machine.gpu is not None:
         device = identify(machine.gpu.name)
-        figures |= {"gpu": machine.gpu.name, "driver": machine.gpu.driver, "l2_bytes": machine.gpu.l2_bytes}
-        figures["l2_bytes in roofline/device.py"] = device.l2_bytes if device else None
-    return _answers(context, figures)
+        environment_figures |= {"gpu": machine.gpu.name, "driver": machine.gpu.driver, "l2_bytes": machine.gpu.l2_bytes}
+        environment_figures["l2_bytes in roofline/device.py"] = device.l2_bytes if device else None
+    return _answers(context, environment_figures)
 
 
 def _answers(context: Context, figures: dict[str, Any]) -> EntryOutcome:

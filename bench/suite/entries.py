@@ -68,14 +68,14 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the entry as JSON values.  Fields with their default value are left out."""
-        values = ((item, getattr(self, item.name)) for item in fields(self))
-        return {item.name: value for item, value in values if value != item.default}
+        field_values = ((entry_field, getattr(self, entry_field.name)) for entry_field in fields(self))
+        return {entry_field.name: value for entry_field, value in field_values if value != entry_field.default}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Entry:
         """Makes an entry from JSON values.  Raises `TypeError` on a field that an entry does not have."""
-        arguments: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-        return cls(**arguments)
+        entry_arguments: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        return cls(**entry_arguments)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
     same and the GPU has the same name.  If a check itself crashes, only its kernel is excluded from later entries.  A
     kernel is also excluded if no time was left for its check."""
     device, machine = torch.device(context.device), Environment.now()
-    passed_store, writer = Passed(machine), RunWriter(context.out)
+    passed_kernels_store, writer = Passed(machine), RunWriter(context.out)
     kernels = [kernel for op in ops for kernel in registry.kernels(op).values()]
     risky_kernels = sorted(
         (k for k in kernels if k.backend not in registry.CPU_BACKENDS), key=lambda k: RISKY_BACKENDS.index(k.backend)
@@ -48,11 +48,11 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
     if context.dry_run:
         risky_kernels = risky_kernels[:1]  # each process takes seconds, and all kernels take the same path
     elif trust is not None:
-        passed_store.trust(trust)
-    passed_kernels = [kernel for kernel in risky_kernels if not context.dry_run and passed_store.holds(kernel)]
+        passed_kernels_store.trust(trust)
+    passed_kernels = [kernel for kernel in risky_kernels if not context.dry_run and passed_kernels_store.holds(kernel)]
     runnable_kernels = [kernel for kernel in risky_kernels if context.dry_run or kernel.why_not_here(device) is None]
     to_check = [kernel for kernel in runnable_kernels if kernel not in passed_kernels]
-    tasks = [(kernel, chosen) for kernel in to_check if (chosen := first_taken(kernel, default_scheme(device)))]
+    check_tasks = [(kernel, chosen) for kernel in to_check if (chosen := first_taken(kernel, default_scheme(device)))]
 
     run_check = Checkers(device, limit_s=FIRST_CHECK_S)
 
@@ -61,32 +61,32 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
 
     excluded_kernels: dict[str, str] = {}
     right_kernels: list[Kernel] = []
-    late_names: list[str] = []
-    with ThreadPoolExecutor(min(MAX_PARALLEL_CHECKS, max(1, 3 * (psutil.cpu_count() or 2) // 4))) as pool:
-        kernel_by_future = {pool.submit(attempt, *task): task[0] for task in tasks}
-        for future in as_completed(kernel_by_future):
-            kernel, check_error = kernel_by_future[future], future.exception()
+    late_kernels: list[str] = []
+    with ThreadPoolExecutor(min(MAX_PARALLEL_CHECKS, max(1, 3 * (psutil.cpu_count() or 2) // 4))) as thread_pool:
+        kernel_by_future = {thread_pool.submit(attempt, *check_task): check_task[0] for check_task in check_tasks}
+        for check_future in as_completed(kernel_by_future):
+            kernel, check_error = kernel_by_future[check_future], check_future.exception()
             if check_error is not None:  # any error: it must not end the checks of the other kernels
                 excluded_kernels[kernel.id] = f"{type(check_error).__name__}: {check_error}"
-            elif (result := future.result()) is None:
-                late_names.append(kernel.id)
+            elif (check_result := check_future.result()) is None:
+                late_kernels.append(kernel.id)
             else:
-                record = result.record(kernel, writer.run_id, machine)
-                code_field = {CODE_FIELD: passed_store.code(kernel)}
-                writer.write(replace(record, environment={**record.environment, **code_field}))
-                if result.status == "OK":
+                record = check_result.record(kernel, writer.run_id, machine)
+                code_hash_field = {CODE_FIELD: passed_kernels_store.code(kernel)}
+                writer.write(replace(record, environment={**record.environment, **code_hash_field}))
+                if check_result.status == "OK":
                     right_kernels.append(kernel)
-                elif result.status not in NOT_RUN:
-                    excluded_kernels[kernel.id] = f"{result.status}: {result.reason}"
+                elif check_result.status not in NOT_RUN:
+                    excluded_kernels[kernel.id] = f"{check_result.status}: {check_result.reason}"
     if not context.dry_run:
-        passed_store.keep({kernel.id: passed_store.code(kernel) for kernel in right_kernels})
+        passed_kernels_store.keep({kernel.id: passed_kernels_store.code(kernel) for kernel in right_kernels})
     fault_lines = [f"{name}: {fault_text}" for name, fault_text in excluded_kernels.items()]
-    right, before = len(right_kernels), len(passed_kernels)
-    figures = {"right": right + before, "right before": before, "excluded": len(excluded_kernels)}
-    figures["not here"] = len(risky_kernels) - right - before - len(excluded_kernels) - len(late_names)
-    excluded_kernels |= dict.fromkeys(late_names, "no time was left for its first check")
-    reason = "; ".join(fault_lines + [f"no time for {name}" for name in late_names])
-    return EntryOutcome("PARTIAL" if late_names else "DONE", reason, figures=figures, excluded=excluded_kernels)
+    right, num_passed_before = len(right_kernels), len(passed_kernels)
+    figures = {"right": right + num_passed_before, "right before": num_passed_before, "excluded": len(excluded_kernels)}
+    figures["not here"] = len(risky_kernels) - right - num_passed_before - len(excluded_kernels) - len(late_kernels)
+    excluded_kernels |= dict.fromkeys(late_kernels, "no time was left for its first check")
+    fault_reason = "; ".join(fault_lines + [f"no time for {name}" for name in late_kernels])
+    return EntryOutcome("PARTIAL" if late_kernels else "DONE", fault_reason, figures=figures, excluded=excluded_kernels)
 
 
 if __name__ == "__main__":

@@ -45,14 +45,14 @@ class Passed:
 
         Code is not added if any record in the folder says that it is wrong."""
         gpu = self._environment.gpu
-        present_codes = {kernel.id: self.code(kernel) for kernel in registry.every_kernel()}
+        code_by_kernel = {kernel.id: self.code(kernel) for kernel in registry.every_kernel()}
         statuses_of: dict[str, set[str]] = {}
         for record in read(folder, deep=True):
             name, environment = f"{record.op}/{record.kernel}", record.environment
             gpu_name = (environment.get("gpu") or {}).get("name")
-            if gpu and gpu_name == gpu.name and environment.get(CODE_FIELD) == present_codes.get(name, ""):
+            if gpu and gpu_name == gpu.name and environment.get(CODE_FIELD) == code_by_kernel.get(name, ""):
                 statuses_of.setdefault(name, set()).add(record.status if record.checked_by == "gpu" else "not by a GPU")
-        self.keep({name: present_codes[name] for name, statuses in statuses_of.items() if statuses == {"OK"}})
+        self.keep({name: code_by_kernel[name] for name, statuses in statuses_of.items() if statuses == {"OK"}})
 
     def keep(self, codes: dict[str, str]) -> None:
         """Stores that this code has passed.  `codes` maps each kernel id to the text that identifies its code."""
@@ -60,22 +60,22 @@ class Passed:
 
     def _remembered(self) -> dict[str, str]:
         try:
-            passed_codes = json.loads(self._path.read_text())
+            passed_code_by_kernel = json.loads(self._path.read_text())
         except (FileNotFoundError, ValueError):
             return {}  # no file yet, or a damaged file: the kernels run in their own process again
-        return passed_codes if isinstance(passed_codes, dict) else {}
+        return passed_code_by_kernel if isinstance(passed_code_by_kernel, dict) else {}
 
 
 def passed_on_card(kernels: Iterable[Kernel], scheme: str, device: torch.device) -> frozenset[str]:
     """Returns the names of kernels whose first check (adversarial inputs, `scheme`) passed on this kind of GPU."""
     if device.type != "cuda":
         return frozenset()
-    passed_store, default_name = Passed(Environment.now(device.index or 0)), default_scheme(device)
-    first_cases = ((kernel, first_taken(kernel, default_name)) for kernel in kernels if passed_store.holds(kernel))
+    passed_store, scheme_name = Passed(Environment.now(device.index or 0)), default_scheme(device)
+    first_cases = ((kernel, first_taken(kernel, scheme_name)) for kernel in kernels if passed_store.holds(kernel))
     return frozenset(
         kernel.name
-        for kernel, first_choice in first_cases
-        if first_choice is not None and first_choice[1].name == scheme
+        for kernel, case_and_scheme in first_cases
+        if case_and_scheme is not None and case_and_scheme[1].name == scheme
     )
 
 
@@ -95,8 +95,8 @@ def _code_of(kernel: Kernel) -> str:
     folder = Path(inspect.getfile(inspect.unwrap(kernel.fn))).parent
     # The folder of a kernel from outside may hold unrelated files.
     kernel_files = folder.glob("*" if folder.parent == SHARED_FOLDER else "*.py")
-    digest = hashlib.sha256()
+    code_digest = hashlib.sha256()
     for file in (*sorted(kernel_files), *sorted(SHARED_FOLDER.glob("*.py"))):
         if file.is_file():
-            digest.update(file.read_bytes())
-    return digest.hexdigest()
+            code_digest.update(file.read_bytes())
+    return code_digest.hexdigest()

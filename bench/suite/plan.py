@@ -18,7 +18,7 @@ from rooflab.engine.ops import FIRST_ON_CUDA
 from rooflab.kernels import registry
 
 MODEL_SUITES = ("llama3_8b", "qwen3_0_6b", "smollm2_135m")
-SELF_TEST_ROUND_S = 60.0
+SELF_TEST_BUDGET_S = 60.0
 """The seconds for each of the two rounds of the A/B's self-test: one with identical code, one with slowed code."""
 FAMILY_OPS = {
     "attention": ("kv_cache_write", "mla_decode", "rope_and_cache"),
@@ -65,27 +65,27 @@ def make_plan(only: Sequence[str] = (), files: Sequence[Path] = (), trust: Path 
     ops = list(registry.ops())
     all_entries = [*card_entries(ops, trust), *(entry for op in ops for entry in op_entries(op)), *latency_entries()]
     all_entries += [entry for file in files for entry in read_plan(file)]
-    by_id = {entry.id: entry for entry in all_entries}
+    plan_by_id = {entry.id: entry for entry in all_entries}
     folders = Counter(folder_of(Path(), entry.id).name for entry in all_entries)
     if repeated_names := [name for name, num_entries in folders.items() if num_entries > 1]:
         raise ValueError(f"plan: expected each entry once, got {repeated_names[0]} {folders[repeated_names[0]]} times")
-    chosen_ids = set(by_id)
+    chosen_ids = set(plan_by_id)
     if only:
         named_ids = {entry_id for name in only for entry_id in _named(name, all_entries)}
-        chosen_ids = named_ids | {needed_id for entry_id in named_ids for needed_id in _before(entry_id, by_id)}
-        if any(by_id[name].launches for name in chosen_ids):
+        chosen_ids = named_ids | {needed_id for entry_id in named_ids for needed_id in _before(entry_id, plan_by_id)}
+        if any(plan_by_id[name].launches for name in chosen_ids):
             chosen_ids.add("ahead")
         if "first" not in named_ids:  # only the chosen ops
-            named_ops = sorted({op for name in named_ids for op in (*by_id[name].ops, *by_id[name].checks)})
-            by_id |= {entry.id: entry for entry in card_entries(named_ops, trust)}
-    return _ordered([by_id[name] for name in by_id if name in chosen_ids])
+            named_ops = sorted({op for name in named_ids for op in (*plan_by_id[name].ops, *plan_by_id[name].checks)})
+            plan_by_id |= {entry.id: entry for entry in card_entries(named_ops, trust)}
+    return _ordered([plan_by_id[name] for name in plan_by_id if name in chosen_ids])
 
 
 def read_plan(path: Path) -> list[Entry]:
     """Reads the suite entries in a file.  Raises `ValueError` if the file is not a list of entries."""
     try:
-        values = json.loads(path.read_text().replace("{here}", str(path.resolve().parent)))
-        return [Entry.from_json(value) for value in values]
+        json_entries = json.loads(path.read_text().replace("{here}", str(path.resolve().parent)))
+        return [Entry.from_json(entry_fields) for entry_fields in json_entries]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"plan: expected a file with a list of entries, got {str(path)!r}: {error}") from error
 
@@ -96,8 +96,8 @@ def _named(name: str, entries: Sequence[Entry]) -> set[str]:
     }
     ids_by_name = {entry.id for entry in entries if name in (entry.id, entry.id.removeprefix("bar:"), _word(entry.id))}
     if not ids_by_op | ids_by_name:
-        op_words = {word for entry in entries for op in entry.ops for word in (op, op.split("_")[-1])}
-        families = sorted(op_words | {*FAMILY_OPS})
+        op_name_words = {op_word for entry in entries for op in entry.ops for op_word in (op, op.split("_")[-1])}
+        families = sorted(op_name_words | {*FAMILY_OPS})
         raise ValueError(
             f"only: expected an op, a family or an entry of the plan, such as {', '.join(families)}; got {name!r}"
         )
@@ -116,25 +116,25 @@ def is_of(op: str, family: str) -> bool:
 
 def _before(entry_id: str, by_id: dict[str, Entry]) -> set[str]:
     """Returns all entries that must run before an entry, directly or indirectly."""
-    prerequisites: set[str] = set()
+    needed_ids_before: set[str] = set()
     for name in (*by_id[entry_id].needs, *by_id[entry_id].after):
-        prerequisites |= {name} | _before(name, by_id)
-    return prerequisites
+        needed_ids_before |= {name} | _before(name, by_id)
+    return needed_ids_before
 
 
 def _ordered(entries: Sequence[Entry]) -> list[Entry]:
     """Sorts the entries by value.  The value of a prerequisite is at least the value of each entry that needs it."""
-    by_id = {entry.id: entry for entry in entries}
+    entries_by_id = {entry.id: entry for entry in entries}
     entry_values = {entry.id: entry.value for entry in entries}
     for entry in entries:
-        for name in _before(entry.id, by_id) & entry_values.keys():
+        for name in _before(entry.id, entries_by_id) & entry_values.keys():
             entry_values[name] = max(entry_values[name], entry.value)
     entry_by_id: dict[str, Entry] = {}
 
     def place(entry: Entry) -> None:
         for name in (*entry.needs, *entry.after):
-            if name in by_id and name not in entry_by_id:
-                place(by_id[name])
+            if name in entries_by_id and name not in entry_by_id:
+                place(entries_by_id[name])
         entry_by_id.setdefault(entry.id, entry)
 
     for entry in sorted(entries, key=lambda entry: -entry_values[entry.id]):
@@ -162,8 +162,8 @@ def card_entries(ops: Sequence[str], trust: Path | None = None) -> list[Entry]:
               (*LAB_COMMAND, "ceilings", "--refresh", "--budget", "0.5", "--device", "cpu", "--json"), ("environment",),
               launches=({"microkernels": True},), of_card=True),
         Entry("self-test", "the A/B against identical code and an injected 5% slowdown",
-              (*LAB_COMMAND, "ab", "rmsnorm", "gemm", "--self-test", "--budget", str(SELF_TEST_ROUND_S),
-               "--out", "{out}", "--json"), START_S + 2 * SELF_TEST_ROUND_S, 50.0, checks=("rmsnorm", "gemm")),
+              (*LAB_COMMAND, "ab", "rmsnorm", "gemm", "--self-test", "--budget", str(SELF_TEST_BUDGET_S),
+               "--out", "{out}", "--json"), START_S + 2 * SELF_TEST_BUDGET_S, 50.0, checks=("rmsnorm", "gemm")),
     ]  # fmt: skip
 
 
@@ -172,13 +172,13 @@ def latency_entries() -> list[Entry]:
     return [
         Entry(
             f"latency:{name}",
-            title,
+            entry_title,
             (*LAB_COMMAND, *command_words, *MODEL_OPTIONS),
             START_S + cost_s,
             48.0,
             checks=tuple(FIRST_ON_CUDA),
         )
-        for name, title, command_words, cost_s in LATENCY_ENTRIES
+        for name, entry_title, command_words, cost_s in LATENCY_ENTRIES
     ]
 
 

@@ -26,7 +26,7 @@ PROBE_COMMAND = ("-m", "rooflab.bench.suite.card_answers", "--probe")
 HOPPER = (9, 0)
 """The only compute capability for which kernels can be compiled ahead."""
 PROBE_S = 60.0
-DRY_ENTRY_S, DRY_LIMIT_S = 20.0, 180.0
+DRY_ENTRY_S, DRY_RUN_LIMIT_S = 20.0, 180.0
 """The cost and the limit of an entry in a dry run.  It takes a few seconds, and far longer on a busy machine."""
 MAX_KERNEL_S = 60.0
 """The seconds after which a kernel that runs alone counts as hung, and its entry is ended.  If an entry was ended for
@@ -35,7 +35,7 @@ STATUS_BY_EXIT: dict[int, str] = {ExitStatus.UNDECIDED: "PARTIAL"}
 STATUS_BY_EXIT |= dict.fromkeys((ExitStatus.DONE, ExitStatus.INCORRECT, ExitStatus.INVALID), "DONE")
 """By the command's exit status, the status of the entry, by default FAILED.  A wrong kernel and an impossible reading
 are results, so their status is DONE."""
-SayText = Callable[[str], None]
+TextCallback = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class SuiteSettings:
 def run_suite(
     plan: Sequence[Entry],
     settings: SuiteSettings,
-    note: SayText,
-    advance: SayText,
+    note: TextCallback,
+    advance: TextCallback,
     clock: Callable[[], float] = time.monotonic,
 ) -> Progress:
     """Runs the entries in `plan` within the time budget.  Returns the results of all entries.
@@ -81,8 +81,8 @@ class _SuiteRun:
         plan: Sequence[Entry],
         settings: SuiteSettings,
         clock: Callable[[], float],
-        note: SayText,
-        advance: SayText,
+        note: TextCallback,
+        advance: TextCallback,
     ):
         self.plan, self.settings, self.clock = plan, settings, clock
         self.note, self.advance = note, advance
@@ -119,18 +119,18 @@ class _SuiteRun:
 
     def _summarize(self) -> None:
         """Writes the summary of the run.  This happens after each entry, because a run may be killed at any time."""
-        settings, titles = self.settings, {entry.id: entry.title for entry in self.plan}
+        settings, title_by_entry = self.settings, {entry.id: entry.title for entry in self.plan}
         options = {"only": list(settings.only), "dry_run": settings.dry_run, "seed": settings.seed}
-        state.write_summary(settings.out, self.progress, titles, options)
+        state.write_summary(settings.out, self.progress, title_by_entry, options)
 
     def _same_machine(self) -> None:
         """Raises `ValueError` on another kind of machine.  If only the GPU is another one, its entries run again."""
         environment = state.environment_in(self.settings.out)
         if not self.before or not environment:
             return
-        for name, label_word in (("machine_key", "machine"), ("tree", "source")):
+        for name, field_label in (("machine_key", "machine"), ("tree", "source")):
             if self.before.get(name) != environment.get(name):
-                difference_text = f"the {label_word} was {self.before.get(name)} and is {environment.get(name)}"
+                difference_text = f"the {field_label} was {self.before.get(name)} and is {environment.get(name)}"
                 if name == "machine_key":
                     write_json(self.settings.out / state.ENVIRONMENT, self.before)
                     raise ValueError(f"out: expected a run of this machine, but {difference_text}; take another folder")
@@ -157,19 +157,19 @@ class _SuiteRun:
 
     def _refused(self, entry: Entry) -> EntryOutcome | None:
         """Returns None if the entry can run, else an outcome: a prerequisite is not done, or little time is left."""
-        outcomes = self.progress.outcomes
+        entry_outcomes = self.progress.outcomes
         plan_ids = {planned_entry.id for planned_entry in self.plan}
         for name in entry.needs:
-            status = outcomes[name].status if name in outcomes else "not done"
+            status = entry_outcomes[name].status if name in entry_outcomes else "not done"
             if name in plan_ids and status not in ("DONE", "PARTIAL"):
                 return EntryOutcome("BLOCKED", f"needs {name}, which is {status}")
-        left_s, cost_s = self.ends - self.clock(), 1.0 if self.settings.dry_run else entry.cost_s
-        if left_s >= MIN_COST_SHARE * cost_s:
+        budget_left_s, cost_s = self.ends - self.clock(), 1.0 if self.settings.dry_run else entry.cost_s
+        if budget_left_s >= MIN_COST_SHARE * cost_s:
             return None
-        if entry.id in outcomes and outcomes[entry.id].status == "PARTIAL":
-            return outcomes[entry.id]
+        if entry.id in entry_outcomes and entry_outcomes[entry.id].status == "PARTIAL":
+            return entry_outcomes[entry.id]
         return EntryOutcome(
-            "NOT_REACHED", f"{max(left_s, 0.0):.0f} s of the budget were left, and it takes {cost_s:.0f}"
+            "NOT_REACHED", f"{max(budget_left_s, 0.0):.0f} s of the budget were left, and it takes {cost_s:.0f}"
         )
 
     def _one(self, entry: Entry) -> EntryOutcome:
@@ -210,7 +210,7 @@ class _SuiteRun:
 
         If the process had to be killed, this method also checks whether the device still works."""
         settings, remaining_s = self.settings, self.ends - self.clock()
-        entry_limit_s = DRY_LIMIT_S if settings.dry_run else entry.limit_s
+        entry_limit_s = DRY_RUN_LIMIT_S if settings.dry_run else entry.limit_s
         seconds = DRY_ENTRY_S if settings.dry_run else min(entry.most_s, remaining_s)
         folder = folder_of(settings.out, entry.id)
         (folder / OUTCOME_FILE).unlink(missing_ok=True)
@@ -218,8 +218,8 @@ class _SuiteRun:
         command_words = entry.dry if settings.dry_run else entry.words
         process = self._next()
         try:
-            request = self._request(command_words, entry.id, seconds)
-            status = process.ask(request, min(entry_limit_s, remaining_s), self._hangs)["status"]
+            step_request = self._request(command_words, entry.id, seconds)
+            status = process.ask(step_request, min(entry_limit_s, remaining_s), self._hangs)["status"]
         except ChildFailed as failed:
             self.current = None
             run_state = Running.read(self._note_path())
@@ -236,8 +236,8 @@ class _SuiteRun:
             self._probe()
         if status == ExitStatus.BROKEN:
             self._probe()
-            reason = _during(run_state, "it broke the CUDA context")
-            return EntryOutcome("FAILED", reason), run_state.kernels[0] if len(run_state.kernels) == 1 else ""
+            fail_reason = _during(run_state, "it broke the CUDA context")
+            return EntryOutcome("FAILED", fail_reason), run_state.kernels[0] if len(run_state.kernels) == 1 else ""
         return self._judged(entry, folder, status), ""
 
     def _judged(self, entry: Entry, folder: Path, status: int) -> EntryOutcome:
@@ -245,14 +245,14 @@ class _SuiteRun:
         outcome = read_outcome(folder / OUTCOME_FILE)
         kernel_failures, statuses = state.wrong_in(folder)
         if outcome is None:
-            status_word = STATUS_BY_EXIT.get(status, "FAILED")
-            figures: dict[str, object] = {"exit status": status} | ({"records": dict(statuses)} if statuses else {})
-            log_line = self.log.read_text(errors="replace").strip().splitlines()[-1:] if status_word != "DONE" else []
-            reason = "; ".join([*kernel_failures.values()][:5] or log_line)[-500:]
-            outcome = EntryOutcome(status_word, reason, figures=figures)  # type: ignore[arg-type]
-        all_figures = dict(outcome.figures) | ({"invalid": statuses["INVALID"]} if statuses["INVALID"] else {})
+            entry_status = STATUS_BY_EXIT.get(status, "FAILED")
+            run_figures: dict[str, object] = {"exit status": status} | ({"records": dict(statuses)} if statuses else {})
+            log_line = self.log.read_text(errors="replace").strip().splitlines()[-1:] if entry_status != "DONE" else []
+            fail_reason = "; ".join([*kernel_failures.values()][:5] or log_line)[-500:]
+            outcome = EntryOutcome(entry_status, fail_reason, figures=run_figures)  # type: ignore[arg-type]
+        outcome_figures = dict(outcome.figures) | ({"invalid": statuses["INVALID"]} if statuses["INVALID"] else {})
         excluded_kernels = {} if entry.searches else kernel_failures
-        return replace(outcome, figures=all_figures, excluded=excluded_kernels | dict(outcome.excluded))
+        return replace(outcome, figures=outcome_figures, excluded=excluded_kernels | dict(outcome.excluded))
 
     def _request(self, words: Sequence[str], entry_id: str, seconds: float) -> dict[str, object]:
         settings = self.settings
@@ -261,8 +261,8 @@ class _SuiteRun:
         value_by_field = {"{out}": str(folder), "{run}": str(settings.out), "{seconds}": f"{max(seconds, 0.1):g}"}
         value_by_field["{seed}"] = str(settings.seed)
         arguments = list(words)
-        for placeholder, value in value_by_field.items():
-            arguments = [word.replace(placeholder, value) for word in arguments]
+        for field_placeholder, field_value in value_by_field.items():
+            arguments = [command_word.replace(field_placeholder, field_value) for command_word in arguments]
         environment = Running.variable(self._note_path()) | {"ROOFLAB_EXCLUDE": str(settings.out / "excluded.json")}
         return {"words": arguments, "environment": environment}
 
@@ -279,9 +279,9 @@ class _SuiteRun:
 
     def _hangs(self) -> bool:
         """Returns whether one kernel alone runs longer than its limit.  Several kernels at a time may just be slow."""
-        running_state = Running.read(self._note_path())
-        time_limit_s = DRY_LIMIT_S if self.settings.dry_run else MAX_KERNEL_S
-        return len(running_state.kernels) == 1 and time.time() - running_state.began > time_limit_s
+        running_note = Running.read(self._note_path())
+        time_limit_s = DRY_RUN_LIMIT_S if self.settings.dry_run else MAX_KERNEL_S
+        return len(running_note.kernels) == 1 and time.time() - running_note.began > time_limit_s
 
     def _next(self) -> Child:
         """Returns the process for the next entry.  On a GPU, also starts a spare process for the entry after it."""
@@ -301,17 +301,17 @@ class _SuiteRun:
         """Stops the run if the device no longer works, because later entries would wait until their time limits."""
         if self.settings.dry_run:
             return
-        probe_process, reason = self._process(), ""
+        probe_process, fail_reason = self._process(), ""
         try:
-            request = self._request(step_words(PROBE_COMMAND), "environment", PROBE_S)
-            status = probe_process.ask(request, PROBE_S)["status"]
+            step_request = self._request(step_words(PROBE_COMMAND), "environment", PROBE_S)
+            status = probe_process.ask(step_request, PROBE_S)["status"]
             outcome = read_outcome(folder_of(self.settings.out, "environment") / OUTCOME_FILE)
-            reason = (outcome.reason if outcome else "") or f"exit status {status}" if status else ""
+            fail_reason = (outcome.reason if outcome else "") or f"exit status {status}" if status else ""
             probe_process.stop()
         except ChildFailed as failed:
-            reason = _why(failed)
-        if reason:
-            self.progress.stopped = f"the device no longer answers: {reason}"
+            fail_reason = _why(failed)
+        if fail_reason:
+            self.progress.stopped = f"the device no longer answers: {fail_reason}"
             self.note(self.progress.stopped)
 
     def end(self) -> None:

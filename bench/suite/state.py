@@ -59,7 +59,7 @@ def save(run: Path, entry_id: str, outcome: EntryOutcome) -> None:
 
 def wrong_in(folder: Path) -> tuple[dict[str, str], Counter[str]]:
     """Returns the first failure of each failed kernel in a folder's records, and the number of records per status."""
-    failures: dict[str, str] = {}
+    failure_by_kernel: dict[str, str] = {}
     num_by_status = Counter[str]()
     for file in sorted(folder.glob("*.jsonl")):
         for line in file.read_text(errors="replace").splitlines():
@@ -69,8 +69,8 @@ def wrong_in(folder: Path) -> tuple[dict[str, str], Counter[str]]:
                 if record.get("kernel") and record["status"] not in NO_FAULT_STATUSES:
                     name = f"{record['op']}/{record['kernel']}"
                     failure_text = f"{record['case_id']} {record['scheme']}: {record['status']}: {record['reason']}"
-                    failures.setdefault(name, f"{name} {failure_text}")
-    return failures, num_by_status
+                    failure_by_kernel.setdefault(name, f"{name} {failure_text}")
+    return failure_by_kernel, num_by_status
 
 
 def environment_in(run: Path) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def write_summary(run: Path, progress: Progress, titles: Mapping[str, str], opti
     ]
     environment = environment_in(run)
     gpu = environment.get("gpu") or {}
-    statuses = Counter(row["status"] for row in rows)
+    num_by_status = Counter(row["status"] for row in rows)
     summary = {
         "options": dict(options),
         "machine_key": environment.get("machine_key"),
@@ -113,7 +113,7 @@ def write_summary(run: Path, progress: Progress, titles: Mapping[str, str], opti
         "driver": gpu.get("driver"),
         "seconds": round(sum(row["seconds"] for row in rows), 1),
         "stopped": progress.stopped,
-        "counts": {status: statuses[status] for status in get_args(EntryStatus) if statuses[status]},
+        "counts": {status: num_by_status[status] for status in get_args(EntryStatus) if num_by_status[status]},
         "bars": {name: sum(row["outcome"] == name for row in target_rows) for name in get_args(BarStatus)},
         "excluded": progress.excluded(),
         "invalid": 0 if options.get("dry_run") else sum(int(row["figures"].get("invalid", 0)) for row in rows),
@@ -124,14 +124,14 @@ def write_summary(run: Path, progress: Progress, titles: Mapping[str, str], opti
 
 
 def _row(run: Path, name: str, outcome: EntryOutcome, title: str) -> dict[str, Any]:
-    reason = "it runs, or the run was killed under it" if outcome.status == "RUNNING" else outcome.reason
+    outcome_reason = "it runs, or the run was killed under it" if outcome.status == "RUNNING" else outcome.reason
     folder = folder_of(run, name)
     return {
         "entry": name,
         "title": title,
         "status": outcome.status,
         "seconds": outcome.seconds,
-        "reason": reason,
+        "reason": outcome_reason,
         "figures": dict(outcome.figures),
         "files": sorted(str(path.relative_to(run)) for path in folder.rglob("*") if path.is_file()),
     }
@@ -139,8 +139,8 @@ def _row(run: Path, name: str, outcome: EntryOutcome, title: str) -> dict[str, A
 
 def figures_text(figures: Mapping[str, Any]) -> str:
     """Formats the numbers and texts in an entry's result as one line.  Numbers have three significant digits."""
-    shown_figures = {name: v for name, v in figures.items() if v is not None and not isinstance(v, dict)}
-    return ", ".join(f"{name} {f'{v:.3g}' if isinstance(v, float) else v}" for name, v in shown_figures.items())
+    simple_figures = {name: v for name, v in figures.items() if v is not None and not isinstance(v, dict)}
+    return ", ".join(f"{name} {f'{v:.3g}' if isinstance(v, float) else v}" for name, v in simple_figures.items())
 
 
 def what(row: Mapping[str, Any]) -> str:

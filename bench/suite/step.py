@@ -25,12 +25,12 @@ STEP_OPTIONS = ("--out", "{out}", "--seconds", "{seconds}", "--seed", "{seed}")
 
 def parser(about: str) -> argparse.ArgumentParser:
     """Returns a command-line parser with the options that every step of the suite gets."""
-    options = argparse.ArgumentParser(description=about)
-    options.add_argument("--out", type=Path, required=True, help="folder for records and the outcome")
-    options.add_argument("--seconds", type=float, default=60.0)
-    options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--dry-run", action="store_true", help="on a CPU, with small shapes")
-    return options
+    option_parser = argparse.ArgumentParser(description=about)
+    option_parser.add_argument("--out", type=Path, required=True, help="folder for records and the outcome")
+    option_parser.add_argument("--seconds", type=float, default=60.0)
+    option_parser.add_argument("--seed", type=int, default=0)
+    option_parser.add_argument("--dry-run", action="store_true", help="on a CPU, with small shapes")
+    return option_parser
 
 
 def context_of(options: argparse.Namespace) -> Context:
@@ -43,12 +43,12 @@ def context_of(options: argparse.Namespace) -> Context:
 def end(context: Context, function: Callable[[Context], EntryOutcome]) -> NoReturn:
     """Runs a step of the suite, writes its outcome, and ends the process with the step's exit status."""
     try:
-        outcome = function(context)
+        step_outcome = function(context)
     except ContextBroken as broken:
         print(broken)
         raise SystemExit(ExitStatus.BROKEN) from broken
-    write_json(context.out / OUTCOME_FILE, outcome)
-    status = {"PARTIAL": ExitStatus.UNDECIDED, "FAILED": ExitStatus.INCORRECT}.get(outcome.status, ExitStatus.DONE)
+    write_json(context.out / OUTCOME_FILE, step_outcome)
+    status = {"PARTIAL": ExitStatus.UNDECIDED, "FAILED": ExitStatus.INCORRECT}.get(step_outcome.status, ExitStatus.DONE)
     raise SystemExit(status)
 
 

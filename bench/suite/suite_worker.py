@@ -17,21 +17,21 @@ from typing import Any
 def answer(request: Mapping[str, Any]) -> Any:
     """Answers a request: runs its command line here.  Returns the exit status.  An exception ends the process."""
     os.environ.update(request["environment"])
-    old_argv, path = sys.argv, list(sys.path)
-    first_word, *argument_words = request["words"]
+    argv_before, import_paths = sys.argv, list(sys.path)
+    command_word, *argument_words = request["words"]
     try:
-        if first_word == "-m":
+        if command_word == "-m":
             sys.argv = argument_words
             runpy.run_module(argument_words[0], run_name="__main__", alter_sys=True)
         else:
-            sys.argv = [first_word, *argument_words]
-            sys.path.insert(0, str(Path(first_word).parent))
-            runpy.run_path(first_word, run_name="__main__")
+            sys.argv = [command_word, *argument_words]
+            sys.path.insert(0, str(Path(command_word).parent))
+            runpy.run_path(command_word, run_name="__main__")
     except SystemExit as ended:
         sys.stdout.flush()
         if isinstance(ended.code, str):
             print(ended.code, file=sys.stderr)
         return {"status": ended.code if isinstance(ended.code, int) else int(ended.code is not None)}
     finally:
-        sys.argv, sys.path[:] = old_argv, path
+        sys.argv, sys.path[:] = argv_before, import_paths
     return {"status": 0}

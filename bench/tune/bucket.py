@@ -32,13 +32,13 @@ from rooflab.roofline.device import Device, identify
 from rooflab.roofline.model import Cost
 from rooflab.roofline.occupancy import occupancy
 
-QUICK_S, QUICK_SAMPLES = 0.01, 5
+QUICK_S, MIN_QUICK_SAMPLES = 0.01, 5
 """Seconds, and the least number of samples, for one config on one case in the search."""
 
 
 def config_name(config: Any) -> str:
     """Returns a tuning config as one line of text, such as `block_m=64,num_warps=4`."""
-    return ",".join(f"{name}={value}" for name, value in asdict(config).items())
+    return ",".join(f"{name}={param_value}" for name, param_value in asdict(config).items())
 
 
 class DeviceTimes:
@@ -69,18 +69,18 @@ class DeviceTimes:
                     times_by_config[config] = Failed.of(error, "").reason
             if not ready_calls:
                 break
-            samples = time_functions(
+            samples_by_name = time_functions(
                 ready_calls,
                 self._device,
                 budget_s=QUICK_S * len(ready_calls),
-                min_samples=QUICK_SAMPLES,
+                min_samples=MIN_QUICK_SAMPLES,
                 seed=self._seed,
                 timer=self._timer,
             )
             for config in configs:
                 earlier_times = times_by_config[config]
                 if not isinstance(earlier_times, str):
-                    times_by_config[config] = (*earlier_times, samples[config_name(config)].median_s)
+                    times_by_config[config] = (*earlier_times, samples_by_name[config_name(config)].median_s)
         return times_by_config
 
     def _compile(self, configs: Sequence[Any]) -> dict[Any, str]:
@@ -95,11 +95,11 @@ class DeviceTimes:
         if self._device.type != "cuda" or self._kernel.backend not in ("triton", "gluon") or not is_rooflab_kernel:
             return {}
         case = self._cases[0]
-        requests = [
+        compile_requests = [
             KernelCase(self._spec.name, self._kernel.name, case, self._scheme, config=config) for config in new_configs
         ]
-        answers = zip(new_configs, compile_kernels(requests), strict=True)
-        return {config: str(answer) for config, answer in answers if isinstance(answer, CompileFailure)}
+        compile_answers = zip(new_configs, compile_kernels(compile_requests), strict=True)
+        return {config: str(answer) for config, answer in compile_answers if isinstance(answer, CompileFailure)}
 
 
 def made_up(configs: Sequence[Any]) -> dict[Any, Seconds | str]:
@@ -109,7 +109,7 @@ def made_up(configs: Sequence[Any]) -> dict[Any, Seconds | str]:
 
 SEARCH_SHARE = 0.6
 """The share of the time for the search.  The recorded checks and measurements get the rest."""
-FINAL_S, LEAST_FINAL_S = 0.5, 0.02
+MAX_FINAL_S, MIN_FINAL_BUDGET_S = 0.5, 0.02
 """The most and the least seconds of samples for one contender on one case of the recorded measurement."""
 
 
@@ -146,7 +146,7 @@ class BucketResult:
         if self.best is None:
             return "the launcher's own choice is the fastest"
         speedup_text = "" if self.faster is None else f", {self.faster:.3f}x"
-        return ", ".join(f"{name}={value}" for name, value in self.best.items()) + speedup_text
+        return ", ".join(f"{name}={param_value}" for name, param_value in self.best.items()) + speedup_text
 
 
 @dataclass
@@ -183,14 +183,14 @@ class TuningRun:
         cases = sorted(cases, key=self._work)
         search_results = []
         for kernel in self.kernels:
-            deadline = time.monotonic() + SEARCH_SHARE * seconds / len(self.kernels)
-            search_results.append((kernel, *self._search(kernel, name, cases, deadline)))
+            search_deadline = time.monotonic() + SEARCH_SHARE * seconds / len(self.kernels)
+            search_results.append((kernel, *self._search(kernel, name, cases, search_deadline)))
         if self.dry_run:
-            self.results += [self._dry_result(*row) for row in search_results]
+            self.results += [self._dry_result(*search_row) for search_row in search_results]
             return
         finalists = {kernel.name: result.finalists(start_config) for kernel, start_config, result, _ in search_results}
         records = self._measure(cases, finalists, (1 - SEARCH_SHARE) * seconds)
-        self.results += [self._result(*row, records) for row in search_results]
+        self.results += [self._result(*search_row, records) for search_row in search_results]
 
     def _cost(self, case: Case) -> Cost:
         return self.spec.cost_of(self.spec.make_inputs(case, self.scheme, torch.device("meta"), self.seed))
@@ -211,19 +211,19 @@ class TuningRun:
             for config in kernel.tunable.legal_configs(cases[-1], self.scheme)
             if all(tuning.is_legal(config, case, self.scheme) for case in cases)
         ]
-        num_offered = len({*tuning.configs(cases[-1], self.scheme), start_config})
+        num_offered_configs = len({*tuning.configs(cases[-1], self.scheme), start_config})
         result_counts = {"kernel": kernel.name, "bucket": bucket, "cases": len(cases)}
-        result_counts |= {"configs": num_offered, "illegal": num_offered - len(legal_configs)}
+        result_counts |= {"configs": num_offered_configs, "illegal": num_offered_configs - len(legal_configs)}
         costs = [self._cost(case) for case in probe_cases]
-        bounds = {config: self._by_arithmetic(kernel, config, probe_cases, costs) for config in legal_configs}
+        bounds_by_config = {config: self._by_arithmetic(kernel, config, probe_cases, costs) for config in legal_configs}
         random.Random(self.seed).shuffle(legal_configs)
-        legal_configs.sort(key=lambda config: (math.prod(bounds[config][0]), -bounds[config][1]))
+        legal_configs.sort(key=lambda config: (math.prod(bounds_by_config[config][0]), -bounds_by_config[config][1]))
         times = (
             made_up
             if self.dry_run
             else DeviceTimes(kernel, self.spec, probe_cases, self.scheme, self.device, self.seed)
         )
-        result = search(start_config, legal_configs, lambda config: bounds[config][0], times, ends)
+        result = search(start_config, legal_configs, lambda config: bounds_by_config[config][0], times, ends)
         result_counts |= {"bounded": result.bounded, "dropped": result.dropped}
         return start_config, result, result_counts | {"failed": len(result.failures), "left": result.left}
 
@@ -232,13 +232,13 @@ class TuningRun:
     ) -> tuple[Seconds, float]:
         """Computes the least possible seconds of a config on each case, at the GPU's highest clock.  Also computes the
         occupancy on the first case, which sorts configs with equal seconds.  A value that is unknown is 0."""
-        gpu, footprint = _card(self.device), kernel.tunable.footprint
+        gpu, footprint_of = _card(self.device), kernel.tunable.footprint
         if gpu is None:
             return tuple(0.0 for _ in probes), 0.0
         ceilings = gpu.ceilings(gpu.max_clock_hz)
-        sizes = [footprint(config, case, self.scheme) if footprint else None for case in probes]
-        least_times = tuple(least_s(cost, ceilings, size, gpu.sms) for cost, size in zip(costs, sizes, strict=True))
-        size = sizes[0]
+        cta_sizes = [footprint_of(config, case, self.scheme) if footprint_of else None for case in probes]
+        least_times = tuple(least_s(cost, ceilings, size, gpu.sms) for cost, size in zip(costs, cta_sizes, strict=True))
+        size = cta_sizes[0]
         return least_times, occupancy(gpu, size.threads, size.registers, size.shared_bytes).fraction if size else 0.0
 
     def _measure(self, cases: Sequence[Case], finalists: Mapping[str, Sequence[Any]], seconds: float) -> list[Record]:
@@ -249,11 +249,11 @@ class TuningRun:
             for name, configs in finalists.items()
             for config_number, config in enumerate(configs)
         ]
-        contenders = [*self.kernels, *candidate_kernels, *self.beside]
-        budget_s = min(FINAL_S, max(LEAST_FINAL_S, seconds / 2 / (len(contenders) * len(cases))))
-        settings, records = Settings(device=str(self.device), seed=self.seed, budget_s=budget_s), []
-        measurement = Measurement(self.spec, self.scheme, settings, self.writer.run_id)
-        for record in measurement.records(contenders, cases):
+        timed_kernels = [*self.kernels, *candidate_kernels, *self.beside]
+        budget_s = min(MAX_FINAL_S, max(MIN_FINAL_BUDGET_S, seconds / 2 / (len(timed_kernels) * len(cases))))
+        timing_settings, records = Settings(device=str(self.device), seed=self.seed, budget_s=budget_s), []
+        kernel_measurement = Measurement(self.spec, self.scheme, timing_settings, self.writer.run_id)
+        for record in kernel_measurement.records(timed_kernels, cases):
             name, _, config_number = str(record.kernel).partition("#")
             if name in kernel_by_name:
                 default_config = kernel_by_name[name].config_for(Case(**record.case), self.scheme, self.device)
@@ -268,9 +268,9 @@ class TuningRun:
         """Returns the config with the least invented time, after a check on one small case."""
         small_case = self.spec.get_cases("smoke")[0]
         config = next(iter(result.finalists(start)), start)
-        settings = Settings(device=str(self.device), seed=self.seed, roof=False)
-        measurement = Measurement(self.spec, self.scheme, settings)
-        check_outcome = measurement.check_here(kernel.with_config(config), small_case)
+        timing_settings = Settings(device=str(self.device), seed=self.seed, roof=False)
+        kernel_measurement = Measurement(self.spec, self.scheme, timing_settings)
+        check_outcome = kernel_measurement.check_here(kernel.with_config(config), small_case)
         reason = "" if check_outcome.status == "OK" else f"{check_outcome.status}: {check_outcome.reason}"
         return BucketResult(**counts, best=asdict(config), reason=reason, status=check_outcome.status)
 
@@ -299,10 +299,10 @@ class TuningRun:
             return BucketResult(**counts, reason=reason)
         default_total = sum(default_times.values())
         log_sums = [(values, sum(times.values())) for values, times in by_config.values() if times.keys() == case_ids]
-        values, best_total = min(log_sums, key=lambda entry: entry[1], default=({}, default_total))
-        if best_total >= default_total:
+        values, best_log_sum = min(log_sums, key=lambda entry: entry[1], default=({}, default_total))
+        if best_log_sum >= default_total:
             return BucketResult(**counts)
-        return BucketResult(**counts, best=values, faster=math.exp((default_total - best_total) / len(case_ids)))
+        return BucketResult(**counts, best=values, faster=math.exp((default_total - best_log_sum) / len(case_ids)))
 
 
 @cache

@@ -35,9 +35,9 @@ def write_choices(records: Sequence[Record], folder: Path = KERNELS_FOLDER) -> l
         records_by_card.setdefault((str(record.op), str(record.environment["gpu"]["name"])), []).append(record)
     for (op, gpu_name), group_records in records_by_card.items():
         choices_file = folder / op / "choices.json"
-        choices = json.loads(choices_file.read_text()) if choices_file.is_file() else {}
-        choices[gpu_name] = choose(op, group_records)
-        write_whole(choices_file, json.dumps(choices, indent=2, allow_nan=False) + "\n")
+        choice_by_gpu = json.loads(choices_file.read_text()) if choices_file.is_file() else {}
+        choice_by_gpu[gpu_name] = choose(op, group_records)
+        write_whole(choices_file, json.dumps(choice_by_gpu, indent=2, allow_nan=False) + "\n")
         paths[choices_file] = None
     return list(paths)
 
@@ -128,11 +128,11 @@ def _configs(record: Record) -> list[str]:
 
 def _of_one_packing(op: str, best: Mapping[str, Mapping[str, _Contender]]) -> set[str]:
     """Returns the kernels of the weight layout with the least total time, or all kernels if the op packs no weights."""
-    names = {name for row in best.values() for name in row}
+    kernel_names = {name for row in best.values() for name in row}
     if registry.get_op(op).prepared is None:
-        return names
+        return kernel_names
     names_by_packing: dict[Any, set[str]] = {}
-    for name in sorted(names):
+    for name in sorted(kernel_names):
         names_by_packing.setdefault(registry.get_kernel(op, name).prepare, set()).add(name)
 
     def total(group: set[str]) -> tuple[bool, float]:

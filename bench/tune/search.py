@@ -15,7 +15,7 @@ from rooflab.bench.base.system_time import time
 from rooflab.kernels.tuning import Footprint
 from rooflab.roofline.model import Ceilings, Cost, bound
 
-DROP_RATIO = 1.3
+MAX_TIME_RATIO = 1.3
 """A config is dropped if its first samples take this many times as long as the best config's samples."""
 GROUP_SIZE = 8
 """The number of configs in a group with the best one: enough to use all cores, few enough to replace the best often."""
@@ -65,20 +65,20 @@ def search(
 
     Each group of configs is timed interleaved with the best config so far.  The times of the group are divided by the
     time of the best config.  So if the GPU becomes slower during the search, the ratios stay the same."""
-    result = SearchResult()
+    search_result = SearchResult()
     start_times = times([start])[start]
     if isinstance(start_times, str):
-        result.failures[start] = start_times
-        return result
+        search_result.failures[start] = start_times
+        return search_result
     best_config, best_times = start, start_times
-    result.scores[start] = 1.0
+    search_result.scores[start] = 1.0
     waiting_configs = [config for config in candidates if config != start]
     while waiting_configs:
         if clock() >= deadline:
-            result.left = len(waiting_configs)
+            search_result.left = len(waiting_configs)
             break
         able_configs = [config for config in waiting_configs if _mean(least(config)) < _mean(best_times)]
-        result.bounded += len(waiting_configs) - len(able_configs)
+        search_result.bounded += len(waiting_configs) - len(able_configs)
         able_configs.sort(key=lambda config: _distance(config, best_config))  # a stable sort: ties keep the given order
         config_group, waiting_configs = able_configs[:GROUP_SIZE], able_configs[GROUP_SIZE:]
         if not config_group:
@@ -86,21 +86,21 @@ def search(
         group_times = times([best_config, *config_group])
         best_group_times = group_times[best_config]
         if isinstance(best_group_times, str):
-            result.failures[best_config] = best_group_times
+            search_result.failures[best_config] = best_group_times
             break
-        score_scale = result.scores[best_config] / _mean(best_group_times)
+        score_per_second = search_result.scores[best_config] / _mean(best_group_times)
         best_times = best_group_times
         for config in config_group:
             seconds = group_times[config]
             if isinstance(seconds, str):
-                result.failures[config] = seconds
-            elif _mean(seconds) > DROP_RATIO * _mean(best_group_times):
-                result.dropped += 1
+                search_result.failures[config] = seconds
+            elif _mean(seconds) > MAX_TIME_RATIO * _mean(best_group_times):
+                search_result.dropped += 1
             else:
-                result.scores[config] = score_scale * _mean(seconds)
-                if result.scores[config] < result.scores[best_config]:
+                search_result.scores[config] = score_per_second * _mean(seconds)
+                if search_result.scores[config] < search_result.scores[best_config]:
                     best_config, best_times = config, seconds
-    return result
+    return search_result
 
 
 def _distance(first: Any, other: Any) -> int:
@@ -110,7 +110,7 @@ def _distance(first: Any, other: Any) -> int:
 
 def _mean(seconds: Seconds) -> float:
     """Returns the geometric mean of `seconds`.  Values below 1 ps count as 1 ps."""
-    return geometric_mean(max(value, 1e-12) for value in seconds)
+    return geometric_mean(max(case_time_s, 1e-12) for case_time_s in seconds)
 
 
 def least_s(cost: Cost, ceilings: Ceilings, footprint: Footprint | None, sms: int) -> float:

@@ -52,23 +52,23 @@ def tune_op(
         raise ValueError("choose: expected a committed tree, so that its records name the code; commit first")
     device_name = "cpu" if dry_run else device
     suite = DEFAULT_SUITES[pick_device(device_name).type]
-    selection = Selection.of(
+    chosen_set = Selection.of(
         op, kernels or None, suites or [suite], cases or None, [scheme] if scheme else None, device_name, seed
     )
     spec = registry.get_op(op)
-    tunable = _tunable(op, selection.kernels[op], bool(kernels))
+    tunable = _tunable(op, chosen_set.kernels[op], bool(kernels))
     if not dry_run:
         for kernel in tunable:
-            _check_timed_here(kernel, selection.device)
-    schemes = selection.schemes_of(spec, default_scheme(selection.device))
+            _check_timed_here(kernel, chosen_set.device)
+    schemes = chosen_set.schemes_of(spec, default_scheme(chosen_set.device))
     if not schemes:
         raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {scheme!r}")
-    other_kernels = [] if dry_run else _others(op, tunable, selection.device)
-    tuning_run = TuningRun(spec, tunable, other_kernels, schemes[0], selection.device, RunWriter(out), seed, dry_run)
-    buckets = _by_bucket(op, selection.cases_of(spec))
-    deadline = time.monotonic() + budget_s
+    other_kernels = [] if dry_run else _others(op, tunable, chosen_set.device)
+    tuning_run = TuningRun(spec, tunable, other_kernels, schemes[0], chosen_set.device, RunWriter(out), seed, dry_run)
+    buckets = _by_bucket(op, chosen_set.cases_of(spec))
+    end_time_s = time.monotonic() + budget_s
     for bucket_index, (name, bucket_cases) in enumerate(buckets.items()):
-        remaining_s = deadline - time.monotonic()
+        remaining_s = end_time_s - time.monotonic()
         if remaining_s <= 0:
             tuning_run.stopped = f"the budget ended after {bucket_index} of {len(buckets)} buckets"
             break
@@ -79,10 +79,10 @@ def tune_op(
 def _by_bucket(op: str, cases: Iterable[Case]) -> dict[str, list[Case]]:
     buckets: dict[str, list[Case]] = {}
     for case in cases:
-        if (rows := rows_of(case)) is None:
+        if (num_rows := rows_of(case)) is None:
             expected_text = "expected one of M, T, B to say its rows, by which configs are chosen"
             raise ValueError(f"case: {expected_text}; {op} has {case.id}")
-        buckets.setdefault(bucket_of(rows), []).append(case)
+        buckets.setdefault(bucket_of(num_rows), []).append(case)
     return buckets
 
 
@@ -97,11 +97,11 @@ def _tunable(op: str, kernels: Sequence[Kernel], named: bool) -> list[Kernel]:
 
 
 def _check_timed_here(kernel: Kernel, device: torch.device) -> None:
-    reason = str(kernel.why_not_here(device) or "")
+    refusal = str(kernel.why_not_here(device) or "")
     if device.type == "cpu" and kernel.backend not in registry.CPU_BACKENDS:
-        reason = "UNSUPPORTED: needs a CUDA device; on a CPU it runs in an interpreter, whose time is not the kernel's"
-    if reason:
-        raise ValueError(f"tune: {kernel.id} cannot be timed here: {reason}; --dry-run searches with made-up times")
+        refusal = "UNSUPPORTED: needs a CUDA device; on a CPU it runs in an interpreter, whose time is not the kernel's"
+    if refusal:
+        raise ValueError(f"tune: {kernel.id} cannot be timed here: {refusal}; --dry-run searches with made-up times")
 
 
 def _others(op: str, tunable: Sequence[Kernel], device: torch.device) -> list[Kernel]:

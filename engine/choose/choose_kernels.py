@@ -54,7 +54,7 @@ LIMIT_S = 10.0
 PROVISIONAL = "provisional: not timed on a quiet machine"
 SAMPLE_S = 5e-4
 """The shortest time of a sample, in seconds.  A sample repeats the call until this time is reached."""
-COLD_BYTES = 64 * 2**20
+COLD_WEIGHT_BYTES = 64 * 2**20
 """Bytes of all copies of a timed product's weights: more than a cache holds, as a model's weights are not cached."""
 
 Times = dict[str, dict[str, dict[str, float]]]
@@ -97,9 +97,9 @@ def choose_kernels(
     for (op, bucket), choices in able.items():
         if len(choices) > 1:
             take_times = partial(time_kernels, op, rows[op, bucket], [choice.kernel for choice in choices], limits)
-            times = cache.of(op, bucket, take_times)
-            choices = [replace(choice, why=_reason(choice, times)) for choice in choices]
-            choices.sort(key=lambda choice: times.get(choice.kernel.name, 0.0))
+            op_times = cache.of(op, bucket, take_times)
+            choices = [replace(choice, why=_reason(choice, op_times)) for choice in choices]
+            choices.sort(key=lambda choice: op_times.get(choice.kernel.name, 0.0))
         fastest_choices[op, bucket] = choices
     cache.keep()
     if cache.provisional:
@@ -122,20 +122,20 @@ def replayed(
 
     The time of an eager step is the sum of its kernels' times.  A replayed step does not run the Python code of a
     launch.  This code is assumed to take as long as the fastest kernel.  An op with one candidate keeps it."""
-    step = {op: choices for (op, in_bucket), choices in fastest.items() if in_bucket == bucket and op not in PREFILL}
-    timed = {op: choices for op, choices in step.items() if len(choices) > 1 and times[op].get(bucket)}
-    native = {op: [choice for choice in choices if choice.kernel.backend == "cpp"] for op, choices in timed.items()}
+    step = {op: choices for (op, op_bucket), choices in fastest.items() if op_bucket == bucket and op not in PREFILL}
+    timed_ops = {op: choices for op, choices in step.items() if len(choices) > 1 and times[op].get(bucket)}
+    native = {op: [choice for choice in choices if choice.kernel.backend == "cpp"] for op, choices in timed_ops.items()}
     if not all(native.values()):
         return {}
     calls = {op: {"embedding": 1, "rmsnorm": 1, "fused_add_rmsnorm": 2 * num_layers}.get(op, num_layers) for op in step}
     calls |= dict.fromkeys(MATMUL_OPS, 1)  # all products of a step are timed together
 
     def milliseconds(kernels: Mapping[str, list[Choice]]) -> float:
-        return sum(calls[op] * times[op][bucket][kernels[op][0].kernel.name] for op in timed) / 1e3
+        return sum(calls[op] * times[op][bucket][kernels[op][0].kernel.name] for op in timed_ops) / 1e3
 
     launches = sum(calls[op] for op in step) + 4 * num_layers
-    host_ms = launches * min((us for op in timed for us in times[op][bucket].values()), default=0.0) / 1e3
-    eager_ms, replay_ms = milliseconds(timed), milliseconds(native) - host_ms
+    host_ms = launches * min((op_us for op in timed_ops for op_us in times[op][bucket].values()), default=0.0) / 1e3
+    eager_ms, replay_ms = milliseconds(timed_ops), milliseconds(native) - host_ms
     if replay_ms > eager_ms:
         return {}
     why = f"; a replayed step {replay_ms:.1f} ms, an eager one {eager_ms:.1f}"
@@ -156,13 +156,13 @@ def _ways(
 
     def losses(ways: set[Any]) -> list[float]:
         """Returns each bucket's best time with the packings `ways`, divided by its best time with any packing."""
-        ratios = []
+        time_ratios = []
         for bucket, choices in products.items():
             measured_times = times.get(bucket) or {choice.kernel.name: 1.0 for choice in choices}
             kernel_times = {choice.kernel.name: measured_times[choice.kernel.name] for choice in choices}
             subset_times = (kernel_times[choice.kernel.name] for choice in choices if choice.kernel.prepare in ways)
-            ratios.append(min(subset_times, default=math.inf) / min(kernel_times.values()))
-        return ratios
+            time_ratios.append(min(subset_times, default=math.inf) / min(kernel_times.values()))
+        return time_ratios
 
     fast_subsets = [ways for ways in subsets if max(losses(ways)) <= TOLERATED_RATIO]
     smallest_subsets = [ways for ways in fast_subsets if len(ways) == len(fast_subsets[0])] or subsets
@@ -170,7 +170,7 @@ def _ways(
 
 
 def _reason(choice: Choice, times: Mapping[str, float]) -> str:
-    other_times = ", ".join(f"{name} {us:.0f}" for name, us in times.items() if name != choice.kernel.name)
+    other_times = ", ".join(f"{name} {time_us:.0f}" for name, time_us in times.items() if name != choice.kernel.name)
     return f"{times[choice.kernel.name]:.0f} us here, against {other_times}" if times else PROVISIONAL
 
 
@@ -183,18 +183,18 @@ def time_kernels(
         (args,) = inputs
         calls = {kernel: {name: value for name, value in args.items() if name in kernel.accepted} for kernel in kernels}
         return time_calls({kernel.name: [partial(kernel.fn, **arguments)] for kernel, arguments in calls.items()}, ends)
-    *layer, output_head = inputs
-    times = time_calls({kernel.name: _products(kernel, layer) for kernel in kernels}, ends)
-    heads = dict.fromkeys(times, 0.0)
+    *layer_inputs, output_head = inputs
+    kernel_times = time_calls({kernel.name: _products(kernel, layer_inputs) for kernel in kernels}, ends)
+    heads = dict.fromkeys(kernel_times, 0.0)
     if rows <= 16:  # with more rows the head's product takes longest of all and is like the others
         heads = time_calls({kernel.name: _products(kernel, [output_head]) for kernel in kernels}, ends)
-    return {name: limits.arch.num_layers * times[name] + us for name, us in heads.items() if times}
+    return {name: limits.arch.num_layers * kernel_times[name] + us for name, us in heads.items() if kernel_times}
 
 
 def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[], None]]:
     """Returns functions that run all matmuls.  For few rows, each has its own weights, so that no cache holds all."""
     weight_bytes = sum(matmul_args["b"].nbytes for matmul_args in inputs)
-    copy_count = max(1, min(8, COLD_BYTES // weight_bytes)) if len(inputs[0]["a"]) <= 16 else 1
+    copy_count = max(1, min(8, COLD_WEIGHT_BYTES // weight_bytes)) if len(inputs[0]["a"]) <= 16 else 1
 
     def prepared() -> list[dict[str, Any]]:
         scales = (
@@ -224,8 +224,8 @@ class KeptTimes:
             "model": model,
             **facts,
         }
-        files = sorted({inspect.getfile(inspect.unwrap(kernel.fn)) for kernel in kernels})
-        source_paths = (path for file in files for path in (Path(file), Path(file).with_suffix(".cpp")))
+        kernel_files = sorted({inspect.getfile(inspect.unwrap(kernel.fn)) for kernel in kernels})
+        source_paths = (path for file in kernel_files for path in (Path(file), Path(file).with_suffix(".cpp")))
         sources = {path: path.read_text() for path in (*source_paths, *HEADERS) if path.is_file()}
         key = hashlib.sha256("\0".join([json.dumps(self.about), processor(), *sources.values()]).encode()).hexdigest()
         self._path = folder() / f"{key[:16]}.json"
@@ -283,9 +283,9 @@ def time_calls(calls: Mapping[str, Sequence[Callable[[], Any]]], ends: float = m
         if round_index and time.monotonic() > ends:
             break
         for name, functions in calls.items():
-            count = -(-call_counts[name] // len(functions)) * len(functions)
-            time_samples[name].append(1e6 * _seconds(functions, count) / count)
-    return {name: round(statistics.median(times), 2) for name, times in time_samples.items()}
+            call_count = -(-call_counts[name] // len(functions)) * len(functions)
+            time_samples[name].append(1e6 * _seconds(functions, call_count) / call_count)
+    return {name: round(statistics.median(call_times), 2) for name, call_times in time_samples.items()}
 
 
 def _seconds(functions: Sequence[Callable[[], Any]], count: int) -> float:

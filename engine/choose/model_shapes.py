@@ -60,8 +60,8 @@ class LargestSizes:
     @property
     def ops(self) -> tuple[str, ...]:
         """Returns the ops that the model uses, by the model's names for them (see `registered`)."""
-        names = {"gemm": MATMUL_BY_CODES[self.codes], "silu_and_mul": gated(self.arch)}
-        return (*(names.get(op, op) for op in MODEL_OPS), DECODE_OP)
+        op_names = {"gemm": MATMUL_BY_CODES[self.codes], "silu_and_mul": gated(self.arch)}
+        return (*(op_names.get(op, op) for op in MODEL_OPS), DECODE_OP)
 
     @property
     def fused(self) -> tuple[str, ...]:
@@ -92,8 +92,8 @@ def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     q, k = meta(M, query_heads, D), meta(M, kv_heads, D)
     token_ids = meta(M, dtype=torch.int64)
     attention_options = {"softmax_scale": None} | ({} if arch.window is None else {"window": arch.window})
-    bounds = torch.tensor([0, M], dtype=torch.int32)  # of one chunk
-    lengths = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "max_seqlen_q": M, "max_seqlen_k": M}
+    chunk_bounds = torch.tensor([0, M], dtype=torch.int32)  # of one chunk
+    lengths = {"cu_seqlens_q": chunk_bounds, "cu_seqlens_k": chunk_bounds, "max_seqlen_q": M, "max_seqlen_k": M}
     angle_table = meta(limits.max_model_len, D // 2, dtype=torch.float32)
     fp32_options, pages = {"dtype": torch.float32}, {"q": q, "k_cache": cache, "v_cache": cache, **attention_options}
     arguments: dict[str, dict[str, Any]] = {
@@ -107,7 +107,7 @@ def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
         },
         "flash_attention_varlen": {"q": q, "k": k, "v": k, **lengths, "causal": True, **attention_options},
         "decode_attention": pages | _paged(M, max_blocks),
-        "paged_attention": pages | _paged(1, max_blocks) | {"cu_seqlens_q": bounds},
+        "paged_attention": pages | _paged(1, max_blocks) | {"cu_seqlens_q": chunk_bounds},
         FUSED_OP: {"a": meta(M, H), "b": meta(2 * arch.intermediate_size, H).mT},
         gated(arch): {"x": meta(M, 2 * arch.intermediate_size)},
         "sample": {
@@ -140,8 +140,8 @@ def _product_inputs(M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     def weight(N: int, K: int) -> dict[str, Any]:
         if limits.codes == "int4":
             return {"b": meta(N, K // 2, dtype=torch.uint8), "scale": meta(N, K // INT4_GROUP), "zero": None}
-        scale = {"scale": meta(N)} if limits.codes else {}
-        return {"b": meta(N, K, dtype=torch.int8 if limits.codes else limits.dtype).mT, **scale}
+        weight_scale = {"scale": meta(N)} if limits.codes else {}
+        return {"b": meta(N, K, dtype=torch.int8 if limits.codes else limits.dtype).mT, **weight_scale}
 
     inputs: list[dict[str, Any]] = [
         {"a": meta(rows, K), **weight(N, K), "bias": None}
@@ -158,19 +158,19 @@ def real(inputs: Mapping[str, Any], block_size: int, context: int = CONTEXT_KEYS
     rows = len(inputs["q"]) if "q" in inputs else 1
     sequence_length = context if sequences == rows else context + rows
     pages = -(-max(sequence_length, rows) // block_size)
-    for name, value in inputs.items():
-        if name == "block_table":
-            arguments[name] = torch.randperm(sequences * pages, dtype=torch.int32).view(sequences, pages)
-        elif name == "seq_lens":
-            arguments[name] = torch.full((sequences,), sequence_length, dtype=torch.int32)
-        elif name in ("k_cache", "v_cache"):
-            arguments[name] = torch.randn(sequences * pages, *value.shape[1:]).to(value.dtype)
-        elif name == "positions":
-            arguments[name] = torch.arange(len(value)) % len(inputs["cos"])
-        elif isinstance(value, torch.Tensor) and value.is_meta:
-            arguments[name] = _filled(name, value)
+    for input_name, input_value in inputs.items():
+        if input_name == "block_table":
+            arguments[input_name] = torch.randperm(sequences * pages, dtype=torch.int32).view(sequences, pages)
+        elif input_name == "seq_lens":
+            arguments[input_name] = torch.full((sequences,), sequence_length, dtype=torch.int32)
+        elif input_name in ("k_cache", "v_cache"):
+            arguments[input_name] = torch.randn(sequences * pages, *input_value.shape[1:]).to(input_value.dtype)
+        elif input_name == "positions":
+            arguments[input_name] = torch.arange(len(input_value)) % len(inputs["cos"])
+        elif isinstance(input_value, torch.Tensor) and input_value.is_meta:
+            arguments[input_name] = _filled(input_name, input_value)
         else:
-            arguments[name] = value
+            arguments[input_name] = input_value
     return arguments
 
 

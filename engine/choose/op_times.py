@@ -15,20 +15,20 @@ from rooflab.engine.model_runner import ModelRunner
 
 Spent = defaultdict[str, list[float]]
 """For each op, the seconds of each call."""
-WrapOp = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+OpWrapper = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 """A function that takes an op's name and function, and returns the function to use instead."""
 
 
 @contextmanager
 def wrapped_ops(
-    runner: ModelRunner, wrap: WrapOp, note_time: Callable[[str, float], None] | None = None
+    runner: ModelRunner, wrap: OpWrapper, note_time: Callable[[str, float], None] | None = None
 ) -> Iterator[None]:
     """Replaces each op of a step by `wrap(name, op)` in a `with` block.  CUDA graphs are off: a replay calls no ops."""
-    ops, graphs = runner.ops, runner.graphs
-    decode_replays = graphs if note_time and isinstance(graphs, DecodeReplays) else None
+    model_ops, decode_graphs = runner.ops, runner.graphs
+    decode_replays = decode_graphs if note_time and isinstance(decode_graphs, DecodeReplays) else None
 
     def step(*sizes: int) -> SimpleNamespace:
-        return SimpleNamespace(**{op: wrap(op, function) for op, function in vars(ops.step(*sizes)).items()})
+        return SimpleNamespace(**{op: wrap(op, op_call) for op, op_call in vars(model_ops.step(*sizes)).items()})
 
     runner.ops, runner.graphs = SimpleNamespace(step=step), decode_replays  # type: ignore[assignment]
     if decode_replays:
@@ -36,7 +36,7 @@ def wrapped_ops(
     try:
         yield
     finally:
-        runner.ops, runner.graphs = ops, graphs
+        runner.ops, runner.graphs = model_ops, decode_graphs
         if decode_replays:
             decode_replays.note_time = None
 
@@ -49,9 +49,9 @@ def timed_ops(runner: ModelRunner, spent: Spent) -> AbstractContextManager[None]
     def timed(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             start_time = time.perf_counter()
-            result = function(*arguments, **options)
+            call_result = function(*arguments, **options)
             spent[op].append(time.perf_counter() - start_time)
-            return result
+            return call_result
 
         return call
 

@@ -59,10 +59,10 @@ class GGUFCheckpoint:
     def generation(self) -> tuple[str, Mapping[str, Any]]:
         """Returns the place of the sampling settings, for error messages, and the settings by transformers' names."""
         name_of_key = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
-        fields = {
+        settings = {
             name.removeprefix(_SAMPLING): value for name, value in self._model.fields.items() if _SAMPLING in name
         }
-        return f"{self.path.name}, {_SAMPLING[:-1]}", {name_of_key.get(name, name): fields[name] for name in fields}
+        return f"{self.path.name}, {_SAMPLING[:-1]}", {name_of_key.get(name, name): settings[name] for name in settings}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields every tensor in fp32, with its Hugging Face name."""
@@ -70,12 +70,12 @@ class GGUFCheckpoint:
         for tensor in self._model.tensors.values():
             if tensor.name == ROPE_FACTORS:
                 continue
-            name, values = _gguf_name(tensor.name), tensor.values()
+            name, weight_values = _gguf_name(tensor.name), tensor.values()
             if model_kind == "llama" and (".q_proj." in name or ".k_proj." in name):
-                values = _half_split(values, arch.num_heads if ".q_proj." in name else arch.num_kv_heads)
+                weight_values = _half_split(weight_values, arch.num_heads if ".q_proj." in name else arch.num_kv_heads)
             if model_kind == "gemma" and name.endswith("norm.weight"):
-                values = values - 1
-            yield name, torch.from_numpy(values)
+                weight_values = weight_values - 1
+            yield name, torch.from_numpy(weight_values)
 
 
 def _gguf_name(name: str) -> str:
@@ -127,27 +127,27 @@ class SafetensorsCheckpoint:
 
         Like transformers, reads only the first of these that exists: `model.safetensors`, the files of the index, all
         files `model*.safetensors`, all files `*.safetensors`.  Other files may repeat the tensors."""
-        single_file, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
+        single_file, index_file = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
         if single_file.is_file():
             return {single_file: None}
-        if not index.is_file():
-            files = sorted(self.path.glob("model*.safetensors")) or sorted(self.path.glob("*.safetensors"))
-            if not files:
+        if not index_file.is_file():
+            weight_files = sorted(self.path.glob("model*.safetensors")) or sorted(self.path.glob("*.safetensors"))
+            if not weight_files:
                 raise ValueError(f"model: {self.path} has a config.json but no *.safetensors")
-            return dict.fromkeys(files)
-        file_of = read_json(index).get("weight_map")
+            return dict.fromkeys(weight_files)
+        file_of = read_json(index_file).get("weight_map")
         if not isinstance(file_of, dict) or not all(isinstance(file, str) for file in file_of.values()):
-            raise ValueError(f"model: expected a weight_map of tensors to files in {index.name}")
+            raise ValueError(f"model: expected a weight_map of tensors to files in {index_file.name}")
         names_of: dict[Path, set[str] | None]
         names_of = {self.path / file: {name for name in file_of if file_of[name] == file} for file in file_of.values()}
         if missing_names := [file.name for file in names_of if not file.is_file()]:
-            raise ValueError(f"model: {index.name} names {', '.join(missing_names)}, which is missing")
+            raise ValueError(f"model: {index_file.name} names {', '.join(missing_names)}, which is missing")
         return names_of
 
     def ends(self) -> Mapping[str, Any]:
         """Maps config.json and generation_config.json to their end tokens: an id, a list of ids, or None."""
-        name, fields = self.generation()
-        return {"config.json": self._config.get("eos_token_id"), name: fields.get("eos_token_id")}
+        name, settings = self.generation()
+        return {"config.json": self._config.get("eos_token_id"), name: settings.get("eos_token_id")}
 
     def generation(self) -> tuple[str, Mapping[str, Any]]:
         """Returns the name and fields of generation_config.json, or else of config.json (as transformers)."""

@@ -61,9 +61,9 @@ def read_gguf(path: Path) -> GGUFFile:
         if file.read(4) != b"GGUF":
             raise ValueError(f"model: {path.name} is not a whole GGUF file: it does not begin with GGUF")
         try:
-            version, num_tensors, num_keys = struct.unpack("<IQQ", _exactly(file, 20))
-            if version not in (2, 3):
-                raise ValueError(f"version {version}")
+            gguf_version, num_tensors, num_keys = struct.unpack("<IQQ", _exactly(file, 20))
+            if gguf_version not in (2, 3):
+                raise ValueError(f"version {gguf_version}")
             fields: dict[str, Any] = {}
             for _ in range(num_keys):
                 _add(fields, _text(file), _value(file, *struct.unpack("<I", _exactly(file, 4))))

@@ -35,8 +35,8 @@ class GGUFModel:
         self.fields, self.tensors = file.fields, file.tensors
         self.kind = self.fields.get("general.architecture")
         if self.kind not in GGUF_ARCHITECTURES:
-            names = ", ".join(GGUF_ARCHITECTURES)
-            raise ValueError(f"model: expected general.architecture to be one of {names}, got {self.kind!r}")
+            arch_names = ", ".join(GGUF_ARCHITECTURES)
+            raise ValueError(f"model: expected general.architecture to be one of {arch_names}, got {self.kind!r}")
         if (count := self._whole("split.count", 1)) > 1:
             merge_advice = "join them by `llama-gguf-split --merge`"
             raise ValueError(f"model: expected one file, got {path.name}, one of split.count {count}; {merge_advice}")
@@ -74,10 +74,10 @@ class GGUFModel:
             raise ValueError(f"model: {self.path.name} has no {key}attention.head_count or no matrix token_embd.weight")
         head_dim = self._whole(f"{key}attention.key_length", hidden_size // num_heads)
         window_size = self._whole(f"{key}attention.sliding_window", 0)
-        expected = {"attention.value_length": head_dim, "rope.dimension_count": head_dim, "attention.causal": True}
+        fixed_values = {"attention.value_length": head_dim, "rope.dimension_count": head_dim, "attention.causal": True}
         if self.kind != "llama":
-            expected["attention.sliding_window"] = 0
-        for name, expected_value in expected.items():
+            fixed_values["attention.sliding_window"] = 0
+        for name, expected_value in fixed_values.items():
             if (value := self.fields.get(key + name, expected_value)) != expected_value:
                 raise ValueError(f"model: {self.path.name}: {key}{name} {value!r} is not modelled yet")
         return {

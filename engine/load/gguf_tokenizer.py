@@ -51,12 +51,12 @@ def gguf_tokenizer(path: Path) -> Any:
     from tokenizers import AddedToken, processors
     from transformers import PreTrainedTokenizerFast
 
-    header = read_gguf(path).fields
+    gguf_fields = read_gguf(path).fields
 
     def get(name: str, default: Any = None) -> Any:
-        return header.get(f"tokenizer.ggml.{name}", default)
+        return gguf_fields.get(f"tokenizer.ggml.{name}", default)
 
-    _check_types(path.name, header)
+    _check_types(path.name, gguf_fields)
     kind, tokens, pre = get("model"), get("tokens"), get("pre", "default")
     if kind not in ("gpt2", "llama") or not tokens:
         raise ValueError(f"model: {path.name}: expected a tokenizer.ggml.model gpt2 or llama with tokens, got {kind!r}")
@@ -91,7 +91,7 @@ def gguf_tokenizer(path: Path) -> Any:
         tokenizer_object=backend,
         bos_token=bos,
         eos_token=eos,
-        chat_template=header.get("tokenizer.chat_template"),
+        chat_template=gguf_fields.get("tokenizer.chat_template"),
         clean_up_tokenization_spaces=False,
     )
 
@@ -121,7 +121,7 @@ def _byte_level(file: str, vocab: dict[str, int], merges: Sequence[str], pre: st
             if token not in vocab:
                 raise ValueError(f"model: {file}: tokenizer.ggml.merges merges {merge_pair}, and {token!r} is no token")
     backend = Tokenizer(models.BPE(vocab, merge_pairs, ignore_merges=pre in _MERGELESS_NAMES))
-    splitters = [pre_tokenizers.Split(Regex(regex), "isolated") for regex in _REGEXES[pre]]
+    splitters = [pre_tokenizers.Split(Regex(word_regex), "isolated") for word_regex in _REGEXES[pre]]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splitters, byte_level])
     backend.decoder = decoders.ByteLevel()
@@ -141,14 +141,14 @@ def _sentencepiece(
 
     text_tokens = {token for token, type_id in zip(tokens, types, strict=True) if type_id not in (_CONTROL, _BYTE)}
     merges = [
-        (-scores[vocab[token]], vocab[token[:regex]], vocab[token[regex:]], token[:regex], token[regex:])
+        (-scores[vocab[token]], vocab[token[:split_at]], vocab[token[split_at:]], token[:split_at], token[split_at:])
         for token in text_tokens
-        for regex in range(1, len(token))
-        if token[:regex] in text_tokens and token[regex:] in text_tokens
+        for split_at in range(1, len(token))
+        if token[:split_at] in text_tokens and token[split_at:] in text_tokens
     ]
     merge_pairs = [merge[3:] for merge in sorted(merges)]
-    model = models.BPE(vocab, merge_pairs, byte_fallback=True, fuse_unk=True, unk_token=unknown)
-    backend = Tokenizer(model)
+    bpe_model = models.BPE(vocab, merge_pairs, byte_fallback=True, fuse_unk=True, unk_token=unknown)
+    backend = Tokenizer(bpe_model)
     replacer = normalizers.Replace(" ", _SPACE_MARK)
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE_MARK), replacer]) if space_first else replacer
     decoder_steps = [decoders.Replace(_SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]

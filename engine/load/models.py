@@ -39,9 +39,9 @@ def open_model(
 def end_tokens(sources: Mapping[str, Any], vocab_size: int) -> frozenset[int]:
     """Returns the ids of all end tokens in the files `sources`.  Raises `ValueError` on ids outside the vocabulary."""
     tokens = set[int]()
-    for source, value in sources.items():
-        end_ids = [] if value is None else value if isinstance(value, list) else [value]
+    for source, given_ids in sources.items():
+        end_ids = [] if given_ids is None else given_ids if isinstance(given_ids, list) else [given_ids]
         if not all(type(token) is int and 0 <= token < vocab_size for token in end_ids):
-            raise ValueError(f"model: expected ids below {vocab_size} as end tokens in {source}, got {value!r}")
+            raise ValueError(f"model: expected ids below {vocab_size} as end tokens in {source}, got {given_ids!r}")
         tokens.update(end_ids)
     return frozenset(tokens)

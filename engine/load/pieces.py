@@ -22,8 +22,8 @@ class Pieces:
 
     def __init__(self, tokenizer: Any):
         rust_backend = tokenizer.backend_tokenizer
-        decoder = json.loads(rust_backend.to_str())["decoder"] or {"type": "Fuse"}
-        decoder_steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+        decoder_config = json.loads(rust_backend.to_str())["decoder"] or {"type": "Fuse"}
+        decoder_steps = decoder_config["decoders"] if decoder_config["type"] == "Sequence" else [decoder_config]
         self._token = rust_backend.id_to_token
         self._special = frozenset(number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
         self._replaced: list[tuple[str, str]] = []
@@ -70,9 +70,9 @@ class Pieces:
 def byte_characters() -> dict[str, int]:
     """Maps each character of a byte-level vocabulary (GPT-2) to its byte.  A printable byte is written as its own
     character. The other bytes are written as the characters from code point 256 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    other_bytes = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(other_bytes)}
+    printable_bytes = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    other_bytes = [byte for byte in range(256) if byte not in printable_bytes]
+    return {chr(byte): byte for byte in printable_bytes} | {chr(256 + i): byte for i, byte in enumerate(other_bytes)}
 
 
 _BYTE_OF_CHARACTER = byte_characters()

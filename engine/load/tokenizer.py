@@ -51,8 +51,8 @@ class Tokenizer:
             # One call renders and tokenizes: encoding the rendered text in a second call would double the BOS token.
             messages = [_of_text(cast(ChatMessage, message)) for message in prompt]
             check_text("".join(str(text) for message in messages for text in message.values()))
-            encoded = self._through_template(messages)
-            token_ids = list(encoded["input_ids"])
+            encoded_chat = self._through_template(messages)
+            token_ids = list(encoded_chat["input_ids"])
         else:
             token_ids = as_token_ids(prompt)
         return some(token_ids)
@@ -61,11 +61,11 @@ class Tokenizer:
         from jinja2 import TemplateError  # as heavy as transformers, which imports it
 
         try:
-            encoded = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+            encoded_chat = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
         except (*_TEMPLATE_ERRORS, TemplateError) as error:
             error_kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
             raise ValueError(f"prompt: the chat template refuses these messages: {error_kind}{error}") from error
-        return cast(Mapping[str, Any], encoded)
+        return cast(Mapping[str, Any], encoded_chat)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of `token_ids` without special tokens.  `stream` gives the same text."""
@@ -147,8 +147,8 @@ def _of_folder(path: Path) -> Any:
         if not (rust or isinstance(error, (*_READ_ERRORS, StrictDataclassError))):
             raise
         bad_file = "tokenizer.json" if rust else "config.json" if isinstance(error, StrictDataclassError) else str(path)
-        reason = " ".join(str(error).split())
-        raise ValueError(f"model: no tokenizer that transformers can read in {bad_file}: {reason:.300}") from error
+        error_text = " ".join(str(error).split())
+        raise ValueError(f"model: no tokenizer that transformers can read in {bad_file}: {error_text:.300}") from error
 
 
 def _of_text(message: ChatMessage) -> dict[str, Any]:

@@ -61,8 +61,8 @@ class BodyFormat(ABC):
     @staticmethod
     def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Merges the log-probability dictionaries of an answer's tokens into one.  Joins their lists in token order."""
-        list_names = (name for name, value in parts[0].items() if isinstance(value, list))
-        return parts[0] | {name: [value for piece in parts for value in piece[name]] for name in list_names}
+        list_names = (name for name, body_value in parts[0].items() if isinstance(body_value, list))
+        return parts[0] | {name: [body_value for piece in parts for body_value in piece[name]] for name in list_names}
 
     def first(self, index: int) -> dict[str, Any] | None:
         """Returns the `choices` entry of the event that comes before all tokens, or None if there is no such event."""
@@ -92,9 +92,9 @@ class CompletionBody(BodyFormat):
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
         """Returns the log-probabilities of the drawn and the likeliest tokens, in the format of completions."""
         logprob_of: dict[str, float] = {}
-        for token_id, value in logprobs.items() if n else ():
+        for token_id, logprob in logprobs.items() if n else ():
             name = self.texts.named(token_id)[0]
-            logprob_of[f"token_id:{token_id}" if name in logprob_of else name] = value  # two tokens may have one text
+            logprob_of[f"token_id:{token_id}" if name in logprob_of else name] = logprob  # two tokens may have one text
         return {
             "tokens": [self.texts.named(token)[0]],
             "token_logprobs": [logprobs[token]],
@@ -123,7 +123,7 @@ class Chat(BodyFormat):
 
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
         """Returns the log-probabilities in the format of chat completions."""
-        drawn_entry, *entries = (self._one(token_id, value) for token_id, value in logprobs.items())
+        drawn_entry, *entries = (self._one(token_id, logprob) for token_id, logprob in logprobs.items())
         # Where the drawn token is one of the likeliest, it is not there twice.
         top = entries if len(logprobs) > n else sorted([drawn_entry, *entries], key=lambda entry: -entry["logprob"])
         return {"content": [{**drawn_entry, "top_logprobs": top}], "refusal": None}

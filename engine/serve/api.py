@@ -110,7 +110,7 @@ class Service:
             raise ApiError(503, "the server is about to end", code="shutting_down")
         if answers > self._places:
             raise ApiError(400, f"n: expected at most {self._places} answers, n for each prompt, got {answers}", "n")
-        num_answers = self._opening + sum(call.params.n for call in self.engine.calls.values())
+        num_answers = self._opening + sum(open_call.params.n for open_call in self.engine.calls.values())
         if num_answers + answers > self._places:
             raise ApiError(
                 429,
@@ -187,10 +187,10 @@ class Service:
             yield _event({"info": {"name": self.model, **asdict(engine_info)}})
             while not (engine.died.is_set() or engine.ending):
                 new_steps = []
-                for line in islice(reversed(engine.steps), STEPS_AT_ONCE):  # more, where its reader was slow
-                    if line.number <= last_step:
+                for step_line in islice(reversed(engine.steps), STEPS_AT_ONCE):  # more, where its reader was slow
+                    if step_line.number <= last_step:
                         break
-                    new_steps.append(asdict(line))
+                    new_steps.append(asdict(step_line))
                 last_step = new_steps[0]["number"] if new_steps else last_step
                 yield _event({"state": asdict(engine.state), "steps": new_steps[::-1]})
                 await asyncio.sleep(LIVE_INTERVAL_S)
@@ -274,7 +274,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
     @app.get("/steps")
     async def steps() -> Response:
         def body() -> str:
-            step_lines = ", ".join(json.dumps(asdict(line), allow_nan=False) for line in list(engine.steps))
+            step_lines = ", ".join(json.dumps(asdict(step_line), allow_nan=False) for step_line in list(engine.steps))
             return f'{{"now_s": {time.perf_counter()}, "steps": [{step_lines}]}}'
 
         return Response(await asyncio.to_thread(body), media_type="application/json")

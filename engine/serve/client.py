@@ -268,8 +268,8 @@ class Engine:
         self._lost(f"the engine's process ended with status {self._process.exitcode}")
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._lost(f"the server's task {task.get_name()!r} ended: {error!r}")
+        if not task.cancelled() and (task_error := task.exception()) is not None:
+            self._lost(f"the server's task {task.get_name()!r} ended: {task_error!r}")
 
     def _lost(self, why: str) -> None:
         self.why = self.why or why

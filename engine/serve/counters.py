@@ -54,21 +54,21 @@ class Counters:
 
     def stepped(self, message: Stepped) -> None:
         """Counts the work of one step."""
-        state, step = message.state, message.step
-        self._running.set(state.running)
-        self._waiting.set(state.waiting)
-        self._usage.set(state.pages_held / self._blocks)
+        engine_state, step_line = message.state, message.step
+        self._running.set(engine_state.running)
+        self._waiting.set(engine_state.waiting)
+        self._usage.set(engine_state.pages_held / self._blocks)
         self._generated.inc(len(message.tokens))
-        if step is not None:
-            self._step.observe(step.end_s - step.begin_s)
-            self._preempted.inc(step.preempted)
-            self._evicted.inc(step.evicted)
-            if step.drafts:
-                self._drafts.inc(step.drafts)
-                self._drafted.inc(step.drafted)
-                self._accepted.inc(sum(step.accepted))
-                self._emitted.inc(step.tokens)
-                for draft_position, num_accepted in enumerate(step.accepted):
+        if step_line is not None:
+            self._step.observe(step_line.end_s - step_line.begin_s)
+            self._preempted.inc(step_line.preempted)
+            self._evicted.inc(step_line.evicted)
+            if step_line.drafts:
+                self._drafts.inc(step_line.drafts)
+                self._drafted.inc(step_line.drafted)
+                self._accepted.inc(sum(step_line.accepted))
+                self._emitted.inc(step_line.tokens)
+                for draft_position, num_accepted in enumerate(step_line.accepted):
                     self._accepted_at.labels(*self._labels, str(draft_position)).inc(num_accepted)
 
     def gap(self, seconds: float) -> None:
@@ -78,8 +78,8 @@ class Counters:
     def ended(self, call: Call) -> None:
         """Records the times of a request that has ended or was dropped."""
         finish_reasons = set(call.finish_reasons.values()) if call.ended else {"abort"}
-        for reason in finish_reasons:
-            self._success.labels(*self._labels, reason).inc()
+        for finish_reason in finish_reasons:
+            self._success.labels(*self._labels, finish_reason).inc()
         token_times_s = [answer_times for answer_times in call.token_times_s if answer_times]
         if call.started_s is not None:
             self._queries.inc(call.prompt_tokens)

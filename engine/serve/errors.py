@@ -17,9 +17,9 @@ TIMED_OUT = 408, "the answer took longer than the server's timeout", None, "time
 """The arguments of the `ApiError` for an answer that took too long."""
 _MAX_TEXT_LENGTH = 80
 """The most characters of a request's body that an error message shows."""
-_SHORT_REPR = reprlib.Repr()
-_SHORT_REPR.maxstring = _SHORT_REPR.maxother = _SHORT_REPR.maxlong = _MAX_TEXT_LENGTH
-_SHORT_REPR.maxlevel = 1  # below, it would sort a dict of any size
+_VALUE_SHORTENER = reprlib.Repr()
+_VALUE_SHORTENER.maxstring = _VALUE_SHORTENER.maxother = _VALUE_SHORTENER.maxlong = _MAX_TEXT_LENGTH
+_VALUE_SHORTENER.maxlevel = 1  # below, it would sort a dict of any size
 _UNSUPPORTED_NOTES = {
     **dict.fromkeys(("role", "tools", "tool_calls", "functions"), " (there are no tools yet)"),
     "type": " (there is nothing but text yet)",
@@ -83,8 +83,8 @@ def of_validation(errors: Sequence[Any]) -> ApiError:
         return ApiError(400, message, message.partition(":")[0] if error["type"] == "value_error" else None)
     if error["type"] == "value_error":
         return ApiError(400, f"{'.'.join(path)}: {message}", path[0])
-    value = "an object" if isinstance(error["input"], dict) else _SHORT_REPR.repr(error["input"])
-    value_text = "" if error["type"] == "missing" else f", got {value}"
+    short_value = "an object" if isinstance(error["input"], dict) else _VALUE_SHORTENER.repr(error["input"])
+    value_text = "" if error["type"] == "missing" else f", got {short_value}"
     return ApiError(400, f"{'.'.join(path)}: {message}{_UNSUPPORTED_NOTES.get(path[-1], '')}{value_text}", path[0])
 
 

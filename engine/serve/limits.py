@@ -42,10 +42,10 @@ class Limits:
     sends a request while the server closes the connection gets no answer."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            least_value = int(name in ("max_body_bytes", "max_tokens", "max_head_bytes"))
-            if isinstance(value, int | float) and not value >= least_value:
-                raise ValueError(f"{name}: expected at least {least_value}, got {value}")
+        for limit_name, limit_value in vars(self).items():
+            least_value = int(limit_name in ("max_body_bytes", "max_tokens", "max_head_bytes"))
+            if isinstance(limit_value, int | float) and not limit_value >= least_value:
+                raise ValueError(f"{limit_name}: expected at least {least_value}, got {limit_value}")
         if self.api_key is not None and self.api_key.split() != [self.api_key]:
             raise ValueError("api_key: expected a text without white space")
 
@@ -63,8 +63,8 @@ class Guard:
             await self.app(scope, receive, send)
             return
         scope.setdefault("state", {})["arrival_s"] = time.perf_counter()
-        headers, is_head = dict(scope["headers"]), scope["method"] == "HEAD"
-        name = headers.get(b"x-request-id", uuid.uuid4().hex.encode())
+        headers, is_head_request = dict(scope["headers"]), scope["method"] == "HEAD"
+        request_id = headers.get(b"x-request-id", uuid.uuid4().hex.encode())
         url_origin = re.match("https?://[^/]*", scope["path"])
         if url_origin:
             scope = {**scope, "path": scope["path"][url_origin.end() :] or "/"}
@@ -80,22 +80,22 @@ class Guard:
 
         async def reply(message: Message) -> None:
             nonlocal whole
-            is_start = message["type"] == "http.response.start"
-            while is_start and not whole:  # a client that writes to a closed connection gets no answer
+            is_reply_start = message["type"] == "http.response.start"
+            while is_reply_start and not whole:  # a client that writes to a closed connection gets no answer
                 whole = not (await receive()).get("more_body")
-            if is_start and self.alone:  # Ray's proxy adds its own
-                message = {**message, "headers": [*message["headers"], (b"x-request-id", name)]}
-            if is_start or not is_head:
+            if is_reply_start and self.alone:  # Ray's proxy adds its own
+                message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id)]}
+            if is_reply_start or not is_head_request:
                 await send(message)
-            if is_start and is_head:
+            if is_reply_start and is_head_request:
                 await send({"type": "http.response.body"})
 
-        error = self._error(scope, headers)
-        if error is not None:
+        api_error = self._error(scope, headers)
+        if api_error is not None:
             headers_by_status = {400: {"connection": "close"}, 401: {"www-authenticate": "Bearer"}}
-            await error.reply(headers_by_status.get(error.status))(scope, receive, reply)
+            await api_error.reply(headers_by_status.get(api_error.status))(scope, receive, reply)
             return
-        await self.app({**scope, "method": "GET"} if is_head else scope, counted, reply)
+        await self.app({**scope, "method": "GET"} if is_head_request else scope, counted, reply)
 
     def _error(self, scope: Scope, headers: dict[bytes, bytes]) -> ApiError | None:
         host = re.sub(rb":\d*$", b"", headers.get(b"host", b"")).decode("latin-1").lower()

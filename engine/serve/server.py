@@ -68,9 +68,9 @@ class ClientConnection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Sends the text of the exception that uvicorn is handling (from h11).  This text says more than `msg`."""
-        error = sys.exception()
-        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
-        self._refuse(ApiError(status, f"http: {error}"[:100]))
+        http_error = sys.exception()
+        http_status = http_error.error_status_hint if isinstance(http_error, h11.RemoteProtocolError) else 400
+        self._refuse(ApiError(http_status, f"http: {http_error}"[:100]))
 
     def _should_upgrade(self) -> bool:
         return False
@@ -82,11 +82,11 @@ class ClientConnection(H11Protocol):
 
     def _refuse(self, error: ApiError) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # else it has a reply
-            reply = error.reply({"connection": "close"})
+            error_reply = error.reply({"connection": "close"})
             reply_head = h11.Response(
-                status_code=error.status, headers=reply.raw_headers, reason=HTTPStatus(error.status).phrase
+                status_code=error.status, headers=error_reply.raw_headers, reason=HTTPStatus(error.status).phrase
             )
-            for reply_part in (reply_head, h11.Data(data=bytes(reply.body)), h11.EndOfMessage()):
+            for reply_part in (reply_head, h11.Data(data=bytes(error_reply.body)), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(reply_part) or b"")
         self.transport.close()
 
@@ -127,8 +127,8 @@ class Server(uvicorn.Server):
         """Ends all prompts in the engine and waits for the replies to end.  Uvicorn calls this last."""
 
         def hang_up() -> None:
-            for connection in list(self.server_state.connections):
-                connection.transport.abort()
+            for open_connection in list(self.server_state.connections):
+                open_connection.transport.abort()
 
         self._service.draining = True
         self._service.engine.cut()

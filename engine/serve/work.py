@@ -32,7 +32,7 @@ class RequestWork:
         prompt, raises `ValueError` and queues no prompt."""
         self.calls = await self._engine.submit(prompts, params, self._inbox, *about)
         answer_keys = ((call.key, answer_index) for call in self.calls for answer_index in range(params.n))
-        self._answers = {name: Answer(self.format, params, index) for index, name in enumerate(answer_keys)}
+        self._answers = {answer_key: Answer(self.format, params, i) for i, answer_key in enumerate(answer_keys)}
 
     def close(self) -> None:
         """Drops the unfinished calls.  The reader of `events` calls this: `events` cleans up only if it has begun."""
@@ -77,17 +77,17 @@ class RequestWork:
     async def events(self, include_usage: bool, continuous: bool) -> AsyncGenerator[bytes, None]:
         """Yields the events of a stream, one per token.  A chat's role comes in an event before the first of them."""
         begun_answers: set[int] = set()
-        usage: dict[str, Any] = {"usage": None} if include_usage else {}
+        usage_field: dict[str, Any] = {"usage": None} if include_usage else {}
         try:
             async for pieces in self.pieces():
                 events = []
                 for piece in pieces:
                     if continuous:
-                        usage["usage"] = self.usage
+                        usage_field["usage"] = self.usage
                     if piece.index not in begun_answers and (first_choice := self.format.first(piece.index)):
-                        events.append(self.format.event([first_choice], **usage))
+                        events.append(self.format.event([first_choice], **usage_field))
                     begun_answers.add(piece.index)
-                    events.append(self.format.event([self.format.delta(piece)], **usage))
+                    events.append(self.format.event([self.format.delta(piece)], **usage_field))
                 yield b"".join(events) or b": \n\n"  # a comment
             if include_usage:
                 yield self.format.event([], usage=self.usage)
@@ -108,7 +108,7 @@ class RequestWork:
         return await asyncio.to_thread(self._body, pieces_by_answer)
 
     def _body(self, texts: Mapping[int, Sequence[AnswerPiece]]) -> bytes:
-        choices = [self.format.choice(self._joined(texts[index])) for index in sorted(texts)]
+        choices = [self.format.choice(self._joined(texts[answer_index])) for answer_index in sorted(texts)]
         return self.format.whole(choices, self.usage)
 
     def _joined(self, pieces: Sequence[AnswerPiece]) -> AnswerPiece:

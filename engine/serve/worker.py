@@ -61,8 +61,8 @@ def run(address: str, options: Mapping[str, Any], threads: int | None) -> None:
         socket.send(pickle.dumps(ModelNotLoaded(str(error))))
         socket.close()
         return
-    worker, blocks, batch = Worker(llm, socket), llm.scheduler.blocks, llm.scheduler.max_num_seqs
-    model_sizes = (llm.arch.vocab_size, llm.max_model_len, batch, blocks.num_blocks, blocks.block_size)
+    worker, kv_blocks, batch = Worker(llm, socket), llm.scheduler.blocks, llm.scheduler.max_num_seqs
+    model_sizes = (llm.arch.vocab_size, llm.max_model_len, batch, kv_blocks.num_blocks, kv_blocks.block_size)
     worker.say(Ready(llm.arch.name, str(llm.device), llm.dtype_name, *model_sizes, llm.ops.describe()))
     worker.run()
     socket.close()
@@ -156,13 +156,13 @@ class Worker:
                 self._forget(sequence)
 
     def _step(self) -> None:
-        core, blocks = self.llm.core, self.llm.scheduler.blocks
-        old_evictions, self._steps = blocks.evicted, self._steps + 1
+        engine_core, kv_blocks = self.llm.core, self.llm.scheduler.blocks
+        old_evictions, self._steps = kv_blocks.evicted, self._steps + 1
         wait_times = run_times() if self.llm.device.type == "cpu" else None
         begin_s = time.perf_counter()
         sequences = self.llm.step()
         end_s = time.perf_counter()
-        step, ops = core.last, {op: sum(op_times) for op, op_times in self._spent.items()}
+        step, ops = engine_core.last, {op: sum(op_times) for op, op_times in self._spent.items()}
         self._spent.clear()
         chunks = step.chunks if step else []
         started_prompts = []
@@ -171,8 +171,8 @@ class Worker:
                 self._fresh.remove(chunk.sequence)
                 started_prompts.append(Started(self._name[chunk.sequence][0], begin_s, chunk.start))
         tokens = tuple(token for sequence in dict.fromkeys(sequences) for token in self._tokens(sequence))
-        state = self._state()
-        line = StepLine(
+        engine_state = self._state()
+        step_line = StepLine(
             number=self._steps,
             begin_s=begin_s,
             end_s=end_s,
@@ -182,14 +182,14 @@ class Worker:
             prompt_pairs=sum(pairs_of(chunk.start, chunk.end) for chunk in chunks),
             tokens=len(tokens),
             preempted=len(step.preempted) if step else 0,
-            evicted=blocks.evicted - old_evictions,
-            running=state.running,
-            waiting=state.waiting,
+            evicted=kv_blocks.evicted - old_evictions,
+            running=engine_state.running,
+            waiting=engine_state.waiting,
             waited=None if wait_times is None else waiting_since(wait_times),
             ops_s=ops,
-            **drafts_of(core.speculator.last if core.speculator else None),
+            **drafts_of(engine_core.speculator.last if engine_core.speculator else None),
         )
-        self.say(Stepped(state, line, tokens, tuple(started_prompts)))
+        self.say(Stepped(engine_state, step_line, tokens, tuple(started_prompts)))
 
     def _tokens(self, sequence: Sequence) -> list[Token]:
         """Returns the tokens of a sequence that were not sent to the server yet.  Forgets an ended sequence."""
@@ -213,11 +213,11 @@ class Worker:
         self._fresh.discard(sequence)
 
     def _state(self) -> State:
-        scheduler, blocks = self.llm.scheduler, self.llm.scheduler.blocks
+        scheduler, kv_blocks = self.llm.scheduler, self.llm.scheduler.blocks
         return State(
             len(scheduler.running),
             len(scheduler.waiting),
-            blocks.num_blocks - blocks.num_free,
-            blocks.num_shared,
-            blocks.num_cached,
+            kv_blocks.num_blocks - kv_blocks.num_free,
+            kv_blocks.num_shared,
+            kv_blocks.num_cached,
         )

@@ -23,7 +23,7 @@ from rooflab.engine.speculate.runner import SpeculativeRunner
 from rooflab.engine.speculate.speculator import Speculator
 from rooflab.roofline.architecture import Architecture
 
-Opened = tuple[Architecture, Texts, Iterator[tuple[str, torch.Tensor]], Any, Any]
+OpenedModel = tuple[Architecture, Texts, Iterator[tuple[str, torch.Tensor]], Any, Any]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def opened(
     max_model_len: int,
     dtype: torch.dtype,
     device: torch.device,
-    open_model: Callable[[str], Opened],
+    open_model: Callable[[str], OpenedModel],
 ) -> DraftSource:
     """Opens the drafter that `asked` describes, for a model of `arch`.  An EAGLE head is read in `dtype` on `device`.
 

@@ -53,11 +53,11 @@ class Chain(Drafter, ABC):
         tokens = to_device(np.array([sequence.token_ids[-1] for sequence in sequences]))
         sampling, state = SamplingTensors(sequences, device, edits=False), self.begin(sequences)
         drawn_tokens: list[torch.Tensor] = []
-        for index in range(int(draft_lengths[0])):
-            n = int((draft_lengths > index).sum())
+        for step_index in range(int(draft_lengths[0])):
+            n = int((draft_lengths > step_index).sum())
             if n < len(tokens):
                 sampling = SamplingTensors(sequences[:n], device, edits=False)
-            positions = batch.positions[batch_rows[:n]] + index
+            positions = batch.positions[batch_rows[:n]] + step_index
             table = batch.block_table[batch_rows[:n], : int(batch.num_blocks[batch_rows[:n]].max())]
             slots = table[np.arange(n), positions // page_size].astype(np.int64) * page_size + positions % page_size
             lengths = (positions + 1).astype(np.int32)

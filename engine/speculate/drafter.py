@@ -15,7 +15,7 @@ from rooflab.engine.speculate.lengths import Lengths
 
 DRAFT_SOURCES = {"ngram": "nothing", "draft": "a model", "eagle": "a folder of a head"}
 """The kinds of drafts.  The value says what the option `draft` must name."""
-MOST_TOKENS = 16
+MOST_DRAFT_TOKENS = 16
 """The most tokens of one draft."""
 
 
@@ -27,7 +27,7 @@ class Drafter:
 
     def wants(self, rows: Sequence[EngineSequence], lengths: Lengths) -> list[tuple[EngineSequence, int]]:
         """Returns the decoding sequences that should get a draft, each with the number of tokens to draft."""
-        return [(sequence, length) for sequence in rows if (length := lengths.of(sequence))]
+        return [(sequence, draft_length) for sequence in rows if (draft_length := lengths.of(sequence))]
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
         """Returns a draft for each sequence in `drafting`: at least one token, at most the number in `drafting`."""
@@ -65,8 +65,8 @@ class Speculation:
             raise ValueError(
                 f"draft: expected {DRAFT_SOURCES[self.kind]} with speculate={self.kind}, got {self.draft!r}"
             )
-        if type(self.num_tokens) is not int or not 1 <= self.num_tokens <= MOST_TOKENS:
-            raise ValueError(f"num_speculative_tokens: expected 1 to {MOST_TOKENS}, got {self.num_tokens!r}")
+        if type(self.num_tokens) is not int or not 1 <= self.num_tokens <= MOST_DRAFT_TOKENS:
+            raise ValueError(f"num_speculative_tokens: expected 1 to {MOST_DRAFT_TOKENS}, got {self.num_tokens!r}")
 
     def rows(self, max_model_len: int) -> int:
         """Returns how many rows a sequence may have.  Raises `ValueError` if a draft exceeds `max_model_len`."""
@@ -109,8 +109,8 @@ class Speculated:
         """Counts a draft of `drafted` tokens.  The model accepted its first `accepted` tokens."""
         self.drafts += 1
         self.drafted += drafted
-        for position in range(accepted):
-            self.accepted_at[position] += 1
+        for draft_position in range(accepted):
+            self.accepted_at[draft_position] += 1
 
     @property
     def accepted(self) -> int:

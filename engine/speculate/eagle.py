@@ -73,14 +73,14 @@ class EagleDrafter(Chain):
 
     def forward(self, inputs: StepInput, ops: Any, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the logits of the model's output head, and the predicted hidden states as the next `state`."""
-        hidden = self._next_states(inputs, ops, state)
-        logits: torch.Tensor = self.runner.ops.step(len(hidden)).gemm(hidden, self.runner.model.lm_head)
-        return logits, hidden
+        hidden_states = self._next_states(inputs, ops, state)
+        logits: torch.Tensor = self.runner.ops.step(len(hidden_states)).gemm(hidden_states, self.runner.model.lm_head)
+        return logits, hidden_states
 
     def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], states: torch.Tensor) -> None:
         """Keeps `states`, the hidden states from which the next drafts start."""
-        for sequence, count, state in zip(sequences, counts, states, strict=True):
-            self._hidden[sequence] = (len(sequence.token_ids) - 1 + count, state)
+        for sequence, num_accepted, state in zip(sequences, counts, states, strict=True):
+            self._hidden[sequence] = (len(sequence.token_ids) - 1 + num_accepted, state)
 
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
@@ -114,5 +114,5 @@ class EagleDrafter(Chain):
         residual = x = ops.gemm(torch.cat([x, before], 1), self.fc, self.fc_bias)
         x = ops.gemm(model.attention(x, layer, inputs, self.cache.keys[0], self.cache.values[0], ops), layer.o)
         x, residual = ops.fused_add_rmsnorm(x, residual, layer.post_norm, model.arch.rms_norm_eps)
-        hidden: torch.Tensor = ops.gemm(model.gated(x, layer.gate_up, ops), layer.down) + residual
-        return hidden
+        hidden_states: torch.Tensor = ops.gemm(model.gated(x, layer.gate_up, ops), layer.down) + residual
+        return hidden_states

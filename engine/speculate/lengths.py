@@ -76,27 +76,27 @@ class Lengths:
         """Returns how many tokens `sequence` should draft now."""
         if not self.adapts:
             return self.most
-        odds = self._odds.get(sequence)
-        if odds is None:
-            odds = self._odds[sequence] = Odds(self.most)
-        return odds.length if self._drafts and len(sequence.token_ids) >= odds.resumes else 0
+        draft_odds = self._odds.get(sequence)
+        if draft_odds is None:
+            draft_odds = self._odds[sequence] = Odds(self.most)
+        return draft_odds.length if self._drafts and len(sequence.token_ids) >= draft_odds.resumes else 0
 
     def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Records that the model accepted `accepted` of the `drafted` tokens of a draft."""
-        odds = self._odds.get(sequence)
-        if odds is None:
+        draft_odds = self._odds.get(sequence)
+        if draft_odds is None:
             return
-        odds.accepted = DECAY_WEIGHT * odds.accepted + accepted
-        odds.tried = DECAY_WEIGHT * odds.tried + accepted + (accepted < drafted)
-        acceptance_rate = odds.accepted / odds.tried
-        odds.length = self._pays(acceptance_rate)
-        if odds.length:
-            if odds.length == self.most:
-                odds.pause = PAUSE_TOKENS
+        draft_odds.accepted = DECAY_WEIGHT * draft_odds.accepted + accepted
+        draft_odds.tried = DECAY_WEIGHT * draft_odds.tried + accepted + (accepted < drafted)
+        acceptance_rate = draft_odds.accepted / draft_odds.tried
+        draft_odds.length = self._pays(acceptance_rate)
+        if draft_odds.length:
+            if draft_odds.length == self.most:
+                draft_odds.pause = PAUSE_TOKENS
             return
-        odds.resumes = len(sequence.token_ids) + odds.pause
-        odds.pause = min(2 * odds.pause, LONGEST_PAUSE)
-        odds.accepted, odds.tried, odds.length = 1.0, 2.0, 1
+        draft_odds.resumes = len(sequence.token_ids) + draft_odds.pause
+        draft_odds.pause = min(2 * draft_odds.pause, LONGEST_PAUSE)
+        draft_odds.accepted, draft_odds.tried, draft_odds.length = 1.0, 2.0, 1
 
     def _pays(self, chance: float) -> int:
         """Returns the longest draft length that saves time at the acceptance probability `chance`, or 0."""

@@ -64,9 +64,9 @@ class NgramDrafter(Drafter):
         """Returns the sequences in which the last two tokens occurred before, each with the length of its draft."""
         # A loop with one call: it runs for up to 256 sequences a step, most of which find nothing.
         found_positions = self._found = {}
-        drafting: list[tuple[EngineSequence, int]] = []
+        wanted_drafts: list[tuple[EngineSequence, int]] = []
         if lengths.idle:
-            return drafting
+            return wanted_drafts
         for sequence in rows:
             pair_index = self._places.get(sequence)
             if pair_index is None:
@@ -82,16 +82,16 @@ class NgramDrafter(Drafter):
                 position_of[token_pair], pair_index.older[num_tokens] = num_tokens, position
                 if draft_length := lengths.of(sequence):
                     found_positions[sequence] = _alike(tokens, position, pair_index.older)
-                    drafting.append((sequence, draft_length))
-        return drafting
+                    wanted_drafts.append((sequence, draft_length))
+        return wanted_drafts
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
         """Copies the tokens after the earlier occurrence.  If there are too few such tokens, repeats them."""
         drafts = {}
         for sequence, draft_length in drafting:
             position, tokens = self._found[sequence], sequence.token_ids
-            draft, repeat_length = tokens[position : position + draft_length], len(tokens) - position
-            while len(draft) < draft_length:
-                draft.append(draft[-repeat_length])
-            drafts[sequence] = draft
+            draft_tokens, repeat_length = tokens[position : position + draft_length], len(tokens) - position
+            while len(draft_tokens) < draft_length:
+                draft_tokens.append(draft_tokens[-repeat_length])
+            drafts[sequence] = draft_tokens
         return drafts

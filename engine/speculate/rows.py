@@ -24,7 +24,7 @@ class DraftRows:
         self.sequences = [*(batch.rows[row] for row in self.plain), *drafts]
         """The sequences of the batch, in the order of their rows."""
         num_rows = np.append(np.ones_like(self.plain), row_counts)
-        self.drawing = [self.sequences[index] for index in np.repeat(np.arange(len(num_rows)), num_rows).tolist()]
+        self.drawing = [self.sequences[i] for i in np.repeat(np.arange(len(num_rows)), num_rows).tolist()]
         """The sequence of each row."""
         self.ahead = ramp(num_rows)
         """For each row, the number of drafted tokens before the token that the row draws."""

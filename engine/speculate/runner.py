@@ -68,7 +68,7 @@ class SpeculativeRunner(ModelRunner):
 
     def logits(self, step: Step) -> torch.Tensor:
         """Returns logits `[num_drawn, vocab_size]`, as `ModelRunner.logits` does.  Then calls `drafter.follow`."""
-        batch, rows, drafter, hidden = self.batch, self._rows, self.drafter, None
+        batch, rows, drafter, hidden_states = self.batch, self._rows, self.drafter, None
         plain_rows, draft_spans = (slice(len(batch)), []) if rows is None else (rows.plain, rows.spans)
         inputs = step_input(batch, plain_rows, [*draft_spans, *spans_of(step.chunks)], self.drawn)
         ops = self.step_ops(step)
@@ -80,10 +80,10 @@ class SpeculativeRunner(ModelRunner):
         elif not drafter.reads_hidden:
             logits = self.model.forward(inputs, self.cache, ops)
         else:
-            hidden = self.model.hidden(replace(inputs, drawn=None), self.cache, ops)
-            self._hidden = hidden if inputs.drawn is None else hidden[inputs.drawn]
+            hidden_states = self.model.hidden(replace(inputs, drawn=None), self.cache, ops)
+            self._hidden = hidden_states if inputs.drawn is None else hidden_states[inputs.drawn]
             logits = ops.gemm(self._hidden, self.model.lm_head)
-        drafter.follow(step, inputs, batch.rows if rows is None else rows.sequences, hidden)
+        drafter.follow(step, inputs, batch.rows if rows is None else rows.sequences, hidden_states)
         return logits
 
     def step_ops(self, step: Step) -> SimpleNamespace:

@@ -32,27 +32,27 @@ class Speculator:
 
         Calls `computed(step)` after the run, before a sequence gets a token, to mark the prompt chunks as computed."""
         runner, self.last = self.runner, None
-        began_s = time.perf_counter()
-        drafting = self._proposed(scheduler, step)
-        runner.drafts = runner.drafter.draft(drafting) if drafting else {}
-        drafted_s = time.perf_counter()
-        draw = runner.run(step)
-        tokens = {} if draw is None else accepted(draw.sequences, draw.tokens(), runner.drafts)
-        verified_s = time.perf_counter()
+        step_begin_s = time.perf_counter()
+        wanted_drafts = self._proposed(scheduler, step)
+        runner.drafts = runner.drafter.draft(wanted_drafts) if wanted_drafts else {}
+        draft_end_s = time.perf_counter()
+        step_draw = runner.run(step)
+        tokens = {} if step_draw is None else accepted(step_draw.sequences, step_draw.tokens(), runner.drafts)
+        verify_end_s = time.perf_counter()
         computed(step)
         draft_counts = Speculated([0] * self.lengths.most)
         sequences = self._give(scheduler.blocks, tokens, draft_counts)
-        for sequence, _ in drafting:
+        for sequence, _ in wanted_drafts:
             if sequence.finish_reason is None:
                 scheduler.blocks.trim(sequence, len(sequence) - 1)
                 runner.batch.set_blocks(sequence)
-        ended_s = time.perf_counter()
+        step_end_s = time.perf_counter()
         if runner.drafts:
-            draft_counts.draft_s, draft_counts.verify_s = drafted_s - began_s, verified_s - drafted_s
-            draft_counts.accept_s = ended_s - verified_s
+            draft_counts.draft_s, draft_counts.verify_s = draft_end_s - step_begin_s, verify_end_s - draft_end_s
+            draft_counts.accept_s = step_end_s - verify_end_s
             self.last = draft_counts
         if not step.chunks:
-            self.lengths.timed(step.num_decodes, draft_counts.drafted, ended_s - began_s)
+            self.lengths.timed(step.num_decodes, draft_counts.drafted, step_end_s - step_begin_s)
         return sequences
 
     def _proposed(self, scheduler: Scheduler, step: Step) -> list[tuple[Sequence, int]]:
@@ -66,7 +66,7 @@ class Speculator:
         self, wanted: Iterable[tuple[Sequence, int]], blocks: BlockManager, room: int
     ) -> list[tuple[Sequence, int]]:
         """Allocates pages for drafts of at most `room` tokens in all.  A draft ends before a sequence's last token."""
-        drafting = []
+        wanted_drafts = []
         for sequence, wanted_length in wanted:
             if room <= 0:
                 break
@@ -77,29 +77,29 @@ class Speculator:
                 draft_length -= 1
             if draft_length > 0:
                 self.runner.batch.set_blocks(sequence)
-                drafting.append((sequence, draft_length))
+                wanted_drafts.append((sequence, draft_length))
                 room -= draft_length
-        return drafting
+        return wanted_drafts
 
     def _give(self, blocks: BlockManager, tokens: Mapping[Sequence, list[int]], counts: Speculated) -> list[Sequence]:
         """Appends tokens to each sequence, up to the token that ends it.  Sequences that continue join the batch."""
         self.runner.accept(tokens)
         sequences: list[Sequence] = []
-        for index, (sequence, new_tokens) in enumerate(tokens.items()):
+        for row_index, (sequence, new_tokens) in enumerate(tokens.items()):
             old_length = len(sequence.token_ids)
             for token in new_tokens:
                 sequence.append(token)
                 sequences.append(sequence)
                 if sequence.finish_reason is not None:
                     break
-            length = len(sequence.token_ids)
+            new_length = len(sequence.token_ids)
             if num_drafted := len(self.runner.drafts.get(sequence, ())):
-                num_accepted = min(length - old_length, len(new_tokens) - 1)
+                num_accepted = min(new_length - old_length, len(new_tokens) - 1)
                 counts.note(num_drafted, num_accepted)
                 self.lengths.verified(sequence, num_drafted, num_accepted)
-                del sequence.logprobs[length - sequence.num_prompt_tokens :]
-            if (length - 1) // blocks.block_size > len(sequence.contents):
-                blocks.publish(sequence, length - 1)  # the last token has no keys and values yet
+                del sequence.logprobs[new_length - sequence.num_prompt_tokens :]
+            if (new_length - 1) // blocks.block_size > len(sequence.contents):
+                blocks.publish(sequence, new_length - 1)  # the last token has no keys and values yet
             if sequence.finish_reason is None and sequence.row < 0:
-                self.runner.join(sequence, index)
+                self.runner.join(sequence, row_index)
         return sequences

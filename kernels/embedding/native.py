@@ -19,9 +19,9 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 def shape(of: Arguments) -> Any:
     """Returns the numbers that the C++ function gets: sizes, strides in bytes and the number of threads."""
-    (V, H), nbytes = of.weight.shape, of.weight.element_size()
-    strides = (of.weight.stride(0) * nbytes, of.out.stride(0) * nbytes)
-    return sizes(len(of.token_ids), V, H * nbytes, *strides, torch.get_num_threads())
+    (V, H), item_bytes = of.weight.shape, of.weight.element_size()
+    row_strides = (of.weight.stride(0) * item_bytes, of.out.stride(0) * item_bytes)
+    return sizes(len(of.token_ids), V, H * item_bytes, *row_strides, torch.get_num_threads())
 
 
 @kernel(

@@ -27,9 +27,9 @@ def _embedding(
     id_mask = (token_ids >= 0) & (token_ids < V)
     column_mask = (columns < H)[None, :]
     weight_ptrs = weight_ptr + token_ids[:, None] * stride_weight + columns[None, :]
-    rows = tl.load(weight_ptrs, mask=id_mask[:, None] & column_mask, other=0.0)
+    weight_rows = tl.load(weight_ptrs, mask=id_mask[:, None] & column_mask, other=0.0)
     out_ptrs = out_ptr + tokens[:, None] * stride_out + columns[None, :]
-    tl.store(out_ptrs, rows, mask=(tokens < T)[:, None] & column_mask)
+    tl.store(out_ptrs, weight_rows, mask=(tokens < T)[:, None] & column_mask)
 
 
 @kernel(

@@ -65,8 +65,8 @@ def flash_attention_3(
     return_lse: bool,
 ) -> AttentionResult:
     """Calls `flash_attn_func`, which allocates the result.  Changes its log-sum-exp from `[B, H, T]` to `[B, T, H]`."""
-    package: Any = import_module(PACKAGE)
-    result = package.flash_attn_func(
+    fa3_package: Any = import_module(PACKAGE)
+    attention_result = fa3_package.flash_attn_func(
         q,
         k,
         v,
@@ -77,4 +77,4 @@ def flash_attention_3(
         **_descales(q, k, q_scale, k_scale, v_scale),
         return_attn_probs=return_lse,
     )
-    return (result[0], result[1].transpose(1, 2)) if return_lse else result
+    return (attention_result[0], attention_result[1].transpose(1, 2)) if return_lse else attention_result

@@ -35,11 +35,11 @@ def _planned(
     """Makes FlashInfer's plan for sequences of equal length.  `lengths` is `(B, T, S)`.  `heads` is `(H, H_kv, D)`."""
     B, T, S = lengths
     option_values = dict(options)
-    wrapper = adapter.make_wrapper(
+    prefill_wrapper = adapter.make_wrapper(
         "BatchPrefillWithRaggedKVCacheWrapper", device, option_values["q_data_type"], heads[2], "NHD"
     )
     offset_pair = (torch.arange(B + 1) * T).int(), (torch.arange(B + 1) * S).int()
-    return adapter.plan_ragged(wrapper, offset_pair, heads, causal, device, option_values)
+    return adapter.plan_ragged(prefill_wrapper, offset_pair, heads, causal, device, option_values)
 
 
 @kernel(
@@ -78,11 +78,11 @@ def flashinfer(
     keyless_rows = None
     if B == 1 and not (causal and T > S):
         del plan_options["q_data_type"], plan_options["kv_data_type"]
-        single_prefill = import_module(adapter.PACKAGE).single_prefill_with_kv_cache
-        result = single_prefill(q[0], k[0], v[0], causal=causal, return_lse=return_lse, **plan_options)
+        prefill_function = import_module(adapter.PACKAGE).single_prefill_with_kv_cache
+        attention_result = prefill_function(q[0], k[0], v[0], causal=causal, return_lse=return_lse, **plan_options)
     else:
         plan = _planned(q.device, (B, T, S), (H, k.shape[2], q.shape[-1]), causal, tuple(plan_options.items()))
-        result = plan.wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), return_lse=return_lse)
+        attention_result = plan.wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), return_lse=return_lse)
         keyless_rows = plan.unseeing
-    output = adapter.finished(result, keyless_rows)
+    output = adapter.finished(attention_result, keyless_rows)
     return (output[0].view(q.shape), output[1].view(B, T, H)) if isinstance(output, tuple) else output.view(q.shape)

@@ -76,17 +76,17 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 MAX_WEIGHT_EXPONENT: tl.constexpr = tl.constexpr(8)
 """The exponent of the largest weight: weights reach down to 2**-17 of the largest, instead of 2**-9 with exponent 0."""
-WEIGHT_UNIT: tl.constexpr = tl.constexpr(2.0**-8)
+WEIGHT_SCALE: tl.constexpr = tl.constexpr(2.0**-8)
 SMALLEST_FACTOR: tl.constexpr = tl.constexpr(SMALLEST_SCALE)
 
 
 @triton.jit
 def scale_of(scale_ptr, b, h, stride_b, stride_h):
     """Returns the scale of head `h` in sequence `b`, or 1 if `scale_ptr` is None."""
-    scale = 1.0
+    tensor_scale = 1.0
     if scale_ptr is not None:
-        scale = tl.load(scale_ptr + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h)
-    return scale
+        tensor_scale = tl.load(scale_ptr + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h)
+    return tensor_scale
 
 
 # Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.
@@ -98,11 +98,11 @@ def _attention(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, V_COLUMNS: tl.constexpr,
     V_FP8: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    tiles = tl.cdiv(T, BLOCK_M)
-    b = tl.program_id(0) // tiles // H
-    h = tl.program_id(0) // tiles % H
+    row_tiles = tl.cdiv(T, BLOCK_M)
+    b = tl.program_id(0) // row_tiles // H
+    h = tl.program_id(0) // row_tiles % H
     # A head's last rows first: under a causal mask they take longest, and the grid should end with short tiles.
-    first_row = (tiles - 1 - tl.program_id(0) % tiles) * BLOCK_M
+    first_row = (row_tiles - 1 - tl.program_id(0) % row_tiles) * BLOCK_M
     rows = first_row + tl.arange(0, BLOCK_M)
     qk_scale = scale_of(q_scale_ptr, b, h, q_scale_stride_b, q_scale_stride_h) * scale_of(
         k_scale_ptr, b, h // group, k_scale_stride_b, k_scale_stride_h
@@ -118,20 +118,20 @@ def _attention(
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     range_ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
-    for range_id in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
-        for k_start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
+    for range_index in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
+        for k_start in range(range_ends[range_index], range_ends[range_index + 1], BLOCK_N):
             k = k_map.load([b, h_kv, k_start, 0]).reshape(BLOCK_N, BLOCK_D)
             scores = tl.dot(q, k.T)
-            weights, rescale, m_i, l_i = weigh(
+            weights, rescale_factor, m_i, l_i = weigh(
                 scores, m_i, l_i, k_start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
-                range_id != 1, BLOCK_N, MAX_WEIGHT_EXPONENT,
+                range_index != 1, BLOCK_N, MAX_WEIGHT_EXPONENT,
             )  # fmt: skip
             # Past the keys' end TMA gives zeros, so values need no mask.
             if V_COLUMNS:
                 v = v_map.load([b, h_kv, 0, k_start]).reshape(BLOCK_D, BLOCK_N).T
             else:
                 v = v_map.load([b, h_kv, k_start, 0]).reshape(BLOCK_N, BLOCK_D)
-            acc *= rescale[:, None]
+            acc *= rescale_factor[:, None]
             if V_FP8:
                 # A new sum per tile: the tensor cores' accumulator keeps 14 bits, and a sum over all keys would lose
                 # more.
@@ -141,8 +141,8 @@ def _attention(
     v_scale = scale_of(v_scale_ptr, b, h_kv, v_scale_stride_b, v_scale_stride_h)
     out_rows = row_offsets(b, h, rows, out_stride_b, out_stride_t, out_stride_h)
     lse_rows = row_offsets(b, h, rows, lse_stride_b, lse_stride_t, lse_stride_h)
-    acc *= v_scale * WEIGHT_UNIT
-    l_i *= WEIGHT_UNIT
+    acc *= v_scale * WEIGHT_SCALE
+    l_i *= WEIGHT_SCALE
     finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)
 
 
@@ -202,5 +202,5 @@ def fp8(
     bound: Any,
 ) -> None:
     """Computes attention with scores in e4m3.  The product with `v` is in e4m3 or in fp16 (see `values_in_fp8`)."""
-    grid, (q_map, k_map, v_map), scalars, constants = bound
-    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, q_scale, k_scale, v_scale, out, lse, *scalars, **constants)
+    grid, (q_map, k_map, v_map), scalars, constexprs = bound
+    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, q_scale, k_scale, v_scale, out, lse, *scalars, **constexprs)

@@ -48,17 +48,17 @@ def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | N
         return torch.cat((torch.zeros_like(q[:, : T - S]), tail_output), dim=1)
     if _expands(q, k, kind_of(q)):
         k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
-    bias = _lower_right(T, S) if causal and 1 < T < S else None
-    result = F.scaled_dot_product_attention(
+    causal_bias = _lower_right(T, S) if causal and 1 < T < S else None
+    attention_result = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        attn_mask=bias,
+        attn_mask=causal_bias,
         is_causal=causal and T == S,  # for T == S top-left and bottom-right masks are equal
         scale=never_zero(softmax_scale),
         enable_gqa=q.shape[2] != k.shape[2],
     )
-    return result.transpose(1, 2)
+    return attention_result.transpose(1, 2)
 
 
 @kernel(backend="torch")

@@ -36,15 +36,15 @@ def _attention(
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # int64, because offsets of batch, row and head pass 2**31 elements in a long context.
-    tiles = tl.cdiv(T, BLOCK_M)
-    b = (tl.program_id(0) // tiles // H).to(tl.int64)
-    h = (tl.program_id(0) // tiles % H).to(tl.int64)
-    first_row = tl.program_id(0) % tiles * BLOCK_M
+    row_tiles = tl.cdiv(T, BLOCK_M)
+    b = (tl.program_id(0) // row_tiles // H).to(tl.int64)
+    h = (tl.program_id(0) // row_tiles % H).to(tl.int64)
+    first_row = tl.program_id(0) % row_tiles * BLOCK_M
     rows = first_row + tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
-    mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
+    q_mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
     q_rows = row_offsets(b, h, rows, q_stride_b, q_stride_t, q_stride_h)
-    q = tl.load(q_ptr + q_rows[:, None] + dims[None, :], mask=mask, other=0.0)
+    q = tl.load(q_ptr + q_rows[:, None] + dims[None, :], mask=q_mask, other=0.0)
     k_base = k_ptr + b * k_stride_b + (h // group) * k_stride_h
     v_base = v_ptr + b * v_stride_b + (h // group) * v_stride_h
     last_row = tl.minimum(first_row + BLOCK_M, T) - 1
@@ -52,21 +52,21 @@ def _attention(
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     range_ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
-    for range_id in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
-        for k_start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
+    for range_index in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
+        for k_start in range(range_ends[range_index], range_ends[range_index + 1], BLOCK_N):
             keys = k_start + tl.arange(0, BLOCK_N)
             key_indices = keys.to(tl.int64)  # a key times its stride passes 2**31 elements in a long context
             dim_mask = dims < HEAD_DIM
             k_ptrs = k_base + key_indices[None, :] * k_stride_s + dims[:, None]
             v_ptrs = v_base + key_indices[:, None] * v_stride_s + dims[None, :]
-            k = load_tile(k_ptrs, (keys < S)[None, :], dim_mask[:, None], range_id != 1, BLOCK_D > HEAD_DIM)
+            k = load_tile(k_ptrs, (keys < S)[None, :], dim_mask[:, None], range_index != 1, BLOCK_D > HEAD_DIM)
             scores = tl.dot(q, k, input_precision="ieee")
-            weights, rescale, m_i, l_i = weigh(
+            weights, rescale_factor, m_i, l_i = weigh(
                 scores, m_i, l_i, k_start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
-                range_id != 1, BLOCK_N,
+                range_index != 1, BLOCK_N,
             )  # fmt: skip
-            v = load_tile(v_ptrs, (keys < S)[:, None], dim_mask[None, :], range_id != 1, BLOCK_D > HEAD_DIM)
-            acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+            v = load_tile(v_ptrs, (keys < S)[:, None], dim_mask[None, :], range_index != 1, BLOCK_D > HEAD_DIM)
+            acc = tl.dot(weights.to(v.dtype), v, acc * rescale_factor[:, None], input_precision="ieee")
     out_rows = row_offsets(b, h, rows, out_stride_b, out_stride_t, out_stride_h)
     lse_rows = row_offsets(b, h, rows, lse_stride_b, lse_stride_t, lse_stride_h)
     finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)
@@ -75,9 +75,9 @@ def _attention(
 def bind(of: Arguments) -> Any:
     """Computes launch arguments from shapes, strides and options.  The grid is 1D: a grid's y and z end at 65,535."""
     (B, T, H, _), (_, S, H_kv, _) = of.q.shape, of.k.shape
-    scalars, strides, constants = options(of, S)
-    inputs = *of.q.stride()[:3], *of.k.stride()[:3], *of.v.stride()[:3]
-    return (cdiv(T, of.config.block_m) * B * H,), (T, S, H, H // H_kv, *scalars, *inputs, *strides), constants
+    scalars, strides, constexprs = options(of, S)
+    input_strides = *of.q.stride()[:3], *of.k.stride()[:3], *of.v.stride()[:3]
+    return (cdiv(T, of.config.block_m) * B * H,), (T, S, H, H // H_kv, *scalars, *input_strides, *strides), constexprs
 
 
 @kernel(
@@ -114,5 +114,5 @@ def masked_tiles(
     bound: Any,
 ) -> None:
     """Computes attention; masks only tiles that the diagonal, a window or the end of the keys crosses."""
-    grid, scalars, constants = bound
-    _attention[grid](q, k, v, sinks, out, lse, *scalars, **constants)
+    grid, scalar_args, constexpr_args = bound
+    _attention[grid](q, k, v, sinks, out, lse, *scalar_args, **constexpr_args)

@@ -78,5 +78,5 @@ def naive(
     return_lse: bool,
 ) -> None:
     """Computes attention step by step.  First multiplies q, k and v by their scales.  Each step writes to memory."""
-    scale = get_scale(q, softmax_scale)
-    attend(q, k, v, out, lse, causal, scale, window, softcap, sinks, q_scale, k_scale, v_scale)
+    qk_scale = get_scale(q, softmax_scale)
+    attend(q, k, v, out, lse, causal, qk_scale, window, softcap, sinks, q_scale, k_scale, v_scale)

@@ -27,10 +27,10 @@ def online_kernel(
     CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     # int64, because offsets of batch, row and head pass 2**31 elements in a long context.
-    tiles = tl.cdiv(T, BLOCK_M)
-    b = (tl.program_id(0) // tiles // H).to(tl.int64)
-    h = (tl.program_id(0) // tiles % H).to(tl.int64)
-    first_row = tl.program_id(0) % tiles * BLOCK_M
+    row_tiles = tl.cdiv(T, BLOCK_M)
+    b = (tl.program_id(0) // row_tiles // H).to(tl.int64)
+    h = (tl.program_id(0) // row_tiles % H).to(tl.int64)
+    first_row = tl.program_id(0) % row_tiles * BLOCK_M
     rows = first_row + tl.arange(0, BLOCK_M)
     dims = tl.arange(0, HEAD_DIM)
     row_mask = rows < T
@@ -60,16 +60,16 @@ def online_kernel(
         # m_i of a row that has seen no key is -inf, and -inf - -inf would be NaN.
         finite_max = tl.where(m_new == float("-inf"), 0.0, m_new)
         weights = tl.exp2(scores - finite_max[:, None])
-        rescale = tl.exp2(m_i - finite_max)
-        l_i = l_i * rescale + tl.sum(weights, 1)
+        rescale_factor = tl.exp2(m_i - finite_max)
+        l_i = l_i * rescale_factor + tl.sum(weights, 1)
         # V is masked too: memory past the end may hold NaN, and 0 * NaN is NaN.
         v = tl.load(v_base + key_indices[:, None] * v_stride_s + dims[None, :], mask=key_mask[:, None], other=0.0)
-        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        acc = tl.dot(weights.to(v.dtype), v, acc * rescale_factor[:, None], input_precision="ieee")
         m_i = m_new
 
-    result = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
+    out_values = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]
     out_offsets = b * out_stride_b + h * out_stride_h + row_indices[:, None] * out_stride_t + dims[None, :]
-    tl.store(out_ptr + out_offsets, result.to(out_ptr.dtype.element_ty), mask=row_mask[:, None])
+    tl.store(out_ptr + out_offsets, out_values.to(out_ptr.dtype.element_ty), mask=row_mask[:, None])
 
 
 @kernel(

@@ -60,35 +60,35 @@ def _attention(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    tiles = tl.cdiv(T * group, BLOCK_M)
-    b = tl.program_id(0) // tiles // H_kv
-    h_kv = tl.program_id(0) // tiles % H_kv
-    first_row = tl.program_id(0) % tiles * BLOCK_M
+    row_tiles = tl.cdiv(T * group, BLOCK_M)
+    b = tl.program_id(0) // row_tiles // H_kv
+    h_kv = tl.program_id(0) // row_tiles % H_kv
+    first_row = tl.program_id(0) % row_tiles * BLOCK_M
     last_row = tl.minimum(first_row + BLOCK_M, T * group) - 1
     packed_rows = first_row + tl.arange(0, BLOCK_M)
     rows = packed_rows // group
     dims = tl.arange(0, BLOCK_D)
     heads = h_kv * group + packed_rows % group
-    mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
+    q_mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
     q_rows = row_offsets(b, heads, rows, q_stride_b, q_stride_t, q_stride_h)
-    q = tl.load(q_ptr + q_rows[:, None] + dims[None, :], mask=mask, other=0.0)
+    q = tl.load(q_ptr + q_rows[:, None] + dims[None, :], mask=q_mask, other=0.0)
     first_position = first_row // group
     last_position = last_row // group
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     range_ends = key_tiles(first_position, last_position, T, S, window, CAUSAL, WINDOW, BLOCK_N)
-    for range_id in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
-        for k_start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
+    for range_index in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
+        for k_start in range(range_ends[range_index], range_ends[range_index + 1], BLOCK_N):
             k = k_map.load([b, h_kv, k_start, 0]).reshape(BLOCK_N, BLOCK_D)
             scores = tl.dot(q, k.T)
-            weights, rescale, m_i, l_i = weigh(
+            weights, rescale_factor, m_i, l_i = weigh(
                 scores, m_i, l_i, k_start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
-                range_id != 1, BLOCK_N,
+                range_index != 1, BLOCK_N,
             )  # fmt: skip
             # Past the keys' end TMA gives zeros, so values need no mask.
             v = v_map.load([b, h_kv, k_start, 0]).reshape(BLOCK_N, BLOCK_D)
-            acc *= rescale[:, None]
+            acc *= rescale_factor[:, None]
             acc = tl.dot(weights.to(v.dtype), v, acc)
     out_rows = row_offsets(b, heads, rows, out_stride_b, out_stride_t, out_stride_h)
     lse_rows = row_offsets(b, heads, rows, lse_stride_b, lse_stride_t, lse_stride_h)
@@ -100,9 +100,9 @@ def bind(of: Arguments) -> Any:
     (_, T, H, _), (B, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     group = H // H_kv
     tensor_maps = tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
-    scalars, strides, constants = options(of, S)
+    scalar_args, strides, constexpr_args = options(of, S)
     grid = (cdiv(T * group, config.block_m) * B * H_kv,)
-    return grid, tensor_maps, (T, S, H_kv, group, *scalars, *of.q.stride()[:3], *strides), constants
+    return grid, tensor_maps, (T, S, H_kv, group, *scalar_args, *of.q.stride()[:3], *strides), constexpr_args
 
 
 @kernel(
@@ -140,5 +140,5 @@ def packed_gqa(
     bound: Any,
 ) -> None:
     """Computes attention in tiles.  The rows of a tile are the queries of all heads that share a key head."""
-    grid, (k_map, v_map), scalars, constants = bound
-    _attention[grid](q, k_map(k), v_map(v), sinks, out, lse, *scalars, **constants)
+    grid, (k_map, v_map), scalar_args, constexpr_args = bound
+    _attention[grid](q, k_map(k), v_map(v), sinks, out, lse, *scalar_args, **constexpr_args)

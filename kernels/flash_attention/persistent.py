@@ -43,7 +43,7 @@ class PersistentConfig(Config):
     @property
     def launch_arguments(self) -> dict[str, Any]:
         """Returns the config as arguments of a launch.  Leaves out the number of CTAs, which only the grid needs."""
-        return {name: value for name, value in super().launch_arguments.items() if name != "CTAS_PER_SM"}
+        return {arg_name: value for arg_name, value in super().launch_arguments.items() if arg_name != "CTAS_PER_SM"}
 
 
 DEFAULTS = Defaults(
@@ -75,9 +75,9 @@ def _attention(
     tiles_m = tl.cdiv(T, BLOCK_M)
     tiles = tiles_m * heads
     for round_id in range(0, tl.cdiv(tiles, tl.num_programs(0))):
-        tile = nth_tile(round_id, tl.program_id(0), tl.num_programs(0))
-        if tile < tiles:
-            tile_m, head = place(tile, tiles_m, heads, section, CAUSAL)
+        tile_id = nth_tile(round_id, tl.program_id(0), tl.num_programs(0))
+        if tile_id < tiles:
+            tile_m, head = place(tile_id, tiles_m, heads, section, CAUSAL)
             b = head // H
             h = head % H
             first_row = tile_m * BLOCK_M
@@ -93,13 +93,13 @@ def _attention(
                 for k_start in range(range_ends[span], range_ends[span + 1], BLOCK_N):
                     k = k_map.load([b, h_kv, k_start, 0]).reshape(BLOCK_N, BLOCK_D)
                     scores = tl.dot(q, k.T)
-                    weights, rescale, m_i, l_i = weigh(
+                    weights, rescale_factor, m_i, l_i = weigh(
                         scores, m_i, l_i, k_start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
                         span != 1, BLOCK_N,
                     )  # fmt: skip
                     # Past the keys' end TMA gives zeros, so values need no mask.
                     v = v_map.load([b, h_kv, k_start, 0]).reshape(BLOCK_N, BLOCK_D)
-                    acc *= rescale[:, None]
+                    acc *= rescale_factor[:, None]
                     acc = tl.dot(weights.to(v.dtype), v, acc)
             out_rows = row_offsets(b, h, rows, out_stride_b, out_stride_t, out_stride_h)
             lse_rows = row_offsets(b, h, rows, lse_stride_b, lse_stride_t, lse_stride_h)
@@ -109,12 +109,12 @@ def _attention(
 def bind(of: Arguments) -> Any:
     """Computes launch arguments from shapes, strides and options.  The grid has at most `ctas_per_sm` CTAs per SM."""
     (B, T, H, _), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
-    heads, group = B * H, H // H_kv
+    heads, group_size = B * H, H // H_kv
     grid = (min(cdiv(T, config.block_m) * heads, sm_count(of.q.device) * config.ctas_per_sm),)
     tensor_maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
-    size_scalars = T, S, H, group, heads, min(heads, section_heads(of.k, group))
-    scalars, strides, constants = options(of, S)
-    return grid, tensor_maps, (*size_scalars, *scalars, *strides), constants
+    size_scalars = T, S, H, group_size, heads, min(heads, section_heads(of.k, group_size))
+    scalar_args, strides, constexpr_args = options(of, S)
+    return grid, tensor_maps, (*size_scalars, *scalar_args, *strides), constexpr_args
 
 
 @kernel(
@@ -154,5 +154,5 @@ def persistent(
     bound: Any,
 ) -> None:
     """Computes attention with one or two CTAs per SM.  Each CTA computes several tiles, the longest first."""
-    grid, (q_map, k_map, v_map), scalars, constants = bound
-    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *scalars, **constants)
+    grid, (q_map, k_map, v_map), scalar_args, constexpr_args = bound
+    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *scalar_args, **constexpr_args)

@@ -66,7 +66,7 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[PingPongConfig, ...]:
 def footprint(config: PingPongConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the resources of a CTA.  Shared memory holds the queries and the ring buffers, and then the result.  If
     head_dim is above 128, the result reuses the memory of the queries."""
-    B, T, H, D = (int(case[key]) for key in ("B", "T", "H", "D"))
+    B, T, H, D = (int(case[axis_name]) for axis_name in ("B", "T", "H", "D"))
     return attention.footprint(
         config.consumers,
         D,
@@ -99,9 +99,9 @@ DEFAULTS = Defaults(
 def _tile(nth, order, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
     """Returns the head and the first row of this CTA's tile number `nth`, and the range of its key blocks.  A tile
     whose queries see no key also gets one key block, so the loops need no special case."""
-    T, S, H, heads, tiles_m, section, window = order
+    T, S, H, heads, tiles_m, section_heads, window = order
     tile = attention.nth_tile(nth, gl.program_id(0), gl.num_programs(0))
-    tile_m, head = attention.place(tile, tiles_m, heads, section, CAUSAL)
+    tile_m, head = attention.place(tile, tiles_m, heads, section_heads, CAUSAL)
     row = tile_m * (CONSUMERS * ROWS)
     range_start = 0
     range_end = S
@@ -126,33 +126,33 @@ def _produce(loads, CAUSAL: gl.constexpr):
     """Runs the producer warp.  For each tile of queries, goes from the last block of keys to the first.  A step loads
     the keys of a block, then the values of the previous step's block.  The queries are loaded after the first keys,
     because the previous tile may still use their memory."""
-    q, k, v, group, order, memory = loads
-    _, _, H, heads, tiles_m, _, _ = order
-    queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = memory
-    CONSUMERS: gl.constexpr = queries.shape[0]
+    q, k, v, group_size, tile_order, shared_memory = loads
+    _, _, H, heads, tiles_m, _, _ = tile_order
+    queries, keys, value_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = shared_memory
+    CONSUMER_COUNT: gl.constexpr = queries.shape[0]
     BLOCK_N: gl.constexpr = keys.shape[1]
     # A new barrier counts the phase before its first as complete: with a phase of 1 the first wait returns at once.
-    slot, phase, v_slot, v_phase, q_phase = 0, 1, 0, 1, 1
+    k_slot, k_phase, v_slot, v_phase, q_phase = 0, 1, 0, 1, 1
     for tile_number in range(attention.count_tiles(tiles_m * heads, gl.program_id(0), gl.num_programs(0))):
-        head, row, range_start, range_end = _tile(tile_number, order, CONSUMERS, BLOCK_N, CAUSAL)
+        head, row, range_start, range_end = _tile(tile_number, tile_order, CONSUMER_COUNT, BLOCK_N, CAUSAL)
         b = head // H
         h = head % H
-        for step in range(range_end - range_start):
-            first_key = (range_end - 1 - step) * BLOCK_N
-            mbarrier.wait(k_empty.index(slot), phase)  # all consumers' products have read the slot
-            _load(k, k_full, keys, slot, b, h // group, first_key)
-            slot, phase = advance(slot, phase, keys)
-            if step == 0:
-                for consumer in gl.static_range(CONSUMERS):
+        for tile_step in range(range_end - range_start):
+            first_key = (range_end - 1 - tile_step) * BLOCK_N
+            mbarrier.wait(k_empty.index(k_slot), k_phase)  # all consumers' products have read the slot
+            _load(k, k_full, keys, k_slot, b, h // group_size, first_key)
+            k_slot, k_phase = advance(k_slot, k_phase, keys)
+            if tile_step == 0:
+                for consumer in gl.static_range(CONSUMER_COUNT):
                     mbarrier.wait(q_empty.index(consumer), q_phase)
                     _load(q, q_full, queries, consumer, b, h, row + consumer * ROWS)
             else:
                 mbarrier.wait(v_empty.index(v_slot), v_phase)
-                _load(v, v_full, values, v_slot, b, h // group, first_key + BLOCK_N)
-                v_slot, v_phase = advance(v_slot, v_phase, values)
+                _load(v, v_full, value_tiles, v_slot, b, h // group_size, first_key + BLOCK_N)
+                v_slot, v_phase = advance(v_slot, v_phase, value_tiles)
         mbarrier.wait(v_empty.index(v_slot), v_phase)
-        _load(v, v_full, values, v_slot, b, h // group, range_start * BLOCK_N)
-        v_slot, v_phase = advance(v_slot, v_phase, values)
+        _load(v, v_full, value_tiles, v_slot, b, h // group_size, range_start * BLOCK_N)
+        v_slot, v_phase = advance(v_slot, v_phase, value_tiles)
         q_phase ^= 1
 
 
@@ -177,45 +177,45 @@ def _step(
     softmax weights and needs 160 registers.  A model of the tensor cores predicts that the three stay at different
     steps: a value product (64 columns) takes half the time of scores (128 columns).  No GPU has shown this yet.  In
     both cases, a consumer finally waits for the next step's keys."""
-    weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = state
-    queries, keys, values, _, _, k_full, k_empty, v_full, v_empty, turn_bars = memory
-    ALTERNATES: gl.constexpr = queries.shape[0] == 2
+    weights, rescale_factor, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase, turn_phase = state
+    queries, keys, value_tiles, _, _, k_full, k_empty, v_full, v_empty, turn_bars = memory
+    TAKES_TURNS: gl.constexpr = queries.shape[0] == 2
     BLOCK_N: gl.constexpr = keys.shape[1]
-    layout: gl.constexpr = attention.product_layout(BLOCK_N)
-    zero_scores = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
-    if ALTERNATES:
-        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), zero_scores, use_acc=False, is_async=True)
+    mma_layout: gl.constexpr = attention.product_layout(BLOCK_N)
+    zero_scores = gl.zeros((ROWS, BLOCK_N), gl.float32, mma_layout)
+    if TAKES_TURNS:
+        scores = warpgroup_mma(q_tile, keys.index(k_slot).permute((1, 0)), zero_scores, use_acc=False, is_async=True)
     mbarrier.wait(v_full.index(v_slot), v_phase)  # the values have arrived
-    if ALTERNATES:
-        accumulator = attention.rescaled(accumulator, rescale)
+    if TAKES_TURNS:
+        accumulator = attention.rescaled(accumulator, rescale_factor)
     weight_tile = attention.as_factor(weights, keys.dtype, accumulator.type.layout)
-    accumulator = warpgroup_mma(weight_tile, values.index(v_slot), accumulator, is_async=True)
-    if ALTERNATES:
+    accumulator = warpgroup_mma(weight_tile, value_tiles.index(v_slot), accumulator, is_async=True)
+    if TAKES_TURNS:
         mbarrier.arrive(turn_bars.index(1 - NTH))  # both products are queued, so the other consumer may queue its own
         # The scores are done, and with them the reads of their keys; the value product may still run.
         scores = warpgroup_mma_wait(num_outstanding=1, deps=(scores,))
-        mbarrier.arrive(k_empty.index(slot))
+        mbarrier.arrive(k_empty.index(k_slot))
     else:
-        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), zero_scores, use_acc=False, is_async=True)
+        scores = warpgroup_mma(q_tile, keys.index(k_slot).permute((1, 0)), zero_scores, use_acc=False, is_async=True)
         scores, accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(scores, accumulator))
-        mbarrier.arrive(k_empty.index(slot))
+        mbarrier.arrive(k_empty.index(k_slot))
         mbarrier.arrive(v_empty.index(v_slot))
-    weights, m_i, l_i, rescale = _softmax(scores, m_i, l_i, first, row, order, scales, CAUSAL, MASKED)
-    if ALTERNATES:
+    weights, m_i, l_i, rescale_factor = _softmax(scores, m_i, l_i, first, row, order, scales, CAUSAL, MASKED)
+    if TAKES_TURNS:
         weights = attention.packed(weights, keys.dtype)
     else:
-        accumulator = attention.rescaled(accumulator, rescale)
-    used_slot = v_slot
-    slot, phase = advance(slot, phase, keys)
-    v_slot, v_phase = advance(v_slot, v_phase, values)
+        accumulator = attention.rescaled(accumulator, rescale_factor)
+    freed_slot = v_slot
+    k_slot, k_phase = advance(k_slot, k_phase, keys)
+    v_slot, v_phase = advance(v_slot, v_phase, value_tiles)
     # A wait for an mbarrier is a loop, and ptxas moves no wait for products over a loop.  So the wait for the value
     # product, below, stays behind the exponentials.  Without a loop here ptxas moved it before them.
-    mbarrier.wait(k_full.index(slot), phase, pred=first > begin)
-    if ALTERNATES:
+    mbarrier.wait(k_full.index(k_slot), k_phase, pred=first > begin)
+    if TAKES_TURNS:
         mbarrier.wait(turn_bars.index(NTH), turn_phase ^ 1, pred=first > begin)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
-        mbarrier.arrive(v_empty.index(used_slot))
-    return weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase ^ 1
+        mbarrier.arrive(v_empty.index(freed_slot))
+    return weights, rescale_factor, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase, turn_phase ^ 1
 
 
 @gluon.jit
@@ -223,8 +223,8 @@ def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
     """Divides the accumulator by the softmax sum (with the sink of the head).  Stores the result and the log-sum-exp.
     TMA stores the result and skips rows past the sequence's end."""
     out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride = results
-    sink = gl.load(sinks + h * sinks_stride) if sinks is not None else None
-    inverse_sum, lse_of_rows = attention.finished(m_i, l_i, sink)
+    head_sink = gl.load(sinks + h * sinks_stride) if sinks is not None else None
+    inverse_sum, lse_of_rows = attention.finished(m_i, l_i, head_sink)
     if lse is not None:
         row_offsets = row + gl.arange(0, ROWS, m_i.type.layout)
         lse_base = lse + b.to(gl.int64) * lse_stride_b + h.to(gl.int64) * lse_stride_h
@@ -237,20 +237,20 @@ def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
 @gluon.jit
 def _consume(args, CAUSAL: gl.constexpr, NTH: gl.constexpr):
     """Runs a consumer warpgroup: computes 64 rows of each tile, from the last block of keys to the first."""
-    results, order, scales, memory, out_buffer = args
+    result_args, order, scales, memory, out_buffer = args
     T, S, H, heads, tiles_m, _, window = order
-    queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn_bars = memory
-    CONSUMERS: gl.constexpr = queries.shape[0]
+    queries, keys, value_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn_bars = memory
+    CONSUMER_COUNT: gl.constexpr = queries.shape[0]
     D: gl.constexpr = queries.shape[2]
     BLOCK_N: gl.constexpr = keys.shape[1]
     scores_layout: gl.constexpr = attention.product_layout(BLOCK_N)
-    layout: gl.constexpr = attention.product_layout(D)
+    mma_layout: gl.constexpr = attention.product_layout(D)
     rows: gl.constexpr = gl.SliceLayout(1, scores_layout)
     q_tile = queries.index(NTH)
-    slot, phase, v_slot, v_phase, q_phase = 0, 0, 0, 0, 0
+    k_slot, k_phase, v_slot, v_phase, q_phase = 0, 0, 0, 0, 0
     turn_phase = 1 - NTH  # the first consumer begins
     for tile_number in range(attention.count_tiles(tiles_m * heads, gl.program_id(0), gl.num_programs(0))):
-        head, row, range_start, range_end = _tile(tile_number, order, CONSUMERS, BLOCK_N, CAUSAL)
+        head, row, range_start, range_end = _tile(tile_number, order, CONSUMER_COUNT, BLOCK_N, CAUSAL)
         row += NTH * ROWS
         last_key = row + S - T if CAUSAL else S - 1
         block_counts = attention.block_kinds(last_key, last_key + ROWS - 1, range_start, range_end, window, BLOCK_N)
@@ -259,43 +259,43 @@ def _consume(args, CAUSAL: gl.constexpr, NTH: gl.constexpr):
         # The last block may have keys past the end, so it is masked; no weights are known yet for a value product.
         zero_scores = gl.zeros((ROWS, BLOCK_N), gl.float32, scores_layout)
         mbarrier.wait(q_full.index(NTH), q_phase)
-        mbarrier.wait(k_full.index(slot), phase)
-        scores = warpgroup_mma(q_tile, keys.index(slot).permute((1, 0)), zero_scores, use_acc=False, is_async=True)
+        mbarrier.wait(k_full.index(k_slot), k_phase)
+        scores = warpgroup_mma(q_tile, keys.index(k_slot).permute((1, 0)), zero_scores, use_acc=False, is_async=True)
         scores = warpgroup_mma_wait(num_outstanding=0, deps=(scores,))
-        mbarrier.arrive(k_empty.index(slot))
+        mbarrier.arrive(k_empty.index(k_slot))
         m_i = gl.full((ROWS,), float("-inf"), gl.float32, rows)
         l_i = gl.zeros((ROWS,), gl.float32, rows)
-        weights, m_i, l_i, rescale = _softmax(scores, m_i, l_i, first, row, order, scales, CAUSAL, True)
-        if CONSUMERS == 2:
+        weights, m_i, l_i, rescale_factor = _softmax(scores, m_i, l_i, first, row, order, scales, CAUSAL, True)
+        if CONSUMER_COUNT == 2:
             weights = attention.packed(weights, keys.dtype)
-        accumulator = gl.zeros((ROWS, D), gl.float32, layout)
-        slot, phase = advance(slot, phase, keys)
-        mbarrier.wait(k_full.index(slot), phase, pred=first > range_start)
-        if CONSUMERS == 2:
+        accumulator = gl.zeros((ROWS, D), gl.float32, mma_layout)
+        k_slot, k_phase = advance(k_slot, k_phase, keys)
+        mbarrier.wait(k_full.index(k_slot), k_phase, pred=first > range_start)
+        if CONSUMER_COUNT == 2:
             mbarrier.wait(turn_bars.index(NTH), turn_phase, pred=first > range_start)
         # One loop for each kind of block (cut by the diagonal, without a mask, cut by the window), so that the masks'
         # instructions are only where a mask is.
-        state = (weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase)
+        state = (weights, rescale_factor, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase, turn_phase)
         for kind in gl.static_range(3):
             if kind == 1 or (CAUSAL and (kind == 0 or window is not None)):
                 for _ in range(block_counts[kind]):
                     first -= BLOCK_N
                     state = _step(q_tile, memory, state, first, range_start, row, order, scales, CAUSAL, kind != 1, NTH)
-        weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase, turn_phase = state
+        weights, rescale_factor, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase, turn_phase = state
         if D <= 128:
             mbarrier.arrive(q_empty.index(NTH))  # the last scores are done, so the next tile's queries may come
         mbarrier.wait(v_full.index(v_slot), v_phase)
-        if CONSUMERS == 2:
-            accumulator = attention.rescaled(accumulator, rescale)
-        weight_tile = attention.as_factor(weights, keys.dtype, layout)
-        accumulator = warpgroup_mma(weight_tile, values.index(v_slot), accumulator, is_async=True)
+        if CONSUMER_COUNT == 2:
+            accumulator = attention.rescaled(accumulator, rescale_factor)
+        weight_tile = attention.as_factor(weights, keys.dtype, mma_layout)
+        accumulator = warpgroup_mma(weight_tile, value_tiles.index(v_slot), accumulator, is_async=True)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(v_empty.index(v_slot))
-        v_slot, v_phase = advance(v_slot, v_phase, values)
+        v_slot, v_phase = advance(v_slot, v_phase, value_tiles)
         q_phase ^= 1
         if D <= 128:
             tma.store_wait(pendings=0)  # TMA has read the data staged here before
-        _store(results, T, head // H, head % H, row, out_buffer.index(NTH), accumulator, m_i, l_i)
+        _store(result_args, T, head // H, head % H, row, out_buffer.index(NTH), accumulator, m_i, l_i)
         if D > 128:  # the result is staged over the queries: the next ones wait until TMA has read it
             tma.store_wait(pendings=0)
             mbarrier.arrive(q_empty.index(NTH))
@@ -313,7 +313,7 @@ def _attention(
     swizzled_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     queries = gl.allocate_shared_memory(q.dtype, [CONSUMERS, ROWS, D], swizzled_layout)
     keys = gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, D], swizzled_layout)
-    values = gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, D], swizzled_layout)
+    value_tiles = gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, D], swizzled_layout)
     out_buffer = queries
     if D <= 128:
         out_buffer = gl.allocate_shared_memory(q.dtype, [CONSUMERS, ROWS, D], swizzled_layout)
@@ -325,11 +325,11 @@ def _attention(
     v_empty = new_barriers(STAGES, CONSUMERS)
     turn_bars = new_barriers(CONSUMERS, 1)  # the other consumer has started its products; three consumers do not use it
     fence_async_shared()  # the barriers exist before TMA completes one
-    results = (out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride)
-    order = (T, S, H, heads, gl.cdiv(T, CONSUMERS * ROWS), section, window)
-    memory = (queries, keys, values, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn_bars)
-    args = (results, order, (scale, stretch, cap), memory, out_buffer)
-    load_args = (q, k, v, group, order, memory)
+    result_args = (out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride)
+    tile_order = (T, S, H, heads, gl.cdiv(T, CONSUMERS * ROWS), section, window)
+    shared_memory = (queries, keys, value_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn_bars)
+    args = (result_args, tile_order, (scale, stretch, cap), shared_memory, out_buffer)
+    load_args = (q, k, v, group, tile_order, shared_memory)
     # The first function runs on the kernel's own four warps; the lists give warps and registers to the others.
     if CONSUMERS == 2:
         gl.warp_specialize(

@@ -14,7 +14,7 @@ from rooflab.kernels._attention import never_zero, traffic
 from rooflab.kernels.launcher import kernel
 from rooflab.kernels.takes import HALF_DTYPES
 
-EQUAL_LENGTHS = {"T == S or not causal": "as many queries as keys, as the causal mask is upper-left"}
+EQUAL_LENGTHS_RULE = {"T == S or not causal": "as many queries as keys, as the causal mask is upper-left"}
 peer = partial(
     kernel, role="peer", backend="torch", min_sm=80, devices=("cuda",), dtypes={"q": HALF_DTYPES}, traffic=traffic
 )
@@ -28,7 +28,7 @@ def attend(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_
     if q.numel() == 0 or k.shape[1] == 0:
         return torch.zeros_like(q)
     with sdpa_kernel(getattr(SDPBackend, backend)):
-        result = F.scaled_dot_product_attention(
+        attention_result = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
             v.transpose(1, 2),
@@ -36,22 +36,22 @@ def attend(backend: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_
             scale=never_zero(softmax_scale),
             enable_gqa=q.shape[2] != k.shape[2],
         )
-    return result.transpose(1, 2)
+    return attention_result.transpose(1, 2)
 
 
-@peer(holds=EQUAL_LENGTHS)
+@peer(holds=EQUAL_LENGTHS_RULE)
 def sdpa_cudnn(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
     """Computes attention by cuDNN's fused attention."""
     return attend("CUDNN_ATTENTION", q, k, v, causal, softmax_scale)
 
 
-@peer(holds={**EQUAL_LENGTHS, "H_kv == H": "q's heads, as this backend takes no groups"})
+@peer(holds={**EQUAL_LENGTHS_RULE, "H_kv == H": "q's heads, as this backend takes no groups"})
 def sdpa_efficient(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
     """Computes attention by torch's memory-efficient backend.  This backend does not support grouped heads."""
     return attend("EFFICIENT_ATTENTION", q, k, v, causal, softmax_scale)
 
 
-@peer(holds=EQUAL_LENGTHS)
+@peer(holds=EQUAL_LENGTHS_RULE)
 def sdpa_flash(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float | None) -> Tensor:
     """Computes attention by torch's build of FlashAttention-2."""
     return attend("FLASH_ATTENTION", q, k, v, causal, softmax_scale)

@@ -36,10 +36,10 @@ def _attention(
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, NEGATED: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    tiles = tl.cdiv(T, BLOCK_M)
-    b = tl.program_id(0) // tiles // H
-    h = tl.program_id(0) // tiles % H
-    first_row = tl.program_id(0) % tiles * BLOCK_M
+    row_tiles = tl.cdiv(T, BLOCK_M)
+    b = tl.program_id(0) // row_tiles // H
+    h = tl.program_id(0) // row_tiles % H
+    first_row = tl.program_id(0) % row_tiles * BLOCK_M
     rows = first_row + tl.arange(0, BLOCK_M)
     # One thread starts the copy; all warps wait at a barrier in shared memory, on which TMA counts the bytes.
     q = q_map.load([b, h, first_row, 0]).reshape(BLOCK_M, BLOCK_D)
@@ -49,19 +49,19 @@ def _attention(
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     range_ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
-    for range_id in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
+    for range_index in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
         # The compiler makes a ring of num_stages tiles of k, and one of v: their copies run while earlier tiles are
         # multiplied, each stage with a barrier of its own.
-        for k_start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
+        for k_start in range(range_ends[range_index], range_ends[range_index + 1], BLOCK_N):
             k = k_map.load([b, h_kv, k_start, 0]).reshape(BLOCK_N, BLOCK_D)
             scores = tl.dot(q, k.T)
-            weights, rescale, m_i, l_i = weigh(
+            weights, rescale_factor, m_i, l_i = weigh(
                 scores, m_i, l_i, k_start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
-                range_id != 1, BLOCK_N,
+                range_index != 1, BLOCK_N,
             )  # fmt: skip
             # Past the keys' end TMA gives zeros, so values need no mask.
             v = v_map.load([b, h_kv, k_start, 0]).reshape(BLOCK_N, BLOCK_D)
-            acc *= rescale[:, None]
+            acc *= rescale_factor[:, None]
             acc = tl.dot(weights.to(v.dtype), v, acc)
     out_rows = row_offsets(b, h, rows, out_stride_b, out_stride_t, out_stride_h)
     lse_rows = row_offsets(b, h, rows, lse_stride_b, lse_stride_t, lse_stride_h)
@@ -72,8 +72,8 @@ def bind(of: Arguments) -> Any:
     """Computes launch arguments from shapes, strides and options.  The grid is 1D: a grid's y and z end at 65,535."""
     (B, T, H, _), (_, S, H_kv, _), config = of.q.shape, of.k.shape, of.config
     tensor_maps = tensor_map(of.q, config.block_m), tensor_map(of.k, config.block_n), tensor_map(of.v, config.block_n)
-    scalars, strides, constants = options(of, S)
-    return (cdiv(T, config.block_m) * B * H,), tensor_maps, (T, S, H, H // H_kv, *scalars, *strides), constants
+    scalar_args, strides, constexpr_args = options(of, S)
+    return (cdiv(T, config.block_m) * B * H,), tensor_maps, (T, S, H, H // H_kv, *scalar_args, *strides), constexpr_args
 
 
 @kernel(
@@ -112,5 +112,5 @@ def tma(
     bound: Any,
 ) -> None:
     """Computes attention; one thread of a CTA loads the tiles of q, k and v by TMA.  TMA gives zeros past the ends."""
-    grid, (q_map, k_map, v_map), scalars, constants = bound
-    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *scalars, **constants)
+    grid, (q_map, k_map, v_map), scalar_args, constexpr_args = bound
+    _attention[grid](q_map(q), k_map(k), v_map(v), sinks, out, lse, *scalar_args, **constexpr_args)

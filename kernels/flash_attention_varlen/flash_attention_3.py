@@ -39,8 +39,8 @@ def flash_attention_3(
     return_lse: bool,
 ) -> AttentionResult:
     """Calls `flash_attn_varlen_func`, which allocates the result.  Returns its log-sum-exp `[H, T]` as `[T, H]`."""
-    package: Any = import_module(PACKAGE)
-    result = package.flash_attn_varlen_func(
+    fa3_package: Any = import_module(PACKAGE)
+    attention_result = fa3_package.flash_attn_varlen_func(
         q,
         k,
         v,
@@ -54,4 +54,4 @@ def flash_attention_3(
         softcap=softcap or 0.0,
         return_attn_probs=return_lse,
     )
-    return (result[0], result[1].mT) if return_lse else result
+    return (attention_result[0], attention_result[1].mT) if return_lse else attention_result

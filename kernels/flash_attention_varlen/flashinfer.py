@@ -60,7 +60,7 @@ def flashinfer(
     """Calls `BatchPrefillWithRaggedKVCacheWrapper`.  If `plan` is None, makes a plan, which waits for the device to
     read the offsets."""
     if plan is None:
-        arguments = Arguments(
+        plan_inputs = Arguments(
             q=q,
             k=k,
             cu_seqlens_q=cu_seqlens_q,
@@ -70,7 +70,7 @@ def flashinfer(
             window=window,
             softcap=softcap,
         )
-        plan = plan_of(arguments, adapter.kept_wrapper)
+        plan = plan_of(plan_inputs, adapter.kept_wrapper)
     if plan.wrapper is None:
         return unseen(q, return_lse)
     return adapter.finished(plan.wrapper.run(q, k, v, return_lse=return_lse), plan.unseeing)

@@ -69,8 +69,8 @@ def library(
             window_size_left=None if window is None else window - 1,
             window_size_right=None if window is None else 0,
         )
-        result: Tensor = flash_outputs[0]
-        return result
+        attention_result: Tensor = flash_outputs[0]
+        return attention_result
     sequence_outputs = [
         call(q[None, query_slice], k[None, key_slice], v[None, key_slice], causal, softmax_scale)[0]
         for query_slice, key_slice in spans(cu_seqlens_q, cu_seqlens_k)

@@ -14,7 +14,7 @@ from rooflab.kernels.launcher import kernel
 
 def spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> list[tuple[slice, slice]]:
     """Returns for each sequence the slice of its queries and the slice of its keys.  Waits for the device."""
-    q_spans, k_spans = ([slice(*bounds) for bounds in pairwise(cu.tolist())] for cu in (cu_seqlens_q, cu_seqlens_k))
+    q_spans, k_spans = ([slice(*row_pair) for row_pair in pairwise(cu.tolist())] for cu in (cu_seqlens_q, cu_seqlens_k))
     return list(zip(q_spans, k_spans, strict=True))
 
 
@@ -27,5 +27,5 @@ def naive(
     """Computes attention for one sequence after another.  Waits for the device to read the offsets."""
     scale = get_scale(q, softmax_scale)
     for q_span, k_span in spans(cu_seqlens_q, cu_seqlens_k):
-        results = out[None, q_span], None if lse is None else lse[None, q_span]
-        attend(q[None, q_span], k[None, k_span], v[None, k_span], *results, causal, scale, window, softcap, sinks)
+        span_results = out[None, q_span], None if lse is None else lse[None, q_span]
+        attend(q[None, q_span], k[None, k_span], v[None, k_span], *span_results, causal, scale, window, softcap, sinks)

@@ -54,5 +54,5 @@ def native(
     check_lengths(
         {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, **max_lengths}, {"T": len(q), "S": len(k)}
     )
-    pointers = (x.data_ptr() for x in (q, k, v, out, cu_seqlens_q, cu_seqlens_k))
-    built(SOURCE, "ipppppppf")(DTYPE_CODES[q.dtype], *pointers, bound, get_scale(q, softmax_scale))
+    data_pointers = (tensor.data_ptr() for tensor in (q, k, v, out, cu_seqlens_q, cu_seqlens_k))
+    built(SOURCE, "ipppppppf")(DTYPE_CODES[q.dtype], *data_pointers, bound, get_scale(q, softmax_scale))

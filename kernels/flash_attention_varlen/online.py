@@ -37,41 +37,41 @@ def online_varlen_kernel(
     tile = tiles - 1 - program_id // (sequences * H)
     b = program_id // H % sequences
     h = (program_id % H).to(tl.int64)
-    first_q = tl.load(cu_q_ptr + b)
-    T = tl.load(cu_q_ptr + b + 1) - first_q
+    first_q_row = tl.load(cu_q_ptr + b)
+    T = tl.load(cu_q_ptr + b + 1) - first_q_row
     first_row = tile * BLOCK_M
     if first_row >= T:
         return
-    first_k = tl.load(cu_k_ptr + b)
-    S = tl.load(cu_k_ptr + b + 1) - first_k
+    first_k_row = tl.load(cu_k_ptr + b)
+    S = tl.load(cu_k_ptr + b + 1) - first_k_row
     rows = first_row + tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
     # int64, because offsets of token and head pass 2**31 elements in a long batch.
-    tokens = (first_q + rows).to(tl.int64)
-    mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
-    q = tl.load(q_ptr + tokens[:, None] * q_stride_t + h * q_stride_h + dims[None, :], mask=mask, other=0.0)
-    k_base = k_ptr + first_k.to(tl.int64) * k_stride_s + h // group * k_stride_h
-    v_base = v_ptr + first_k.to(tl.int64) * v_stride_s + h // group * v_stride_h
+    tokens = (first_q_row + rows).to(tl.int64)
+    q_mask = (rows < T)[:, None] & (dims < HEAD_DIM)[None, :]
+    q = tl.load(q_ptr + tokens[:, None] * q_stride_t + h * q_stride_h + dims[None, :], mask=q_mask, other=0.0)
+    k_base = k_ptr + first_k_row.to(tl.int64) * k_stride_s + h // group * k_stride_h
+    v_base = v_ptr + first_k_row.to(tl.int64) * v_stride_s + h // group * v_stride_h
     last_row = tl.minimum(first_row + BLOCK_M, T) - 1
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     range_ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
-    for range_id in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
-        for k_start in range(range_ends[range_id], range_ends[range_id + 1], BLOCK_N):
+    for range_index in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
+        for k_start in range(range_ends[range_index], range_ends[range_index + 1], BLOCK_N):
             keys = k_start + tl.arange(0, BLOCK_N)
             key_indices = keys.to(tl.int64)  # a key times its stride passes 2**31 elements in a long context
             dim_mask = dims < HEAD_DIM
             k_ptrs = k_base + key_indices[None, :] * k_stride_s + dims[:, None]
             v_ptrs = v_base + key_indices[:, None] * v_stride_s + dims[None, :]
-            k = load_tile(k_ptrs, (keys < S)[None, :], dim_mask[:, None], range_id != 1, BLOCK_D > HEAD_DIM)
+            k = load_tile(k_ptrs, (keys < S)[None, :], dim_mask[:, None], range_index != 1, BLOCK_D > HEAD_DIM)
             scores = tl.dot(q, k, input_precision="ieee")
-            weights, rescale, m_i, l_i = weigh(
+            weights, rescale_factor, m_i, l_i = weigh(
                 scores, m_i, l_i, k_start, rows, S, T, window, scale, factor, cap, CAUSAL, WINDOW, CAP, NEGATED,
-                range_id != 1, BLOCK_N,
+                range_index != 1, BLOCK_N,
             )  # fmt: skip
-            v = load_tile(v_ptrs, (keys < S)[:, None], dim_mask[None, :], range_id != 1, BLOCK_D > HEAD_DIM)
-            acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+            v = load_tile(v_ptrs, (keys < S)[:, None], dim_mask[None, :], range_index != 1, BLOCK_D > HEAD_DIM)
+            acc = tl.dot(weights.to(v.dtype), v, acc * rescale_factor[:, None], input_precision="ieee")
     out_rows = tokens * out_stride_t + h * out_stride_h
     lse_rows = tokens * lse_stride_t + h * lse_stride_h
     finish(acc, m_i, l_i, sinks_ptr, h * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, rows < T, HEAD_DIM)
@@ -81,9 +81,9 @@ def bind(of: Arguments) -> Any:
     """Computes launch arguments from shapes, strides and options.  A sequence gets CTAs for `max_seqlen_q` queries."""
     H, B = of.q.shape[1], len(of.cu_seqlens_q) - 1
     tiles = cdiv(of.max_seqlen_q, of.config.block_m)
-    scalars, strides, constants = options(of, of.max_seqlen_k)
-    inputs = *of.q.stride()[:2], *of.k.stride()[:2], *of.v.stride()[:2]
-    return (tiles * B * H,), (tiles, B, H, H // of.k.shape[1], *scalars, *inputs, *strides), constants
+    scalar_args, strides, constexpr_args = options(of, of.max_seqlen_k)
+    input_strides = *of.q.stride()[:2], *of.k.stride()[:2], *of.v.stride()[:2]
+    return (tiles * B * H,), (tiles, B, H, H // of.k.shape[1], *scalar_args, *input_strides, *strides), constexpr_args
 
 
 @kernel(
@@ -109,6 +109,6 @@ def online(
 ) -> None:  # fmt: skip
     """Computes attention of all sequences in a single launch.  Writes nothing for rows of `q` behind the last sequence.
     On a GPU, such rows raise an error only if `ROOFLAB_CHECK_VALUES` is set in the environment."""
-    grid, scalars, constants = bound
+    grid, scalar_args, constexpr_args = bound
     if grid[0]:
-        online_varlen_kernel[grid](q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, out, lse, *scalars, **constants)
+        online_varlen_kernel[grid](q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, out, lse, *scalar_args, **constexpr_args)

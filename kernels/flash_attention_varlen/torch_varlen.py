@@ -41,7 +41,7 @@ def parameters() -> frozenset[str]:
 
 def why_lacking(*needed: str) -> str | None:
     """Returns an error message if this torch's `varlen_attn` lacks one of the arguments `needed`, else None."""
-    missing_names = [name for name in needed if name not in parameters()]
+    missing_names = [parameter_name for parameter_name in needed if parameter_name not in parameters()]
     return f"torch {torch.__version__} has no varlen_attn with {missing_names[0]}" if missing_names else None
 
 
@@ -52,11 +52,11 @@ def call(q: Tensor, k: Tensor, v: Tensor, *where: Any, return_lse: bool, **optio
         options["enable_gqa"] = q.shape[1] != k.shape[-2]
     if return_lse:
         options["return_aux"] = varlen_module.AuxRequest(lse=True)
-    result = varlen_module.varlen_attn(q, k, v, *where, **options)
+    attention_result = varlen_module.varlen_attn(q, k, v, *where, **options)
     if not return_lse:
-        out: Tensor = result
+        out: Tensor = attention_result
         return out
-    out, lse = result
+    out, lse = attention_result
     return out, lse.masked_fill(lse == math.inf, -math.inf).mT
 
 
@@ -101,5 +101,5 @@ def torch_varlen(
         return unseen(q, return_lse)
     sequence_args = (cu_seqlens_q, cu_seqlens_k, longest_queries(q, cu_seqlens_q, max_seqlen_q), max_seqlen_k)
     window_size = CAUSAL_WINDOW if causal and window is None else window_sizes(window)
-    scale = get_scale(q, softmax_scale)
-    return call(q, k, v, *sequence_args, return_lse=return_lse, scale=scale, window_size=window_size)
+    qk_scale = get_scale(q, softmax_scale)
+    return call(q, k, v, *sequence_args, return_lse=return_lse, scale=qk_scale, window_size=window_size)

@@ -38,8 +38,8 @@ def _fused_add_rmsnorm(
     tl.store(new_residual_ptr + rows * stride_new_residual + columns, rounded_sum, mask=tile_mask)
     sum_fp32 = rounded_sum.to(tl.float32)
     # The masked lanes are 0, so they do not change the sum, and the divisor is H, not BLOCK_H.
-    scale = tl.rsqrt(tl.sum(sum_fp32 * sum_fp32, axis=1) / H + eps)
-    normed_rows = sum_fp32 * scale[:, None]
+    rms_scale = tl.rsqrt(tl.sum(sum_fp32 * sum_fp32, axis=1) / H + eps)
+    normed_rows = sum_fp32 * rms_scale[:, None]
     if ROUND_FIRST:
         normed_rows = normed_rows.to(out_ptr.dtype.element_ty).to(tl.float32)
     tl.store(out_ptr + rows * stride_out + columns, (normed_rows * weight).to(out_ptr.dtype.element_ty), mask=tile_mask)

@@ -44,5 +44,5 @@ def native(
     bound: Any,
 ) -> None:
     """Computes `s = x + residual` and `rmsnorm(s)`.  The norm is in fp32, rounded once."""
-    pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), new_residual.data_ptr()
-    built(SOURCE, TYPES)(DTYPE_CODES[x.dtype], *pointers, bound, eps, weight_offset, round_first)
+    data_pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), new_residual.data_ptr()
+    built(SOURCE, TYPES)(DTYPE_CODES[x.dtype], *data_pointers, bound, eps, weight_offset, round_first)

@@ -35,8 +35,8 @@ def panels_traffic(inputs: Arguments, rows: int) -> Traffic:
     """Counts the bytes of `a` once, and of `b` once for each `rows` rows of `a`.  If `rows` is 0, counts `b` once."""
     a, b = inputs.a, inputs.b
     M, N = a.shape[0], b.shape[1]
-    b_reads = -(-M // rows) if rows else 1
-    read_bytes = nbytes(a, inputs.bias, getattr(inputs, "residual", None)) + b_reads * b.nbytes
+    b_read_count = -(-M // rows) if rows else 1
+    read_bytes = nbytes(a, inputs.bias, getattr(inputs, "residual", None)) + b_read_count * b.nbytes
     return Traffic(read_bytes, M * N * a.element_size())
 
 
@@ -48,7 +48,7 @@ def tiles_traffic(inputs: Arguments) -> Traffic:
 def constants(of: Arguments, *mapped: Stored) -> dict[str, Any]:
     """Returns the constants of a tiled Triton kernel.  With tensor maps, adds the memory order of `a` and `b`."""
     addend_flags = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
-    order_flags = {f"{name}_TRANSPOSED": matrix.transposed for name, matrix in zip("AB", mapped, strict=False)}
+    order_flags = {f"{letter}_TRANSPOSED": matrix.transposed for letter, matrix in zip("AB", mapped, strict=False)}
     return {**order_flags, **addend_flags, "PRECISION": of.precision, **of.config.launch_arguments}
 
 
@@ -120,10 +120,10 @@ def stored_output(out: Tensor) -> Stored:
 
 def _refusal(name: str, matrix: Tensor, along: str = "") -> str:
     stride_text = " and ".join(str(stride * matrix.element_size()) for stride in matrix.stride())
-    address = address_of(matrix) % ALIGNMENT
+    address_offset = address_of(matrix) % ALIGNMENT
     return (
         f"{name}: expected an address and row stride of whole {ALIGNMENT} bytes for TMA, stride 1 along {along}rows "
-        f"that do not overlap, got address % {ALIGNMENT} = {address} and strides of {stride_text} bytes"
+        f"that do not overlap, got address % {ALIGNMENT} = {address_offset} and strides of {stride_text} bytes"
     )
 
 
@@ -137,18 +137,18 @@ def why_not_by_tma(
     matrices of experts must follow one another in memory.  With `gated`, the result has half the columns of `b`.  With
     `residual`, TMA also loads the residual.
     """
-    a, b, precision = inputs.a, inputs.b, getattr(inputs, "precision", None)
+    a, b, fp32_precision = inputs.a, inputs.b, getattr(inputs, "precision", None)
     is_fp32 = a.dtype == torch.float32
-    if is_fp32 and precision == "ieee":
-        return f"precision: expected tf32 with torch.float32 operands, got {precision}"
+    if is_fp32 and fp32_precision == "ieee":
+        return f"precision: expected tf32 with torch.float32 operands, got {fp32_precision}"
     if not a.numel() or not b.numel():
         return None
-    needs_k_order = is_fp32 or precision is None
-    for name, operand, matrix, k_dim in (("a", a, a, 1), ("b", b, b if b.ndim == 2 else b[0], 0)):
+    needs_k_order = is_fp32 or fp32_precision is None
+    for operand_name, operand, matrix, k_dim in (("a", a, a, 1), ("b", b, b if b.ndim == 2 else b[0], 0)):
         stored_matrix = stored_as(matrix, k_dim == 0) if needs_k_order else stored(matrix, k_dim)
         pitch = operand.stride(0) * operand.element_size() if operand.ndim == 3 and len(operand) > 1 else ALIGNMENT
         if stored_matrix is None or pitch % ALIGNMENT or not 0 < pitch < STRIDE_LIMIT:
-            return _refusal(name, operand, "K, in " if needs_k_order else "")
+            return _refusal(operand_name, operand, "K, in " if needs_k_order else "")
     columns = b.shape[-1] // (2 if gated else 1)
     if stores and a.shape[0] > 1 and columns * a.element_size() % ALIGNMENT:
         expected_size = f"{'I' if gated else 'N'} of whole {ALIGNMENT} bytes, so that TMA can store the result's rows"
@@ -183,4 +183,4 @@ def alignment_bytes(a: Tensor, b: Tensor, whole_k: bool) -> int:
 
 def along_k(*operands: str) -> dict[str, str]:
     """Returns the option `holds` for the decorator `kernel`: it requires `operands` that are contiguous along K."""
-    return {f"{name}[{1 if name == 'a' else 0}] == 1 or K <= 1": "stride 1 along K" for name in operands}
+    return {f"{operand}[{1 if operand == 'a' else 0}] == 1 or K <= 1": "stride 1 along K" for operand in operands}

@@ -92,8 +92,8 @@ def space(
         tile_sizes = exact if exact is not None and by_fma(scheme) else sides
         item_bytes = scheme.activation.itemsize if in_bytes else 1
         return tuple(
-            of(rows, columns, k_size // item_bytes, **dict(zip(options, option_values, strict=True)))
-            for rows, columns, k_size in itertools.product(*tile_sizes)
+            of(rows, columns, k_columns // item_bytes, **dict(zip(options, option_values, strict=True)))
+            for rows, columns, k_columns in itertools.product(*tile_sizes)
             for option_values in itertools.product(*options.values())
         )
 
@@ -111,13 +111,13 @@ def tile_footprint(
     wgmma reads a stage in shared memory while other stages are filled.  mma.sync and FMAs copy a stage to registers
     first, so Triton allocates one stage fewer.  This was read in the compiled kernels; tests/contracts/test_configs.py
     checks it."""
-    threads, outputs, uses_fma = 32 * config.num_warps, config.block_m * columns, by_fma(scheme)
+    thread_count, outputs, uses_fma = 32 * config.num_warps, config.block_m * columns, by_fma(scheme)
     stage_values, stages = (config.block_m + columns) * config.block_k, config.num_stages
     register_values = sums * outputs + (stage_values if uses_fma else 0)
-    stages_kept = max(stages - 1, 1) if uses_fma or config.block_m < WGMMA_ROWS else stages
-    shared_bytes = stages_kept * stage_values * scheme.activation.itemsize + stages * barriers * BARRIER_BYTES
+    kept_stages = max(stages - 1, 1) if uses_fma or config.block_m < WGMMA_ROWS else stages
+    shared_bytes = kept_stages * stage_values * scheme.activation.itemsize + stages * barriers * BARRIER_BYTES
     flops = 2.0 * outputs * cdiv(int(case["K"]), config.block_k) * config.block_k
-    return Footprint(threads, cdiv(register_values, threads) + ADDRESS_REGISTERS, shared_bytes, tiles, flops)
+    return Footprint(thread_count, cdiv(register_values, thread_count) + ADDRESS_REGISTERS, shared_bytes, tiles, flops)
 
 
 def one_wave(needs: Footprint, more_shared_bytes: int = 0) -> Footprint:

@@ -94,8 +94,8 @@ def footprint(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
     """Returns whether a config is legal: a tile has 64 or 128 bytes along K, and is stored at once or in two halves."""
-    legal_widths, k_bytes = (config.block_n, config.block_n // 2), config.block_k * scheme.activation.itemsize
-    return k_bytes in (64, 128) and config.store_n in legal_widths
+    store_widths, k_bytes = (config.block_n, config.block_n // 2), config.block_k * scheme.activation.itemsize
+    return k_bytes in (64, 128) and config.store_n in store_widths
 
 
 def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
@@ -106,9 +106,9 @@ def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
 
 
 # Unmeasured.  Few outputs take narrow tiles, so that more SMs have one; the most slots that fit, fewer in 32 bits.
-_NARROW, _WHOLE_TILE = Ring(128, 64, 64, 8, 16, 64), Ring(128, 256, 64, 3, 16, 256)
+_RING_64, _BIG_RING = Ring(128, 64, 64, 8, 16, 64), Ring(128, 256, 64, 3, 16, 256)
 _MIDDLE = tuple(Ring(128, 128, 64, stages, 16, 128) for stages in (6, 5))
-_IN_HALVES = tuple(Ring(128, 256, 64, stages, 16, 128) for stages in (4, 3))
+_HALF_RINGS = tuple(Ring(128, 256, 64, stages, 16, 128) for stages in (4, 3))
 TUNING = Tuning(
     Ring,
     space(
@@ -116,8 +116,8 @@ TUNING = Tuning(
         store_n=(32, 64, 128, 256),
     ),
     Defaults(at_both_widths(
-        ({"M": 256, "N": 6144}, _NARROW), ({"M": 256, "halves": 0}, _WHOLE_TILE), ({"M": 256}, _IN_HALVES),
-        ({"outputs": 524288}, _NARROW), ({"outputs": 2097152}, _MIDDLE), ({"halves": 0}, _WHOLE_TILE), ({}, _IN_HALVES),
+        ({"M": 256, "N": 6144}, _RING_64), ({"M": 256, "halves": 0}, _BIG_RING), ({"M": 256}, _HALF_RINGS),
+        ({"outputs": 524288}, _RING_64), ({"outputs": 2097152}, _MIDDLE), ({"halves": 0}, _BIG_RING), ({}, _HALF_RINGS),
     ), sizes), footprint, rule,
 )  # fmt: skip
 
@@ -151,14 +151,14 @@ def _produce(
     B_TRANSPOSED: gl.constexpr,
 ):
     slot = 0
-    phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
+    ring_phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
         tile_m, tile_n = _place(tile, tiles_m, tiles_n, GROUP_M)
         column = tile_n * BLOCK_N
-        for step in range(steps):
-            k = step * BLOCK_K
+        for k_step in range(steps):
+            k = k_step * BLOCK_K
             for half_id in gl.static_range(2):
-                mbarrier.wait(empty.index(2 * slot + half_id), phase)
+                mbarrier.wait(empty.index(2 * slot + half_id), ring_phase)
             full_barrier = full.index(slot)
             mbarrier.expect(full_barrier, 2 * a.block_type.nbytes + b.block_type.nbytes)
             for half_id in gl.static_range(2):
@@ -171,7 +171,7 @@ def _produce(
                 async_load(b, [column, k], full_barrier, b_ring.index(slot))
             else:
                 async_load(b, [k, column], full_barrier, b_ring.index(slot))
-            slot, phase = advance(slot, phase, full)
+            slot, ring_phase = advance(slot, ring_phase, full)
 
 
 @gluon.jit
@@ -206,53 +206,53 @@ def _consume(
     A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     HAS_RESIDUAL: gl.constexpr = residual is not None
-    ROWS: gl.constexpr = BLOCK_M // 2
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
+    HALF_ROWS: gl.constexpr = BLOCK_M // 2
+    mma_layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 256 // a_ring.dtype.primitive_bitwidth]
     )
     # Zeros only for the type: the first product of each tile replaces the accumulator.
-    accumulator = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+    accumulator = gl.zeros((HALF_ROWS, BLOCK_N), gl.float32, mma_layout)
     slot = 0
-    phase = 0
+    ring_phase = 0
     residual_phase = 0
     last_tile = tiles_m * tiles_n - 1
     tile_m, tile_n = _place(min(gl.program_id(0), last_tile), tiles_m, tiles_n, GROUP_M)
     for tile in range(gl.program_id(0), last_tile + 1, gl.num_programs(0)):
-        row = tile_m * BLOCK_M + HALF * ROWS
+        row = tile_m * BLOCK_M + HALF * HALF_ROWS
         column = tile_n * BLOCK_N
         if HAS_RESIDUAL:
             _fetch(residual, staged, landed, row, column)
-        last_slot = 0  # as `slot` it would not be carried from step to step (Triton 3.6: the two are one value then)
-        for step in range(steps):
-            mbarrier.wait(full.index(slot), phase)
+        prior_slot = 0  # as `slot` it would not be carried from step to step (Triton 3.6: the two are one value then)
+        for k_step in range(steps):
+            mbarrier.wait(full.index(slot), ring_phase)
             a_tile = a_ring.index(2 * slot + HALF)
             b_tile = b_ring.index(slot)
             if A_TRANSPOSED:
                 a_tile = a_tile.permute((1, 0))
             if B_TRANSPOSED:
                 b_tile = b_tile.permute((1, 0))
-            accumulator = warpgroup_mma(a_tile, b_tile, accumulator, use_acc=step > 0, is_async=True)
+            accumulator = warpgroup_mma(a_tile, b_tile, accumulator, use_acc=k_step > 0, is_async=True)
             # One product stays in flight; the product before it is done and its slot is free.
             accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
-            mbarrier.arrive(empty.index(2 * last_slot + HALF), pred=step > 0)
-            last_slot = slot
-            slot, phase = advance(slot, phase, full)
+            mbarrier.arrive(empty.index(2 * prior_slot + HALF), pred=k_step > 0)
+            prior_slot = slot
+            slot, ring_phase = advance(slot, ring_phase, full)
         # While the last product runs: all that does not need it.
         tile_m, tile_n = _place(min(tile + gl.num_programs(0), last_tile), tiles_m, tiles_n, GROUP_M)
         if bias is not None:
-            columns = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-            addend = gl.load(bias + columns, mask=columns < N, other=0.0)
+            columns = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma_layout))
+            bias_values = gl.load(bias + columns, mask=columns < N, other=0.0)
         _await(landed, residual_phase, HAS_RESIDUAL)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
-        mbarrier.arrive(empty.index(2 * last_slot + HALF))
+        mbarrier.arrive(empty.index(2 * prior_slot + HALF))
         final_sums = accumulator
         if bias is not None:
-            final_sums += addend.to(gl.float32)[None, :]
+            final_sums += bias_values.to(gl.float32)[None, :]
         if STORE_N == BLOCK_N:
             _store(out, final_sums, staged, row, column, HAS_RESIDUAL)
             residual_phase ^= 1
         else:
-            first_half, second_half = final_sums.reshape((ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
+            first_half, second_half = final_sums.reshape((HALF_ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
             _store(out, first_half, staged, row, column, HAS_RESIDUAL)
             if HAS_RESIDUAL:
                 _fetch(residual, staged, landed, row, column + STORE_N)
@@ -346,6 +346,6 @@ def cooperative(
     bound: Any,
 ) -> None:
     """Computes `a @ b + bias + residual` on Hopper's tensor cores, accumulated in fp32 and rounded once."""
-    a_map, b_map, c_map, residual_map, grid, sizes, constants = bound
+    a_map, b_map, c_map, residual_map, grid, size_args, constexpr_args = bound
     mapped_residual = None if residual is None else residual_map(residual)
-    _gemm[grid](a_map(a), b_map(b), bias, mapped_residual, c_map(c), *sizes, **constants)
+    _gemm[grid](a_map(a), b_map(b), bias, mapped_residual, c_map(c), *size_args, **constexpr_args)

@@ -28,10 +28,10 @@ def cublas_reduced(
     a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor | None, *, residual: Tensor | None, precision: str
 ) -> Tensor:
     """Computes `a @ b + bias` or `a @ b + residual` by torch.  For this call, torch may add partial sums in 16 bits."""
-    matmul = torch.backends.cuda.matmul
-    saved_flags = matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction
-    matmul.allow_bf16_reduced_precision_reduction = matmul.allow_fp16_reduced_precision_reduction = True
+    mm_flags = torch.backends.cuda.matmul
+    saved_flags = mm_flags.allow_bf16_reduced_precision_reduction, mm_flags.allow_fp16_reduced_precision_reduction
+    mm_flags.allow_bf16_reduced_precision_reduction = mm_flags.allow_fp16_reduced_precision_reduction = True
     try:
         return library.product(a, b, bias, residual, precision, c)
     finally:
-        matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction = saved_flags
+        mm_flags.allow_bf16_reduced_precision_reduction, mm_flags.allow_fp16_reduced_precision_reduction = saved_flags

@@ -146,6 +146,6 @@ def gemv(
     bound: Any,
 ) -> None:
     """Computes `a @ b + bias + residual` with exact fp32 FMAs for up to four rows of `a`.  Runs agree bit for bit."""
-    compiler_options, grid, scalars = bound
+    compiler_options, grid, scalar_args = bound
     compiled_kernel = _cuda.load(SOURCE, "gemv", options=compiler_options, dependent=pdl_is_on())
-    compiled_kernel(grid, (WARPS * WARP,), a, b, bias, residual, c, *scalars)
+    compiled_kernel(grid, (WARPS * WARP,), a, b, bias, residual, c, *scalar_args)

@@ -73,11 +73,11 @@ def multicast(
     """Computes `a @ b + bias + residual` on tensor cores, in fp32, rounded once.  TMA multicasts `b` to two CTAs."""
     (a_rows, b_rows), c_rows = _operands.stored_operands(a, b), _operands.stored_output(c)
     addend = (c, c_rows) if residual is None else (residual, _operands.stored_as(residual, False))
-    maps = [CudaMap(base, *matrix[:3]) for base, matrix in ((a, a_rows), (b, b_rows), (c, c_rows), addend) if matrix]
+    cuda_maps = [CudaMap(base, *rows[:3]) for base, rows in ((a, a_rows), (b, b_rows), (c, c_rows), addend) if rows]
     shared.launch(
         DTYPE_NAMES[a.dtype],
         config,
-        maps,
+        cuda_maps,
         (*a.shape[:1], *b.shape[1:], *a.shape[1:]),
         along_k=(not a_rows.transposed, b_rows.transposed),
         bias=bias,

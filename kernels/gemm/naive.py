@@ -34,9 +34,9 @@ def _gemm(
         b_ptrs += stride_bk
     if HAS_BIAS:
         accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    out_mask = (rows < M)[:, None] & (columns < N)[None, :]
     out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
-    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=out_mask)
 
 
 @kernel(backend="triton", traffic=lambda inputs: panels_traffic(inputs, BLOCK_M))

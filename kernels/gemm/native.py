@@ -57,8 +57,8 @@ def shape(of: Arguments) -> Any:
 
 def product(a: Tensor, b: Panels, bias: Tensor | None, c: Tensor, bound: Any) -> None:
     """Computes `(a @ b) * scales + bias`.  The weight is int8 with scales, or has the dtype of `a` and no scales."""
-    pointers = (None if x is None else x.data_ptr() for x in (a, b.tensor, b.scales, bias, c))
-    built(SOURCE, "ipppppp")(DTYPE_CODES[a.dtype], *pointers, bound)
+    data_pointers = (None if tensor is None else tensor.data_ptr() for tensor in (a, b.tensor, b.scales, bias, c))
+    built(SOURCE, "ipppppp")(DTYPE_CODES[a.dtype], *data_pointers, bound)
 
 
 @kernel(backend="cpp", devices=("cpu",), prepare=pack, packed=Panels, bind=shape, traffic=traffic, holds=along_k("a"))

@@ -40,6 +40,6 @@ def one_thread(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residual
     """Computes `a @ b + bias + residual` with fp32 FMAs, in the order of k.  Operands may have any strides."""
     (M, K), N = a.shape, b.shape[1]
     strides = *a.stride(), *b.stride(), row_stride(residual), c.stride(0)
-    scalars = *map(np.int32, (M, N, K)), *map(np.int64, strides)
+    scalar_args = *map(np.int32, (M, N, K)), *map(np.int64, strides)
     compiled_kernel = load(SOURCE, "gemm_one_thread", options=macros(ELEMENT=ELEMENT_TYPES[a.dtype]))
-    compiled_kernel((cdiv(M, CTA_ROWS) * cdiv(N, COLUMNS),), (COLUMNS, CTA_ROWS), a, b, bias, residual, c, *scalars)
+    compiled_kernel((cdiv(M, CTA_ROWS) * cdiv(N, COLUMNS),), (COLUMNS, CTA_ROWS), a, b, bias, residual, c, *scalar_args)

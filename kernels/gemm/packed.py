@@ -18,7 +18,7 @@ from rooflab.reference.spec import nbytes
 # 2.13.0, cold weights, the four products of a SmolLM2-135M layer (in brackets torch.nn.functional.linear): fp32 M=1
 # 258 us (831), M=512 7.5 ms (18.2); bf16 M=1 205 us (302), M=512 3.7 ms (3.9). A call costs 10 us more than its work,
 # torch.mm's 1 us.
-LAYOUT_M = 64
+LAYOUT_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def pack(b: torch.Tensor) -> PackedWeight:
     if refusal_reason := _why_not(b):
         raise ValueError(refusal_reason)
     check_shape("b", b, None, None)
-    packed_tensor = torch.ops.mkldnn._reorder_linear_weight(b.detach().mT.contiguous(), LAYOUT_M)
+    packed_tensor = torch.ops.mkldnn._reorder_linear_weight(b.detach().mT.contiguous(), LAYOUT_ROWS)
     return PackedWeight(packed_tensor, tuple(b.shape), b.dtype, nbytes(b))
 
 
@@ -58,5 +58,5 @@ def _why_not(b: Tensor | PackedWeight) -> str | None:
 )
 def packed(a: Tensor, b: PackedWeight, bias: Tensor | None) -> Tensor:
     """Computes `a @ b + bias`.  `b` is a result of `pack`.  oneDNN's function has no argument `out`."""
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.tensor, bias, "none", [], "")
-    return result
+    linear_result: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.tensor, bias, "none", [], "")
+    return linear_result

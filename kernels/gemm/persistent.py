@@ -65,7 +65,7 @@ def _stored_in_parts(case: Case, scheme: Scheme = BF16) -> tuple[TileInParts, ..
 def _tiles(*tile: int) -> tuple[TileInParts, ...]:
     """Returns three configs of `tile`: as given, with one stage less, and with two less (space for a residual)."""
     full_config = TileInParts(*tile)
-    return tuple(replace(full_config, num_stages=full_config.num_stages - fewer_stages) for fewer_stages in range(3))
+    return tuple(replace(full_config, num_stages=full_config.num_stages - less_stages) for less_stages in range(3))
 
 
 # As many stages as fit with a part of the result.
@@ -125,18 +125,18 @@ def _gemm(
         tile_m, tile_n = grouped_tile(tile, tiles_m, tiles_n, GROUP_M)
         row, column = tile_m * BLOCK_M, tile_n * BLOCK_N
         accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        for step in range(steps):
-            k = step * BLOCK_K
+        for k_step in range(steps):
+            k = k_step * BLOCK_K
             a = a_map.load([k, row]).T if A_TRANSPOSED else a_map.load([row, k])
             b = b_map.load([column, k]).T if B_TRANSPOSED else b_map.load([k, column])
             accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
         rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)  # int64, because row * stride passes 2**31
-        parts = _parts(accumulator, STORE_PARTS)
+        tile_parts = _parts(accumulator, STORE_PARTS)
         # TMA does not store values past the edges.
         for part_index in tl.static_range(STORE_PARTS):
             first_column = column + part_index * (BLOCK_N // STORE_PARTS)
             columns = first_column + tl.arange(0, BLOCK_N // STORE_PARTS)
-            tile_part = parts[part_index]
+            tile_part = tile_parts[part_index]
             if HAS_BIAS:
                 tile_part += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
             if HAS_RESIDUAL:
@@ -153,8 +153,8 @@ def by_maps(of: Arguments) -> Any:
     c = _operands.stored_output(of.c).map(config.block_m, config.block_n // config.store_parts)
     tensor_maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n), c
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
-    scalars = M, N, K, _operands.row_stride(of.residual)
-    return tensor_maps, grid, scalars, _operands.constants(of, a, b)
+    scalar_args = M, N, K, _operands.row_stride(of.residual)
+    return tensor_maps, grid, scalar_args, _operands.constants(of, a, b)
 
 
 @kernel(
@@ -187,5 +187,5 @@ def persistent(
     bound: Any,
 ) -> None:
     """Computes `a @ b + bias + residual` on tensor cores, in fp32.  TMA loads the operands and stores the result."""
-    (a_map, b_map, c_map), grid, scalars, constants = bound
-    _gemm[grid](a_map(a), b_map(b), c_map(c), bias, residual, *scalars, **constants)
+    (a_map, b_map, c_map), grid, scalar_args, constexpr_args = bound
+    _gemm[grid](a_map(a), b_map(b), c_map(c), bias, residual, *scalar_args, **constexpr_args)

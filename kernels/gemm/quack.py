@@ -39,13 +39,13 @@ def check_out(of: Arguments) -> None:
 
 def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> str | None:
     """Returns why QuACK does not support `matrix`, or None.  One of the dimensions `inner_dims` must be contiguous."""
-    address = address_of(matrix) % ALIGNMENT
+    offset_bytes = address_of(matrix) % ALIGNMENT
     for dim in inner_dims:
-        if matrix.stride(dim) == 1 and matrix.stride(1 - dim) * matrix.element_size() % ALIGNMENT == 0 == address:
+        if matrix.stride(dim) == 1 and matrix.stride(1 - dim) * matrix.element_size() % ALIGNMENT == 0 == offset_bytes:
             return None
     return (
         f"{name}: expected an address and row stride of whole {ALIGNMENT} bytes and stride 1 along rows, got address % "
-        f"{ALIGNMENT} = {address} and strides {matrix.stride()}"
+        f"{ALIGNMENT} = {offset_bytes} and strides {matrix.stride()}"
     )
 
 

@@ -49,7 +49,7 @@ def shared_tiles(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residu
     """Computes `a @ b + bias + residual` with fp32 FMAs from tiles in shared memory.  Operands may have any strides."""
     (M, K), N = a.shape, b.shape[1]
     strides = *a.stride(), *b.stride(), row_stride(residual), c.stride(0)
-    scalars = *map(np.int32, (M, N, K)), *map(np.int64, strides)
+    scalar_args = *map(np.int32, (M, N, K)), *map(np.int64, strides)
     a_along_k, b_along_k = a.stride(1) == 1, b.stride(1) != 1
     compiler_options = macros(
         ELEMENT=ELEMENT_TYPES[a.dtype],
@@ -60,4 +60,4 @@ def shared_tiles(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, *, residu
         OUT_VECTOR=_is_vector(c, 1),
     )
     compiled_kernel = load(SOURCE, "gemm_shared_tiles", options=compiler_options)
-    compiled_kernel((cdiv(M, TILE_SIZE) * cdiv(N, TILE_SIZE),), (THREADS,), a, b, bias, residual, c, *scalars)
+    compiled_kernel((cdiv(M, TILE_SIZE) * cdiv(N, TILE_SIZE),), (THREADS,), a, b, bias, residual, c, *scalar_args)

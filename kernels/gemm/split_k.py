@@ -90,12 +90,12 @@ def _gemm(
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     tiles_n = tl.cdiv(N, BLOCK_N)
-    share = tl.program_id(1)
+    share_id = tl.program_id(1)
     # int64, because row * stride passes 2**31 from M * K = 2**31 on.
     rows = (tl.program_id(0) // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = (tl.program_id(0) % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     k_offsets = tl.arange(0, BLOCK_K)
-    first_k = share * steps * BLOCK_K
+    first_k = share_id * steps * BLOCK_K
     a_ptrs = a_ptr + rows[:, None] * stride_am + (first_k + k_offsets).to(tl.int64)[None, :] * stride_ak
     b_ptrs = b_ptr + (first_k + k_offsets).to(tl.int64)[:, None] * stride_bk + columns[None, :] * stride_bn
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -108,14 +108,14 @@ def _gemm(
     if SPLIT == 1:
         if HAS_BIAS:
             accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-        mask = (rows < M)[:, None] & (columns < N)[None, :]
+        out_mask = (rows < M)[:, None] & (columns < N)[None, :]
         if HAS_RESIDUAL:
-            residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0)
+            residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=out_mask, other=0.0)
             accumulator += residual.to(tl.float32)
         out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
-        tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=out_mask)
     else:
-        partial_ptrs = partial_ptr + (share * M + rows)[:, None] * N + columns[None, :]
+        partial_ptrs = partial_ptr + (share_id * M + rows)[:, None] * N + columns[None, :]
         tl.store(partial_ptrs, accumulator, mask=(rows < M)[:, None] & (columns < N)[None, :])
 
 
@@ -137,8 +137,8 @@ def _reduce(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     output_sums = tl.zeros((COLUMNS,), dtype=tl.float32)
-    for share in tl.static_range(SPLIT):
-        output_sums += tl.load(partial_ptr + (share * M + row) * N + columns, mask=columns < N, other=0.0)
+    for share_id in tl.static_range(SPLIT):
+        output_sums += tl.load(partial_ptr + (share_id * M + row) * N + columns, mask=columns < N, other=0.0)
     if HAS_BIAS:
         output_sums += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
@@ -160,11 +160,11 @@ def by_pointers(of: Arguments) -> Any:
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     stride_rm, stride_om = row_stride(of.residual), of.c.stride(0)
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n), config.split)
-    scalars = (M, N, K, share_steps(K, config), *of.a.stride(), *of.b.stride(), stride_rm, stride_om)
+    gemm_args = (M, N, K, share_steps(K, config), *of.a.stride(), *of.b.stride(), stride_rm, stride_om)
     addend_flags = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
     reduce_constants = {**addend_flags, "SPLIT": config.split, "COLUMNS": REDUCE_COLUMNS, "num_warps": 4}
     # M first, because the second dimension of a grid is at most 65535.
-    return grid, scalars, constants(of), (M, cdiv(N, REDUCE_COLUMNS)), (M, N, stride_rm, stride_om), reduce_constants
+    return grid, gemm_args, constants(of), (M, cdiv(N, REDUCE_COLUMNS)), (M, N, stride_rm, stride_om), reduce_constants
 
 
 @kernel(
@@ -195,8 +195,8 @@ def split_k(
     bound: Any,
 ) -> None:
     """Computes `a @ b + bias + residual` in fp32.  Runs agree bit for bit.  A split needs `split * M * N` fp32 sums."""
-    grid, scalars, constants, reduce_grid, reduce_scalars, reduce_constants = bound
+    grid, scalar_args, constexpr_args, reduce_grid, reduce_scalars, reduce_constants = bound
     partials = torch.empty((config.split, *c.shape), dtype=torch.float32, device=c.device) if config.split > 1 else None
-    _gemm[grid](a, b, bias, residual, c, partials, *scalars, **constants)
+    _gemm[grid](a, b, bias, residual, c, partials, *scalar_args, **constexpr_args)
     if partials is not None:
         _reduce[reduce_grid](partials, bias, residual, c, *reduce_scalars, **reduce_constants)

@@ -41,12 +41,12 @@ def streamed(config: StreamTile, case: Case, scheme: Scheme = BF16) -> Footprint
 
     With tensor cores, the store of a tile needs additional shared memory (read in the compiled kernels, and checked by
     tests/ops/test_gemm_ladder.py)."""
-    resources, outputs = tile_needs(config, case, scheme), config.block_m * config.block_n
-    steps = resources.ctas * tile_steps(int(case["K"]), config)
+    cta_resources, output_count = tile_needs(config, case, scheme), config.block_m * config.block_n
+    steps = cta_resources.ctas * tile_steps(int(case["K"]), config)
     ctas = max(min(HOPPER_SMS, steps), 1)
-    extra_bytes = 0 if by_fma(scheme) else 4 * outputs
-    flops = 2.0 * outputs * config.block_k * steps / ctas
-    return replace(resources, shared_bytes=resources.shared_bytes + extra_bytes, ctas=ctas, tensor_flops=flops)
+    extra_bytes = 0 if by_fma(scheme) else 4 * output_count
+    flops = 2.0 * output_count * config.block_k * steps / ctas
+    return replace(cta_resources, shared_bytes=cta_resources.shared_bytes + extra_bytes, ctas=ctas, tensor_flops=flops)
 
 
 TUNING = Tuning(
@@ -72,9 +72,9 @@ def _gemm(
     end_step = ((program_id + 1) * total_steps // tl.num_programs(0)).to(tl.int32)
     k_offsets = tl.arange(0, BLOCK_K)
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for step in range(first_step, end_step):
-        tile = step // steps
-        k = step % steps * BLOCK_K
+    for k_step in range(first_step, end_step):
+        tile = k_step // steps
+        k = k_step % steps * BLOCK_K
         rows = (tile // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
         columns = (tile % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
         k_indices = k.to(tl.int64) + k_offsets
@@ -83,23 +83,23 @@ def _gemm(
         a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (k_offsets < K - k)[None, :], other=0.0)
         b = tl.load(b_ptrs, mask=(k_offsets < K - k)[:, None] & (columns < N)[None, :], other=0.0)
         accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
-        is_last_step = step % steps == steps - 1
-        if is_last_step or step == end_step - 1:
+        is_last_step = k_step % steps == steps - 1
+        if is_last_step or k_step == end_step - 1:
             # A tile is whole if its first step is in this share.
-            if is_last_step and step - (steps - 1) >= first_step:
+            if is_last_step and k_step - (steps - 1) >= first_step:
                 if HAS_BIAS:
                     accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-                mask = (rows < M)[:, None] & (columns < N)[None, :]
+                out_mask = (rows < M)[:, None] & (columns < N)[None, :]
                 if HAS_RESIDUAL:
                     residual = tl.load(
-                        residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0
+                        residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=out_mask, other=0.0
                     )
                     accumulator += residual.to(tl.float32)
                 out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
-                tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
+                tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=out_mask)
             else:
                 # Each program has two places: for a tile that another program began, and for the tile that it begins.
-                partial_index = 2 * program_id + (step - step % steps >= first_step).to(tl.int64)
+                partial_index = 2 * program_id + (k_step - k_step % steps >= first_step).to(tl.int64)
                 tile_offsets = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
                 tl.store(partial_ptr + partial_index * (BLOCK_M * BLOCK_N) + tile_offsets, accumulator)
             accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -129,20 +129,20 @@ def _fix_up(
     columns = (tile % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     if HAS_BIAS:
         accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    out_mask = (rows < M)[:, None] & (columns < N)[None, :]
     if HAS_RESIDUAL:
-        residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0)
+        residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=out_mask, other=0.0)
         accumulator += residual.to(tl.float32)
     out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
-    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=out_mask)
 
 
 def traffic(inputs: Arguments) -> Traffic:
     """Counts the bytes of `b` once per row of tiles.  If CTAs share tiles, adds two fp32 partial tiles per SM."""
     a, config = inputs.a, inputs.config
     base_traffic = panels_traffic(inputs, config.block_m)
-    _, programs, cut = _shares(a.shape[0], a.shape[1], inputs.b.shape[1], config, a.device)
-    sum_bytes = 2 * programs * config.block_m * config.block_n * 4 if cut else 0
+    _, program_count, cut = _shares(a.shape[0], a.shape[1], inputs.b.shape[1], config, a.device)
+    sum_bytes = 2 * program_count * config.block_m * config.block_n * 4 if cut else 0
     return Traffic(base_traffic.read_bytes + sum_bytes, base_traffic.write_bytes + sum_bytes, launches=2 if cut else 1)
 
 
@@ -150,22 +150,22 @@ def _shares(M: int, K: int, N: int, config: StreamTile, device: torch.device) ->
     """Returns the numbers of tiles and programs, and whether programs share a tile (then a second launch follows)."""
     tiles = int(cdiv(M, config.block_m) * cdiv(N, config.block_n))
     steps = tile_steps(K, config)
-    programs = min(sm_count(device), tiles * steps)
-    return tiles, programs, steps > 1 and tiles % programs > 0
+    program_count = min(sm_count(device), tiles * steps)
+    return tiles, program_count, steps > 1 and tiles % program_count > 0
 
 
 def by_pointers(of: Arguments) -> Any:
     """Computes launch arguments from shapes, strides and options.  Adds a second launch if programs share a tile."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
-    tiles, programs, has_shared_tiles = _shares(M, K, N, config, of.a.device)
+    tiles, ctas, has_shared_tiles = _shares(M, K, N, config, of.a.device)
     stride_rm, stride_om = row_stride(of.residual), of.c.stride(0)
-    scalars = (M, N, K, *of.a.stride(), *of.b.stride(), stride_rm, stride_om)
+    scalar_args = (M, N, K, *of.a.stride(), *of.b.stride(), stride_rm, stride_om)
     rows = min(config.block_m, 16)
     addend_flags = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
-    sizes = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "ROWS": rows}
+    tile_sizes = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "ROWS": rows}
     # For K = 1 no tile is cut; Triton 3.6 could not compile the second launch for it.
-    fix_up_args = (tiles, config.block_m // rows), (M, N, K, programs, stride_rm, stride_om), {**addend_flags, **sizes}
-    return programs, scalars, constants(of), fix_up_args if has_shared_tiles else None
+    fix_up_args = (tiles, config.block_m // rows), (M, N, K, ctas, stride_rm, stride_om), {**addend_flags, **tile_sizes}
+    return ctas, scalar_args, constants(of), fix_up_args if has_shared_tiles else None
 
 
 @kernel(
@@ -193,9 +193,9 @@ def stream_k(
     bound: Any,
 ) -> None:
     """Computes `a @ b + bias + residual` in fp32.  Allocates two fp32 tiles per SM.  Two runs agree bit for bit."""
-    programs, scalars, constants, fix_up_args = bound
-    partial_sums = torch.empty((2 * programs, config.block_m, config.block_n), dtype=torch.float32, device=c.device)
-    _gemm[(programs,)](a, b, bias, residual, c, partial_sums, *scalars, **constants)
+    ctas, scalar_args, constexpr_args, fix_up_args = bound
+    partial_sums = torch.empty((2 * ctas, config.block_m, config.block_n), dtype=torch.float32, device=c.device)
+    _gemm[(ctas,)](a, b, bias, residual, c, partial_sums, *scalar_args, **constexpr_args)
     if fix_up_args is not None:
-        grid, scalars, constants = fix_up_args
-        _fix_up[grid](bias, residual, c, partial_sums, *scalars, **constants)
+        grid, scalar_args, constexpr_args = fix_up_args
+        _fix_up[grid](bias, residual, c, partial_sums, *scalar_args, **constexpr_args)

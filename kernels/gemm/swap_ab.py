@@ -79,8 +79,8 @@ def rule(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
     A tile must have `columns(case)` rows of `a`.  Each part of a split K must have at least `block_k` values.  The
     partial sums must fit into the ring buffer.  A row of a tile must have 128 or 256 bytes.  Then the swizzle (order of
     addresses) repeats every 8 rows, and is the same for all rows of a thread, which are 8 or 16 apart."""
-    resources, row_pieces = footprint(config, case, scheme), config.block_k * scheme.activation.itemsize / PIECE_BYTES
-    sums_fit = config.block_m * (config.block_n + 4) * 4 <= resources.shared_bytes
+    cta_needs, row_pieces = footprint(config, case, scheme), config.block_k * scheme.activation.itemsize / PIECE_BYTES
+    sums_fit = config.block_m * (config.block_n + 4) * 4 <= cta_needs.shared_bytes
     shares_fit = config.split == 1 or config.split * config.block_k <= int(case["K"])
     return config.block_m == columns(case) and row_pieces in (1, 2) and sums_fit and shares_fit
 
@@ -130,12 +130,12 @@ def divided(of: Arguments) -> Any:
         STAGES=config.num_stages,
         SPLIT=config.split,
     )
-    steps = cdiv(cdiv(K, config.block_k), config.split)
+    share_steps = cdiv(cdiv(K, config.block_k), config.split)
     return (
         compiler_options,
         (cdiv(N, config.block_n) * config.split, cdiv(M, config.block_m)),
         (FIXED_THREADS + 2 * config.block_n,),
-        (*map(np.int32, (M, N, K, steps)), *map(np.int64, _operands.row_strides(of))),
+        (*map(np.int32, (M, N, K, share_steps)), *map(np.int64, _operands.row_strides(of))),
         config.num_stages * (config.block_m + config.block_n) * config.block_k * item_bytes,
     )
 
@@ -174,6 +174,6 @@ def swap_ab(
     bound: Any,
 ) -> None:
     """Computes `a @ b + bias + residual` by wgmma, in fp32.  Reads the whole weight once for every 64 rows of `a`."""
-    compiler_options, grid, threads, scalars, shared_bytes = bound
+    compiler_options, grid, cta_threads, scalar_args, shared_bytes = bound
     compiled_kernel = _cuda.load(SOURCE, "swap_ab", options=compiler_options, dependent=pdl_is_on())
-    compiled_kernel(grid, threads, a, b, bias, residual, c, *scalars, shared_bytes=shared_bytes)
+    compiled_kernel(grid, cta_threads, a, b, bias, residual, c, *scalar_args, shared_bytes=shared_bytes)

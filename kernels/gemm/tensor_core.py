@@ -57,12 +57,12 @@ def _gemm(
         b_ptrs += tl.cast(stride_bk, tl.int64) * BLOCK_K
     if HAS_BIAS:
         accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    out_mask = (rows < M)[:, None] & (columns < N)[None, :]
     if HAS_RESIDUAL:
-        residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0)
+        residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=out_mask, other=0.0)
         accumulator += residual.to(tl.float32)
     out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
-    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=out_mask)
 
 
 def by_pointers(of: Arguments) -> Any:
@@ -101,8 +101,8 @@ def tensor_core(
     bound: Any,
 ) -> None:
     """Computes `a @ b + bias + residual` on tensor cores.  Uses FMAs in fp32, unless `precision` is `tf32`."""
-    grid, scalars, kernel_constants = bound
-    _gemm[grid](a, b, bias, residual, c, *scalars, **kernel_constants)
+    grid, scalar_args, kernel_constants = bound
+    _gemm[grid](a, b, bias, residual, c, *scalar_args, **kernel_constants)
 
 
 @kernel(
@@ -131,5 +131,5 @@ def pipelined(
     bound: Any,
 ) -> None:
     """Computes the same result as `tensor_core`, and loads the next tiles during a product."""
-    grid, scalars, kernel_constants = bound
-    _gemm[grid](a, b, bias, residual, c, *scalars, **kernel_constants)
+    grid, scalar_args, kernel_constants = bound
+    _gemm[grid](a, b, bias, residual, c, *scalar_args, **kernel_constants)

@@ -43,12 +43,12 @@ def _gemm(
     columns = column + tl.arange(0, BLOCK_N)
     if HAS_BIAS:
         accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    out_mask = (rows < M)[:, None] & (columns < N)[None, :]
     if HAS_RESIDUAL:
-        residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0)
+        residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=out_mask, other=0.0)
         accumulator += residual.to(tl.float32)
     out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
-    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=out_mask)
 
 
 def by_maps(of: Arguments) -> Any:
@@ -57,8 +57,8 @@ def by_maps(of: Arguments) -> Any:
     a, b = _operands.stored_operands(of.a, of.b)
     tensor_maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n)
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n),)
-    scalars = M, N, K, _operands.row_stride(of.residual), of.c.stride(0)
-    return *tensor_maps, grid, scalars, _operands.constants(of, a, b)
+    scalar_args = M, N, K, _operands.row_stride(of.residual), of.c.stride(0)
+    return *tensor_maps, grid, scalar_args, _operands.constants(of, a, b)
 
 
 @kernel(
@@ -91,5 +91,5 @@ def tma(
     bound: Any,
 ) -> None:
     """Computes `a @ b + bias + residual` on the tensor cores, accumulated in fp32.  TMA loads the operands."""
-    a_map, b_map, grid, scalars, constants = bound
-    _gemm[grid](a_map(a), b_map(b), bias, residual, c, *scalars, **constants)
+    a_map, b_map, grid, scalar_args, constexpr_args = bound
+    _gemm[grid](a_map(a), b_map(b), bias, residual, c, *scalar_args, **constexpr_args)

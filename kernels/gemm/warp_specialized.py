@@ -44,10 +44,10 @@ SPECIALIZED_BARRIERS = 6
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns a CTA's resources: accumulators in registers; tiles of `a`, `b` and the result in shared memory."""
-    result_values = config.block_m * config.block_n
-    resources = _tiles.by_pointers(config, case, scheme, barriers=SPECIALIZED_BARRIERS)
-    resources = replace(resources, threads=THREADS, registers=result_values // (2 * 128) + _tiles.ADDRESS_REGISTERS)
-    return one_wave(resources, result_values * scheme.output.itemsize)
+    tile_values = config.block_m * config.block_n
+    cta_needs = _tiles.by_pointers(config, case, scheme, barriers=SPECIALIZED_BARRIERS)
+    cta_needs = replace(cta_needs, threads=THREADS, registers=tile_values // (2 * 128) + _tiles.ADDRESS_REGISTERS)
+    return one_wave(cta_needs, tile_values * scheme.output.itemsize)
 
 
 def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
@@ -106,8 +106,8 @@ def _gemm(
         if HAS_BIAS:
             accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
         if HAS_RESIDUAL:
-            mask = (rows < M)[:, None] & (columns < N)[None, :]
-            residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=mask, other=0.0)
+            out_mask = (rows < M)[:, None] & (columns < N)[None, :]
+            residual = tl.load(residual_ptr + rows[:, None] * stride_rm + columns[None, :], mask=out_mask, other=0.0)
             accumulator += residual.to(tl.float32)
         out_map.store([row, column], accumulator.to(out_ptr.dtype.element_ty))
 
@@ -122,8 +122,8 @@ def divided(of: Arguments) -> Any:
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     (a, b), c = _operands.stored_operands(of.a, of.b), _operands.stored_output(of.c)
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
-    scalars = M, N, K, a.stride, b.stride, _operands.row_stride(of.residual), c.stride
-    return grid, scalars, _operands.constants(of, a, b)
+    scalar_args = M, N, K, a.stride, b.stride, _operands.row_stride(of.residual), c.stride
+    return grid, scalar_args, _operands.constants(of, a, b)
 
 
 def _launch(grid: tuple[int], *arguments: Any, **constants: Any) -> None:
@@ -161,6 +161,6 @@ def warp_specialized(
     bound: Any,
 ) -> None:
     """Computes `a @ b + bias + residual` on tensor cores, in fp32.  TMA loads the operands and stores the result."""
-    grid, scalars, constants = bound
+    grid, scalar_args, constexpr_args = bound
     # Runs in a copy of the context, so that the caller's allocator stays in force outside.
-    contextvars.copy_context().run(_launch, grid, a, b, bias, residual, c, *scalars, **constants)
+    contextvars.copy_context().run(_launch, grid, a, b, bias, residual, c, *scalar_args, **constexpr_args)

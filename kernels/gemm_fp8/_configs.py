@@ -14,8 +14,8 @@ BLOCK_K = 128
 
 def _tiles(*columns: int) -> Callable[..., tuple[Config, ...]]:
     """Returns a function that makes the configs to try, with one or two warpgroups of at least 64 rows each."""
-    tile_sizes, stages = ((64, 128), columns, (BLOCK_K,)), (3, 4, 5, 6, 8)
-    all_configs = space(Config, tile_sizes, num_warps=(4, 8), num_stages=stages, group_m=(1, 8))
+    tile_sizes, stage_counts = ((64, 128), columns, (BLOCK_K,)), (3, 4, 5, 6, 8)
+    all_configs = space(Config, tile_sizes, num_warps=(4, 8), num_stages=stage_counts, group_m=(1, 8))
     return lambda case, scheme=BF16: tuple(c for c in all_configs(case, scheme) if 16 * c.num_warps <= c.block_m)
 
 

@@ -29,14 +29,14 @@ def scale_strides(of: Arguments) -> tuple[int, ...]:
 
 def why_no_tma(inputs: Arguments) -> str | None:
     """Returns why TMA and wgmma cannot read `a` or `b`, or None.  cuBLASLt and DeepGEMM have the same conditions."""
-    for name, matrix in (("a", inputs.a), ("b", inputs.b.mT)):
+    for operand, matrix in (("a", inputs.a), ("b", inputs.b.mT)):
         rows, columns = matrix.shape
-        row_stride, address = matrix.stride(0), address_of(matrix) % ALIGNMENT
-        is_aligned = matrix.stride(1) == 1 and row_stride % ALIGNMENT == 0 == address
+        row_stride, address_offset = matrix.stride(0), address_of(matrix) % ALIGNMENT
+        is_aligned = matrix.stride(1) == 1 and row_stride % ALIGNMENT == 0 == address_offset
         if not is_aligned or (rows > 1 and row_stride < columns):
             layout = f"stride 1 along K, in rows that do not overlap, at multiples of {ALIGNMENT} bytes, for fp8 wgmma"
-            found_layout = f"strides {getattr(inputs, name).stride()} and address % {ALIGNMENT} = {address}"
-            return f"{name}: expected {layout}, got {found_layout}"
+            found_layout = f"strides {getattr(inputs, operand).stride()} and address % {ALIGNMENT} = {address_offset}"
+            return f"{operand}: expected {layout}, got {found_layout}"
     return None
 
 
@@ -69,5 +69,5 @@ def traffic(inputs: Arguments) -> Traffic:
 def tiles_traffic(inputs: Arguments) -> Traffic:
     """Counts the bytes of `a` once, and of `b` once per `group_m` rows of tiles, because L2 may not keep `b`."""
     config, base_traffic = inputs.config, traffic(inputs)
-    extra_reads = max(1, cdiv(len(inputs.a), config.block_m * config.group_m)) - 1
-    return Traffic(base_traffic.read_bytes + extra_reads * nbytes(inputs.b), base_traffic.write_bytes)
+    extra_b_reads = max(1, cdiv(len(inputs.a), config.block_m * config.group_m)) - 1
+    return Traffic(base_traffic.read_bytes + extra_b_reads * nbytes(inputs.b), base_traffic.write_bytes)

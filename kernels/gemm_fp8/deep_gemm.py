@@ -41,5 +41,5 @@ def deep_gemm(
 ) -> None:
     """Calls `deep_gemm.fp8_gemm_nt`, which takes `b.mT` and `b_scale.mT`.  DeepGEMM copies `a_scale` in another launch.
     It needs no copy if `a_scale` is stored as `[K / 128, M]` and M is a multiple of four."""
-    package: Any = import_module("deep_gemm")
-    package.fp8_gemm_nt((a, a_scale), (b.mT, b_scale.mT), c)
+    deep_gemm_module: Any = import_module("deep_gemm")
+    deep_gemm_module.fp8_gemm_nt((a, a_scale), (b.mT, b_scale.mT), c)

@@ -45,9 +45,9 @@ def _gemm(
     columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     if HAS_BIAS:
         accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    out_mask = (rows < M)[:, None] & (columns < N)[None, :]
     out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
-    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=out_mask)
 
 
 @kernel(
@@ -84,7 +84,7 @@ def fast_accum(
     bound: Any,
 ) -> None:
     """Computes `(a_scale * a) @ (b_scale * b) + bias`.  Hopper's fp8 accumulator sums all of K."""
-    a_map, b_map, grid, sizes, _, stride_om = bound
+    a_map, b_map, grid, size_args, _, stride_om = bound
     _gemm[grid](
         a_map(a),
         b_map(b),
@@ -92,7 +92,7 @@ def fast_accum(
         b_scale,
         bias,
         c,
-        *sizes,
+        *size_args,
         stride_om,
         HAS_BIAS=bias is not None,
         **config.launch_arguments,

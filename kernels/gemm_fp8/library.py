@@ -51,10 +51,10 @@ def library(
     a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, c: Tensor | None, *, fast_accum: bool
 ) -> Tensor:
     """Calls `torch._scaled_mm`, which adds partial sums in fp32 unless `fast_accum` is set.  Does not support K = 0."""
-    product = partial(
+    scaled_product = partial(
         torch._scaled_mm, a, b, a_scale, b_scale, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast_accum
     )
-    has_gaps = c is not None and c.stride(0) != c.shape[1] and a.device.type == "cpu"
-    if c is not None and has_gaps and scaled_mm_writes_between_rows():
-        return c.copy_(product())
-    return product(out=c)
+    has_row_gaps = c is not None and c.stride(0) != c.shape[1] and a.device.type == "cpu"
+    if c is not None and has_row_gaps and scaled_mm_writes_between_rows():
+        return c.copy_(scaled_product())
+    return scaled_product(out=c)

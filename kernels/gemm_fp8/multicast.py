@@ -27,8 +27,8 @@ from rooflab.reference.spec import Arguments
 
 BLOCK_N = 128
 """The number of columns of a tile, which share a block scale."""
-_TILE_2, _TILE_3 = ClusterTile(2, BLOCK_N, 6, 16, 2), ClusterTile(3, BLOCK_N, 4, 8, 2)
-DEFAULTS = Defaults((({"M": 2048}, _TILE_2), ({"N": 2112}, _TILE_3), ({"N": 7168}, _TILE_2), ({}, _TILE_3)))
+_TILE_M128, _TILE_M192 = ClusterTile(2, BLOCK_N, 6, 16, 2), ClusterTile(3, BLOCK_N, 4, 8, 2)
+DEFAULTS = Defaults((({"M": 2048}, _TILE_M128), ({"N": 2112}, _TILE_M192), ({"N": 7168}, _TILE_M128), ({}, _TILE_M192)))
 """The default tiles.  Three consumers request a tenth less from L2; two fill the last wave better in some cases."""
 TUNING = Tuning(ClusterTile, shared.tiles(consumers=(2, 3), block_n=(BLOCK_N,)), DEFAULTS, shared.footprint)
 

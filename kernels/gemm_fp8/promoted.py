@@ -58,9 +58,9 @@ def _gemm(
         accumulator *= tl.load(a_scale_ptr) * tl.load(b_scale_ptr)
     if HAS_BIAS:
         accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    out_mask = (rows < M)[:, None] & (columns < N)[None, :]
     out_ptrs = out_ptr + rows[:, None] * stride_om + columns[None, :]
-    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=out_mask)
 
 
 @kernel(
@@ -93,7 +93,7 @@ def promoted(
     bound: Any,
 ) -> None:
     """Computes `(a_scale * a) @ (b_scale * b) + bias`.  Adds the product of each 128 values along K in fp32."""
-    a_map, b_map, grid, sizes, strides, stride_om = bound
+    a_map, b_map, grid, size_args, strides, stride_om = bound
     _gemm[grid](
         a_map(a),
         b_map(b),
@@ -101,7 +101,7 @@ def promoted(
         b_scale,
         bias,
         c,
-        *sizes,
+        *size_args,
         *strides,
         stride_om,
         HAS_BIAS=bias is not None,

@@ -65,9 +65,9 @@ def footprint(config: ConsumerTile, case: Case, scheme: Scheme = BF16) -> Footpr
     launch.  Later the kernel moves registers from the producer to the consumers.  The producer is one warp, but counts
     as four, because registers go to complete warpgroups (four warps)."""
     warps = 4 * (config.block_m // 64 + 1)
-    resources = by_pointers(Config(config.block_m, config.block_n, BLOCK_K, warps, config.num_stages), case, scheme)
-    registers = min(HOPPER.registers // resources.threads // 8 * 8, config.block_n + SUM_REGISTERS)
-    return one_wave(replace(resources, registers=registers), 2 * config.block_m * config.block_n)
+    cta_resources = by_pointers(Config(config.block_m, config.block_n, BLOCK_K, warps, config.num_stages), case, scheme)
+    registers = min(HOPPER.registers // cta_resources.threads // 8 * 8, config.block_n + SUM_REGISTERS)
+    return one_wave(replace(cta_resources, registers=registers), 2 * config.block_m * config.block_n)
 
 
 # By rows and columns of the result; unmeasured.
@@ -119,61 +119,61 @@ def _produce(
 ):
     a_ring, b_ring, full_bars, empty_bars, _ = shared
     BLOCK_M: gl.constexpr = 64 * CONSUMERS
-    step = 0
+    ring_step = 0
     for tile in range(gl.program_id(0), gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N), gl.num_programs(0)):
         row, column = _place(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
         for k in range(0, K, BLOCK_K):
-            slot = step % STAGES
-            full_barrier = full_bars.index(slot)
-            mbarrier.wait(empty_bars.index(slot), (step // STAGES & 1) ^ 1)
+            ring_slot = ring_step % STAGES
+            full_barrier = full_bars.index(ring_slot)
+            mbarrier.wait(empty_bars.index(ring_slot), (ring_step // STAGES & 1) ^ 1)
             mbarrier.expect(full_barrier, CONSUMERS * a_map.block_type.nbytes + b_map.block_type.nbytes)
-            async_load(b_map, [column, k], full_barrier, b_ring.index(slot))
+            async_load(b_map, [column, k], full_barrier, b_ring.index(ring_slot))
             for consumer in gl.static_range(CONSUMERS):
-                a_slot = a_ring.index(slot * CONSUMERS + consumer)
+                a_slot = a_ring.index(ring_slot * CONSUMERS + consumer)
                 async_load(a_map, [row + 64 * consumer, k], full_barrier, a_slot)
-            step += 1
+            ring_step += 1
 
 
 @gluon.jit
 def _consume(shared, c_map, pointers, M, N, K, strides, WHICH: gl.constexpr, CONSUMERS: gl.constexpr,
               HAS_BIAS: gl.constexpr, BLOCK_SCALES: gl.constexpr, BY_TMA: gl.constexpr,
               BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
-    a_ring, b_ring, full_bars, empty_bars, c_staged = shared
+    a_ring, b_ring, full_bars, empty_bars, c_buffers = shared
     a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr = pointers
     stride_am, stride_ak, stride_bk, stride_bn, stride_om = strides
     BLOCK_M: gl.constexpr = 64 * CONSUMERS
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, BLOCK_N, 32])
-    zero_tile = gl.zeros((64, BLOCK_N), gl.float32, layout)
-    out_buffer = c_staged.index(WHICH)
-    step = 0
+    mma_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, BLOCK_N, 32])
+    zero_tile = gl.zeros((64, BLOCK_N), gl.float32, mma_layout)
+    out_buffer = c_buffers.index(WHICH)
+    ring_step = 0
     for tile in range(gl.program_id(0), gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N), gl.num_programs(0)):
         row, column = _place(tile, M, N, BLOCK_M, BLOCK_N, GROUP_M)
         row += 64 * WHICH
         # int64, because row * stride passes 2**31 from M * N = 2**31 on.
-        rows = row.to(gl.int64) + gl.arange(0, 64, gl.SliceLayout(1, layout))
+        rows = row.to(gl.int64) + gl.arange(0, 64, gl.SliceLayout(1, mma_layout))
         if BLOCK_SCALES:
             a_scales = a_scale_ptr + rows * stride_am
             b_scales = b_scale_ptr + (column // BLOCK_K).to(gl.int64) * stride_bn
         fp32_sums = zero_tile
         for _ in range(0, K, BLOCK_K):
-            slot = step % STAGES
+            ring_slot = ring_step % STAGES
             if BLOCK_SCALES:
                 # Loaded before the wait for the tile, so the scales arrive before the product is done.
                 b_scale = gl.load(b_scales)
                 a_scale = gl.load(a_scales, mask=rows < M, other=0.0)
                 a_scales += stride_ak
                 b_scales += stride_bk
-            mbarrier.wait(full_bars.index(slot), step // STAGES & 1)
-            a_tile = a_ring.index(slot * CONSUMERS + WHICH)
-            b_tile = b_ring.index(slot).permute((1, 0))
-            product = warpgroup_mma(a_tile, b_tile, zero_tile, use_acc=False, is_async=True)
-            product = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
-            mbarrier.arrive(empty_bars.index(slot), count=1)
-            fp32_sums += product * (a_scale * b_scale)[:, None] if BLOCK_SCALES else product
-            step += 1
+            mbarrier.wait(full_bars.index(ring_slot), ring_step // STAGES & 1)
+            a_tile = a_ring.index(ring_slot * CONSUMERS + WHICH)
+            b_tile = b_ring.index(ring_slot).permute((1, 0))
+            block_product = warpgroup_mma(a_tile, b_tile, zero_tile, use_acc=False, is_async=True)
+            block_product = warpgroup_mma_wait(num_outstanding=0, deps=(block_product,))
+            mbarrier.arrive(empty_bars.index(ring_slot), count=1)
+            fp32_sums += block_product * (a_scale * b_scale)[:, None] if BLOCK_SCALES else block_product
+            ring_step += 1
         if not BLOCK_SCALES:
             fp32_sums *= gl.load(a_scale_ptr) * gl.load(b_scale_ptr)
-        columns = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+        columns = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, mma_layout))
         if HAS_BIAS:
             fp32_sums += gl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(gl.float32)[None, :]
         if BY_TMA:
@@ -182,8 +182,8 @@ def _consume(shared, c_map, pointers, M, N, K, strides, WHICH: gl.constexpr, CON
             fence_async_shared()
             async_store(c_map, [row, column], out_buffer)
         else:
-            mask = (rows < M)[:, None] & (columns < N)[None, :]
-            gl.store(out_ptr + rows[:, None] * stride_om + columns[None, :], fp32_sums.to(gl.bfloat16), mask=mask)
+            out_mask = (rows < M)[:, None] & (columns < N)[None, :]
+            gl.store(out_ptr + rows[:, None] * stride_om + columns[None, :], fp32_sums.to(gl.bfloat16), mask=out_mask)
     if BY_TMA:
         tma.store_wait(pendings=0)
 
@@ -194,29 +194,29 @@ def _gemm(a_map, b_map, c_map, a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr, M, N
           BY_TMA: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
           GROUP_M: gl.constexpr, STAGES: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
           PRODUCER_REGISTERS: gl.constexpr):  # fmt: skip
-    CONSUMERS: gl.constexpr = BLOCK_M // 64
-    a_ring = gl.allocate_shared_memory(a_map.dtype, [STAGES * CONSUMERS, 64, BLOCK_K], a_map.layout)
+    CONSUMER_COUNT: gl.constexpr = BLOCK_M // 64
+    a_ring = gl.allocate_shared_memory(a_map.dtype, [STAGES * CONSUMER_COUNT, 64, BLOCK_K], a_map.layout)
     b_ring = gl.allocate_shared_memory(b_map.dtype, [STAGES, BLOCK_N, BLOCK_K], b_map.layout)
-    c_staged = gl.allocate_shared_memory(gl.bfloat16, [CONSUMERS, 64, BLOCK_N], c_map.layout)
+    c_buffers = gl.allocate_shared_memory(gl.bfloat16, [CONSUMER_COUNT, 64, BLOCK_N], c_map.layout)
     full_bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty_bars = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full_bars.index(stage), count=1)
-        mbarrier.init(empty_bars.index(stage), count=CONSUMERS)
+    for stage_id in gl.static_range(STAGES):
+        mbarrier.init(full_bars.index(stage_id), count=1)
+        mbarrier.init(empty_bars.index(stage_id), count=CONSUMER_COUNT)
     fence_async_shared()
-    shared = (a_ring, b_ring, full_bars, empty_bars, c_staged)
-    pointers = (a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr)
+    shared = (a_ring, b_ring, full_bars, empty_bars, c_buffers)
+    ptr_args = (a_scale_ptr, b_scale_ptr, bias_ptr, out_ptr)
     strides = (stride_am, stride_ak, stride_bk, stride_bn, stride_om)
     gl.warp_specialize(
         [
-            (_consume, (shared, c_map, pointers, M, N, K, strides, role, CONSUMERS, HAS_BIAS, BLOCK_SCALES, BY_TMA,
+            (_consume, (shared, c_map, ptr_args, M, N, K, strides, role, CONSUMER_COUNT, HAS_BIAS, BLOCK_SCALES, BY_TMA,
                         BLOCK_N, BLOCK_K, GROUP_M, STAGES))
-            if role < CONSUMERS else
-            (_produce, (shared, a_map, b_map, M, N, K, CONSUMERS, BLOCK_N, BLOCK_K, GROUP_M, STAGES))
-            for role in (0, 1, 2, 3)[: CONSUMERS + 1]
+            if role < CONSUMER_COUNT else
+            (_produce, (shared, a_map, b_map, M, N, K, CONSUMER_COUNT, BLOCK_N, BLOCK_K, GROUP_M, STAGES))
+            for role in (0, 1, 2, 3)[: CONSUMER_COUNT + 1]
         ],
-        [4] * (CONSUMERS - 1) + [1],
-        [CONSUMER_REGISTERS] * (CONSUMERS - 1) + [PRODUCER_REGISTERS],
+        [4] * (CONSUMER_COUNT - 1) + [1],
+        [CONSUMER_REGISTERS] * (CONSUMER_COUNT - 1) + [PRODUCER_REGISTERS],
     )  # fmt: skip
 
 
@@ -226,14 +226,14 @@ def arranged(of: Arguments) -> Any:
     (M, K), N = a.shape, b.shape[1]
     stores_by_tma = c.stride(0) * c.itemsize % ALIGNMENT == 0 and c.data_ptr() % ALIGNMENT == 0
     stored_a, stored_b = stored_operands(a, b)
-    output = Stored(M, N, c.stride(0), False) if stores_by_tma else Stored(1, 8, 8, False)
+    stored_c = Stored(M, N, c.stride(0), False) if stores_by_tma else Stored(1, 8, 8, False)
     tensor_maps = (
         stored_a.map(64, BLOCK_K, a.dtype),
         stored_b.map(BLOCK_K, config.block_n, b.dtype),
-        output.map(64, config.block_n, c.dtype),
+        stored_c.map(64, config.block_n, c.dtype),
     )
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(a.device)),)
-    constants = {
+    constexpr_args = {
         "HAS_BIAS": of.bias is not None,
         "BLOCK_SCALES": block_scaled(of.a_scale),
         "BY_TMA": stores_by_tma,
@@ -246,7 +246,7 @@ def arranged(of: Arguments) -> Any:
         "PRODUCER_REGISTERS": PRODUCER_REGISTERS,
         "CONSUMER_REGISTERS": CONSUMER_REGISTERS[config.block_m // 64],
     }
-    return *tensor_maps, stores_by_tma, grid, (M, N, K, *scale_strides(of), c.stride(0)), constants
+    return *tensor_maps, stores_by_tma, grid, (M, N, K, *scale_strides(of), c.stride(0)), constexpr_args
 
 
 @kernel(
@@ -280,6 +280,6 @@ def promoted_ws(
     bound: Any,
 ) -> None:
     """Computes the same result as `promoted`, by specialized warps in persistent CTAs.  TMA stores `c` if possible."""
-    a_map, b_map, c_map, stores_by_tma, grid, scalars, constants = bound
+    a_map, b_map, c_map, stores_by_tma, grid, scalar_args, constexpr_args = bound
     map_target = c if stores_by_tma else c.new_empty((1, 8))
-    _gemm[grid](a_map(a), b_map(b), c_map(map_target), a_scale, b_scale, bias, c, *scalars, **constants)
+    _gemm[grid](a_map(a), b_map(b), c_map(map_target), a_scale, b_scale, bias, c, *scalar_args, **constexpr_args)

@@ -20,7 +20,7 @@ def group_rows(offsets: torch.Tensor) -> Iterator[int]:
 
 def traffic(inputs: Arguments) -> Traffic:
     """Counts the bytes of `a` once, and of an expert's matrix once per `group_m` of the expert's rows of tiles."""
-    a, b, offsets, config = inputs.a, inputs.b, inputs.offsets, inputs.config
+    a, b, row_offsets, config = inputs.a, inputs.b, inputs.offsets, inputs.config
     _, K, N = b.shape
-    b_reads = sum(cdiv(rows, config.block_m * config.group_m) for rows in group_rows(offsets))
-    return Traffic(nbytes(a, offsets) + b_reads * K * N * b.element_size(), a.shape[0] * N * a.element_size())
+    b_read_count = sum(cdiv(rows, config.block_m * config.group_m) for rows in group_rows(row_offsets))
+    return Traffic(nbytes(a, row_offsets) + b_read_count * K * N * b.element_size(), a.shape[0] * N * a.element_size())

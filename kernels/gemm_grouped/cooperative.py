@@ -44,7 +44,7 @@ from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.kernels.tuning import BF16, Defaults, Footprint, Tuning, space
 from rooflab.reference.spec import Arguments, Case, Scheme
 
-LEAST_EXPERTS = 32
+MIN_EXPERTS_AT_ONCE = 32
 """The least number of experts that are looked up together: one per thread of a warp."""
 
 
@@ -84,8 +84,8 @@ def _add(left, right):
 def _panels(offsets, E, BLOCK_M: gl.constexpr, BLOCK_E: gl.constexpr, WARPS: gl.constexpr):
     """Returns for each expert the number of row panels (rows of tiles) of this expert and all earlier experts."""
     experts_per_thread: gl.constexpr = BLOCK_E // (32 * WARPS) if BLOCK_E > 32 * WARPS else 1
-    layout: gl.constexpr = gl.BlockedLayout([experts_per_thread], [32], [WARPS], [0])
-    expert_ids = gl.arange(0, BLOCK_E, layout)
+    expert_layout: gl.constexpr = gl.BlockedLayout([experts_per_thread], [32], [WARPS], [0])
+    expert_ids = gl.arange(0, BLOCK_E, expert_layout)
     expert_starts = gl.load(offsets + expert_ids, mask=expert_ids < E, other=0)
     expert_ends = gl.load(offsets + expert_ids + 1, mask=expert_ids < E, other=0)
     return gl.associative_scan((expert_ends - expert_starts + BLOCK_M - 1) // BLOCK_M, 0, _add)
@@ -94,16 +94,16 @@ def _panels(offsets, E, BLOCK_M: gl.constexpr, BLOCK_E: gl.constexpr, WARPS: gl.
 @gluon.jit
 def _find(tile, panels, offsets, tiles_n, BLOCK_M: gl.constexpr, GROUP_M: gl.constexpr):
     """Returns a tile's expert, its first row, the end of the expert's rows, and the tile's column (in tiles)."""
-    is_earlier = panels * tiles_n <= tile
-    expert = gl.sum(is_earlier.to(gl.int32), 0)
-    expert_tile = tile - gl.max(gl.where(is_earlier, panels, 0), 0) * tiles_n
+    is_earlier_expert = panels * tiles_n <= tile
+    expert = gl.sum(is_earlier_expert.to(gl.int32), 0)
+    expert_tile = tile - gl.max(gl.where(is_earlier_expert, panels, 0), 0) * tiles_n
     expert_start = gl.load(offsets + expert)
     expert_end = gl.load(offsets + expert + 1)
     group_tiles = GROUP_M * tiles_n
     first_m = expert_tile // group_tiles * GROUP_M
-    group_m = min(gl.cdiv(expert_end - expert_start, BLOCK_M) - first_m, GROUP_M)
-    tile_m = first_m + expert_tile % group_tiles % group_m
-    return expert, expert_start + tile_m * BLOCK_M, expert_end, expert_tile % group_tiles // group_m
+    group_panels = min(gl.cdiv(expert_end - expert_start, BLOCK_M) - first_m, GROUP_M)
+    tile_m = first_m + expert_tile % group_tiles % group_panels
+    return expert, expert_start + tile_m * BLOCK_M, expert_end, expert_tile % group_tiles // group_panels
 
 
 @gluon.jit
@@ -112,46 +112,46 @@ def _produce(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, GROUP_M: gl.constexpr, BLOCK_E: gl.constexpr,
 ):  # fmt: skip
     panel_ends = _panels(offsets, E, BLOCK_M, BLOCK_E, 1)
-    slot = 0
-    phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
+    ring_slot = 0
+    ring_phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
     for tile in range(gl.program_id(0), gl.max(panel_ends, 0) * tiles_n, gl.num_programs(0)):
         expert, row, expert_end, tile_n = _find(tile, panel_ends, offsets, tiles_n, BLOCK_M, GROUP_M)
         has_both_halves = row + BLOCK_M // 2 < expert_end
         column = expert * N + tile_n * BLOCK_N
-        for step in range(steps):
-            mbarrier.wait(empty.index(2 * slot), phase)
-            mbarrier.wait(empty.index(2 * slot + 1), phase)
-            full_barrier = full.index(slot)
-            k = step * BLOCK_K
+        for k_step in range(steps):
+            mbarrier.wait(empty.index(2 * ring_slot), ring_phase)
+            mbarrier.wait(empty.index(2 * ring_slot + 1), ring_phase)
+            full_barrier = full.index(ring_slot)
+            k = k_step * BLOCK_K
             if has_both_halves:
                 mbarrier.expect(full_barrier, 2 * a.block_type.nbytes + b.block_type.nbytes)
-                async_load(a, [row + BLOCK_M // 2, k], full_barrier, a_ring.index(2 * slot + 1))
+                async_load(a, [row + BLOCK_M // 2, k], full_barrier, a_ring.index(2 * ring_slot + 1))
             else:
                 mbarrier.expect(full_barrier, a.block_type.nbytes + b.block_type.nbytes)
-            async_load(a, [row, k], full_barrier, a_ring.index(2 * slot))
-            async_load(b, [column, k], full_barrier, b_ring.index(slot))
-            slot, phase = advance(slot, phase, full)
+            async_load(a, [row, k], full_barrier, a_ring.index(2 * ring_slot))
+            async_load(b, [column, k], full_barrier, b_ring.index(ring_slot))
+            ring_slot, ring_phase = advance(ring_slot, ring_phase, full)
 
 
 @gluon.jit
 def _store(out_map, out_ptr, stride_ot, part, staged, row, end, column, N):
     """Stores columns of a tile by TMA if all rows are the expert's.  Otherwise stores the expert's rows by pointers."""
-    ROWS: gl.constexpr = part.shape[0]
-    COLUMNS: gl.constexpr = part.shape[1]
+    PART_ROWS: gl.constexpr = part.shape[0]
+    PART_COLUMNS: gl.constexpr = part.shape[1]
     item_bytes: gl.constexpr = part.dtype.primitive_bitwidth // 8
-    row_vectors: gl.constexpr = COLUMNS * item_bytes // 16
-    layout: gl.constexpr = gl.BlockedLayout([1, 16 // item_bytes], [32 // row_vectors, row_vectors], [4, 1], [1, 0])
+    row_vectors: gl.constexpr = PART_COLUMNS * item_bytes // 16
+    row_layout: gl.constexpr = gl.BlockedLayout([1, 16 // item_bytes], [32 // row_vectors, row_vectors], [4, 1], [1, 0])
     tma.store_wait(pendings=0)  # TMA has read the data staged here before
     staged.store(part)
-    if row + ROWS <= end:
+    if row + PART_ROWS <= end:
         fence_async_shared()
         async_store(out_map, [row, column], staged)
     else:
         # int64, because row * stride passes 2**31 from T * N = 2**31 on.
-        rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-        columns = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
+        rows = row + gl.arange(0, PART_ROWS, gl.SliceLayout(1, row_layout))
+        columns = column + gl.arange(0, PART_COLUMNS, gl.SliceLayout(0, row_layout))
         out_ptrs = out_ptr + rows.to(gl.int64)[:, None] * stride_ot + columns[None, :]
-        gl.store(out_ptrs, staged.load(layout), mask=(rows < end)[:, None] & (columns < N)[None, :])
+        gl.store(out_ptrs, staged.load(row_layout), mask=(rows < end)[:, None] & (columns < N)[None, :])
 
 
 @gluon.jit
@@ -160,50 +160,50 @@ def _consume(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GROUP_M: gl.constexpr, STORE_N: gl.constexpr,
     BLOCK_E: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
-    ROWS: gl.constexpr = BLOCK_M // 2
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
+    HALF_ROWS: gl.constexpr = BLOCK_M // 2
+    mma_layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 256 // a_ring.dtype.primitive_bitwidth]
     )
     # Zeros only for the type: the first product of each tile replaces the accumulator.
-    accumulator = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
+    accumulator = gl.zeros((HALF_ROWS, BLOCK_N), gl.float32, mma_layout)
     panel_ends = _panels(offsets, E, BLOCK_M, BLOCK_E, 4)
     tiles = gl.max(panel_ends, 0) * tiles_n
-    slot = 0
-    phase = 0
-    last_slot = 0
+    ring_slot = 0
+    ring_phase = 0
+    previous_slot = 0
     _, row, expert_end, tile_n = _find(min(gl.program_id(0), tiles - 1), panel_ends, offsets, tiles_n, BLOCK_M, GROUP_M)
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         # Nothing is loaded for a half of the tile without rows of the expert.
-        consumer_steps = gl.where(row + HALF * ROWS < expert_end, steps, 0)
-        for step in range(consumer_steps):
-            mbarrier.wait(full.index(slot), phase)
-            a_tile = a_ring.index(2 * slot + HALF)
-            b_tile = b_ring.index(slot).permute((1, 0))
-            accumulator = warpgroup_mma(a_tile, b_tile, accumulator, use_acc=step > 0, is_async=True)
+        consumer_steps = gl.where(row + HALF * HALF_ROWS < expert_end, steps, 0)
+        for k_step in range(consumer_steps):
+            mbarrier.wait(full.index(ring_slot), ring_phase)
+            a_tile = a_ring.index(2 * ring_slot + HALF)
+            b_tile = b_ring.index(ring_slot).permute((1, 0))
+            accumulator = warpgroup_mma(a_tile, b_tile, accumulator, use_acc=k_step > 0, is_async=True)
             # One product stays in flight; the product before it is done and its slot is free.
             accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
-            mbarrier.arrive(empty.index(2 * last_slot + HALF), pred=step > 0)
-            last_slot = slot
-            slot, phase = advance(slot, phase, full)
+            mbarrier.arrive(empty.index(2 * previous_slot + HALF), pred=k_step > 0)
+            previous_slot = ring_slot
+            ring_slot, ring_phase = advance(ring_slot, ring_phase, full)
         next_tile = min(tile + gl.num_programs(0), tiles - 1)
-        _, next_row, next_end, next_tile_n = _find(next_tile, panel_ends, offsets, tiles_n, BLOCK_M, GROUP_M)
+        _, next_row, next_row_end, next_tile_n = _find(next_tile, panel_ends, offsets, tiles_n, BLOCK_M, GROUP_M)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
-        mbarrier.arrive(empty.index(2 * last_slot + HALF), pred=consumer_steps > 0)
+        mbarrier.arrive(empty.index(2 * previous_slot + HALF), pred=consumer_steps > 0)
         for _ in range(consumer_steps, steps):
-            mbarrier.wait(full.index(slot), phase)
-            mbarrier.arrive(empty.index(2 * slot + HALF))
-            slot, phase = advance(slot, phase, full)
+            mbarrier.wait(full.index(ring_slot), ring_phase)
+            mbarrier.arrive(empty.index(2 * ring_slot + HALF))
+            ring_slot, ring_phase = advance(ring_slot, ring_phase, full)
         if consumer_steps > 0:
             rounded_tile = accumulator.to(out_map.dtype)
-            first_row = row + HALF * ROWS
+            first_row = row + HALF * HALF_ROWS
             column = tile_n * BLOCK_N
             if STORE_N == BLOCK_N:
                 _store(out_map, out_ptr, stride_ot, rounded_tile, staged, first_row, expert_end, column, N)
             else:
-                left_part, right_part = rounded_tile.reshape((ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
+                left_part, right_part = rounded_tile.reshape((HALF_ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
                 _store(out_map, out_ptr, stride_ot, left_part, staged, first_row, expert_end, column, N)
                 _store(out_map, out_ptr, stride_ot, right_part, staged, first_row, expert_end, column + STORE_N, N)
-        row, expert_end, tile_n = next_row, next_end, next_tile_n
+        row, expert_end, tile_n = next_row, next_row_end, next_tile_n
     tma.store_wait(pendings=0)  # the CTA's shared memory must live until TMA has read it
 
 
@@ -240,12 +240,12 @@ def by_maps(of: Arguments) -> Any:
     (T, K), (E, _, N), config = of.a.shape, of.b.shape, of.config
     (a, expert), out = stored_operands(of.a, of.b), stored_output(of.out)
     all_experts, half_m = expert._replace(rows=E * N, transposed=False), config.block_m // 2
-    matrices = (a, half_m, config.block_k), (all_experts, config.block_n, config.block_k), (out, half_m, config.store_n)
-    tensor_maps = [matrix.map(rows, columns, of.a.dtype) for matrix, rows, columns in matrices]
+    map_args = (a, half_m, config.block_k), (all_experts, config.block_n, config.block_k), (out, half_m, config.store_n)
+    tensor_maps = [matrix.map(rows, columns, of.a.dtype) for matrix, rows, columns in map_args]
     grid = (min(panels(T, E, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)
-    experts_at_once = max(LEAST_EXPERTS, next_power_of_2(E))
-    constants = {"BLOCK_E": experts_at_once, "num_warps": 4, **config.launch_arguments}
-    return *tensor_maps, grid, (of.out.stride(0), E, N, K), constants
+    experts_at_once = max(MIN_EXPERTS_AT_ONCE, next_power_of_2(E))
+    constexpr_args = {"BLOCK_E": experts_at_once, "num_warps": 4, **config.launch_arguments}
+    return *tensor_maps, grid, (of.out.stride(0), E, N, K), constexpr_args
 
 
 @kernel(
@@ -271,5 +271,5 @@ def by_maps(of: Arguments) -> Any:
 )
 def cooperative(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Ring, bound: Any) -> None:
     """Multiplies each expert's rows by the expert's matrix on Hopper's tensor cores.  Sums in fp32, rounded once."""
-    a_map, b_map, out_map, grid, scalars, constants = bound
-    _gemm[grid](a_map(a), b_map(b), offsets, out_map(out), out, *scalars, **constants)
+    a_map, b_map, out_map, grid, scalar_args, constexpr_args = bound
+    _gemm[grid](a_map(a), b_map(b), offsets, out_map(out), out, *scalar_args, **constexpr_args)

@@ -29,9 +29,9 @@ def _tile_of(offsets_ptr, E, tiles_n, BLOCK_M: tl.constexpr, GROUP_M: tl.constex
     rows.  If the program has no tile, the end is at or before the first row."""
     expert_ids = tl.arange(0, BLOCK_E)
     expert_starts = tl.load(offsets_ptr + expert_ids, mask=expert_ids < E, other=2**31 - 1)
-    panel = tl.program_id(0) // tiles_n
+    panel_id = tl.program_id(0) // tiles_n
     # The last expert whose panels begin at or before this one; others that begin here have no rows.
-    expert = tl.sum((expert_starts // BLOCK_M + expert_ids <= panel).to(tl.int32)) - 1
+    expert = tl.sum((expert_starts // BLOCK_M + expert_ids <= panel_id).to(tl.int32)) - 1
     expert_start, expert_end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)
     tile = tl.program_id(0) - (expert_start // BLOCK_M + expert) * tiles_n
     tiles_m = tl.cdiv(expert_end - expert_start, BLOCK_M)
@@ -63,17 +63,17 @@ def _gemm(
         accumulator = tl.dot(a, b, accumulator, input_precision="ieee")
         a_ptrs += tl.cast(stride_ak, tl.int64) * BLOCK_K
         b_ptrs += tl.cast(stride_bk, tl.int64) * BLOCK_K
-    mask = (rows < expert_end)[:, None] & (columns < N)[None, :]
+    out_mask = (rows < expert_end)[:, None] & (columns < N)[None, :]
     out_ptrs = out_ptr + rows[:, None] * stride_ot + columns[None, :]
-    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=out_mask)
 
 
 def by_pointers(of: Arguments) -> Any:
     """Computes launch arguments from shapes, strides and options: the grid, scalars and constants."""
     T, (E, K, N), config = of.a.shape[0], of.b.shape, of.config
     grid = (panels(T, E, config.block_m) * cdiv(N, config.block_n),)
-    scalars = (E, N, K, *of.a.stride(), *of.b.stride(), of.out.stride(0))
-    return grid, scalars, {"BLOCK_E": next_power_of_2(E), **config.launch_arguments}
+    scalar_args = (E, N, K, *of.a.stride(), *of.b.stride(), of.out.stride(0))
+    return grid, scalar_args, {"BLOCK_E": next_power_of_2(E), **config.launch_arguments}
 
 
 @kernel(
@@ -94,5 +94,5 @@ def by_pointers(of: Arguments) -> Any:
 )
 def grouped(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """Multiplies each expert's rows by its matrix, on tensor cores or by FMAs.  The host does not read the offsets."""
-    grid, scalars, constants = bound
-    _gemm[grid](a, b, offsets, out, *scalars, **constants)
+    grid, scalar_args, constexpr_args = bound
+    _gemm[grid](a, b, offsets, out, *scalar_args, **constexpr_args)

@@ -39,8 +39,8 @@ def unsupported(inputs: Arguments) -> str | None:
         # torch does not check the distance between experts, but its kernel's TMA needs it aligned too.
         expert_pitch = matrix.stride(0) * item_bytes if matrix.ndim == 3 and matrix.shape[0] > 1 else 0
         stride_bytes = max(rows, columns) * item_bytes
-        address = 0 if matrix.device.type == "meta" else matrix.data_ptr()
-        if 1 not in (rows, columns) or stride_bytes % ALIGNMENT or expert_pitch % ALIGNMENT or address % ALIGNMENT:
+        data_address = 0 if matrix.device.type == "meta" else matrix.data_ptr()
+        if 1 not in (rows, columns) or stride_bytes % ALIGNMENT or expert_pitch % ALIGNMENT or data_address % ALIGNMENT:
             return (
                 f"{name}: torch wants stride 1 in one dimension and addresses and strides of whole {ALIGNMENT} bytes, "
                 f"got strides {tuple(matrix.stride())} of {item_bytes} bytes"

@@ -29,9 +29,9 @@ def _tile_of(offsets_ptr, E, tiles_n, BLOCK_M: tl.constexpr, GROUP_M: tl.constex
     rows.  If the program has no tile, the end is at or before the first row."""
     expert_ids = tl.arange(0, BLOCK_E)
     expert_starts = tl.load(offsets_ptr + expert_ids, mask=expert_ids < E, other=2**31 - 1)
-    panel = tl.program_id(0) // tiles_n
+    panel_id = tl.program_id(0) // tiles_n
     # The last expert whose panels begin at or before this one; others that begin here have no rows.
-    expert = tl.sum((expert_starts // BLOCK_M + expert_ids <= panel).to(tl.int32)) - 1
+    expert = tl.sum((expert_starts // BLOCK_M + expert_ids <= panel_id).to(tl.int32)) - 1
     expert_start, expert_end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)
     tile = tl.program_id(0) - (expert_start // BLOCK_M + expert) * tiles_n
     tiles_m = tl.cdiv(expert_end - expert_start, BLOCK_M)
@@ -71,9 +71,9 @@ def _gemm(
     # int64, because row * stride passes 2**31 from T * N = 2**31 on; the maps use 64 bits anyway.
     rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)
     columns = column + tl.arange(0, BLOCK_N)
-    mask = (rows < expert_end)[:, None] & (columns < N)[None, :]
+    out_mask = (rows < expert_end)[:, None] & (columns < N)[None, :]
     out_ptrs = out_ptr + rows[:, None] * stride_ot + columns[None, :]
-    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=out_mask)
 
 
 def by_maps(of: Arguments) -> Any:
@@ -107,5 +107,5 @@ def by_maps(of: Arguments) -> Any:
 )
 def tma(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """Multiplies each expert's rows by the expert's matrix, summed in fp32.  TMA loads the operands."""
-    a_map, b_map, grid, scalars, constants = bound
-    _gemm[grid](a_map(a), b_map(b), offsets, out, *scalars, **constants)
+    a_map, b_map, grid, scalar_args, constexpr_args = bound
+    _gemm[grid](a_map(a), b_map(b), offsets, out, *scalar_args, **constexpr_args)

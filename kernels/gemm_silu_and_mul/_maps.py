@@ -31,5 +31,5 @@ def traffic(inputs: Arguments) -> Traffic:
     """Counts the bytes of `a` and the result once.  Counts `b` once per group of `group_m` rows of tiles."""
     a, b, config = inputs.a, inputs.b, inputs.config
     M = a.shape[0]
-    b_reads = cdiv(M, config.block_m * config.group_m)
-    return Traffic(nbytes(a) + b_reads * nbytes(b), M * (b.shape[1] // 2) * a.element_size())
+    b_read_count = cdiv(M, config.block_m * config.group_m)
+    return Traffic(nbytes(a) + b_read_count * nbytes(b), M * (b.shape[1] // 2) * a.element_size())

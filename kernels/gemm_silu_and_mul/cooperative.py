@@ -101,21 +101,21 @@ def _produce(
     BLOCK_K: gl.constexpr,
     GROUP_M: gl.constexpr,
 ):
-    slot = 0
-    phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
+    ring_slot = 0
+    ring_phase = 1  # a new barrier counts the phase before its first as complete, so the first wait returns at once
     for tile in range(gl.program_id(0), tiles_m * tiles_i, gl.num_programs(0)):
         tile_m, tile_i = _place(tile, tiles_m, tiles_i, GROUP_M)
-        for step in range(steps):
-            mbarrier.wait(empty.index(2 * slot), phase)
-            mbarrier.wait(empty.index(2 * slot + 1), phase)
-            full_barrier = full.index(slot)
+        for k_step in range(steps):
+            mbarrier.wait(empty.index(2 * ring_slot), ring_phase)
+            mbarrier.wait(empty.index(2 * ring_slot + 1), ring_phase)
+            full_barrier = full.index(ring_slot)
             mbarrier.expect(full_barrier, 2 * a.block_type.nbytes + 2 * b.block_type.nbytes)
             for half_id in gl.static_range(2):
                 row = tile_m * BLOCK_M + half_id * (BLOCK_M // 2)
                 column = tile_i * BLOCK_I + half_id * I  # columns of gate, then the same columns of up
-                async_load(a, [row, step * BLOCK_K], full_barrier, a_ring.index(2 * slot + half_id))
-                async_load(b, [column, step * BLOCK_K], full_barrier, b_ring.index(2 * slot + half_id))
-            slot, phase = advance(slot, phase, full)
+                async_load(a, [row, k_step * BLOCK_K], full_barrier, a_ring.index(2 * ring_slot + half_id))
+                async_load(b, [column, k_step * BLOCK_K], full_barrier, b_ring.index(2 * ring_slot + half_id))
+            ring_slot, ring_phase = advance(ring_slot, ring_phase, full)
 
 
 @gluon.jit
@@ -125,11 +125,11 @@ def _silu_product(accumulator, kind: gl.constexpr):
     half_columns: gl.constexpr = accumulator.shape[1] // 2
     gate, up = accumulator.reshape((rows, 2, half_columns)).permute((0, 2, 1)).split()
     exp_gate = gl.exp(-gl.abs(gate))  # exp(-|gate|) cannot overflow
-    result = (gl.where(gate >= 0.0, gate, gate * exp_gate) / (1.0 + exp_gate) * up).to(kind)
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
+    product_tile = (gl.where(gate >= 0.0, gate, gate * exp_gate) / (1.0 + exp_gate) * up).to(kind)
+    mma_layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, half_columns, 256 // kind.primitive_bitwidth]
     )
-    return gl.convert_layout(result, layout)
+    return gl.convert_layout(product_tile, mma_layout)
 
 
 @gluon.jit
@@ -150,35 +150,35 @@ def _consume(
     GROUP_M: gl.constexpr,
     HALF: gl.constexpr,
 ):
-    ROWS: gl.constexpr = BLOCK_M // 2
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
+    HALF_ROWS: gl.constexpr = BLOCK_M // 2
+    mma_layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 2 * BLOCK_I, 256 // a_ring.dtype.primitive_bitwidth]
     )
     gate_up_ring = reinterpret(b_ring, b_ring.dtype, [STAGES, 2 * BLOCK_I, BLOCK_K], b_ring.layout)
     # Zeros only for the type: the first product of each tile replaces the accumulator.
-    accumulator = gl.zeros((ROWS, 2 * BLOCK_I), gl.float32, layout)
-    slot = 0
-    phase = 0
-    last_slot = 0
+    accumulator = gl.zeros((HALF_ROWS, 2 * BLOCK_I), gl.float32, mma_layout)
+    ring_slot = 0
+    ring_phase = 0
+    previous_slot = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_i, gl.num_programs(0)):
         tile_m, tile_i = _place(tile, tiles_m, tiles_i, GROUP_M)
-        for step in range(steps):
-            mbarrier.wait(full.index(slot), phase)
-            a_tile = a_ring.index(2 * slot + HALF)
-            b_tile = gate_up_ring.index(slot).permute((1, 0))
-            accumulator = warpgroup_mma(a_tile, b_tile, accumulator, use_acc=step > 0, is_async=True)
+        for k_step in range(steps):
+            mbarrier.wait(full.index(ring_slot), ring_phase)
+            a_tile = a_ring.index(2 * ring_slot + HALF)
+            b_tile = gate_up_ring.index(ring_slot).permute((1, 0))
+            accumulator = warpgroup_mma(a_tile, b_tile, accumulator, use_acc=k_step > 0, is_async=True)
             # One product stays in flight; the product before it is done and its slot is free.
             accumulator = warpgroup_mma_wait(num_outstanding=1, deps=(accumulator,))
-            mbarrier.arrive(empty.index(2 * last_slot + HALF), pred=step > 0)
-            last_slot = slot
-            slot, phase = advance(slot, phase, full)
+            mbarrier.arrive(empty.index(2 * previous_slot + HALF), pred=k_step > 0)
+            previous_slot = ring_slot
+            ring_slot, ring_phase = advance(ring_slot, ring_phase, full)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
-        mbarrier.arrive(empty.index(2 * last_slot + HALF))
-        result = _silu_product(accumulator, out.dtype)
+        mbarrier.arrive(empty.index(2 * previous_slot + HALF))
+        product_tile = _silu_product(accumulator, out.dtype)
         tma.store_wait(pendings=0)  # TMA has read the tile staged here before
-        staged.store(result)
+        staged.store(product_tile)
         fence_async_shared()
-        async_store(out, [tile_m * BLOCK_M + HALF * ROWS, tile_i * BLOCK_I], staged)
+        async_store(out, [tile_m * BLOCK_M + HALF * HALF_ROWS, tile_i * BLOCK_I], staged)
     tma.store_wait(pendings=0)  # the CTA's shared memory must live until TMA has read it
 
 
@@ -202,16 +202,16 @@ def _gemm(
     a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES] + a.block_type.shape, a.layout)
     b_ring = gl.allocate_shared_memory(b.dtype, [2 * STAGES] + b.block_type.shape, b.layout)
     out_buffers = gl.allocate_shared_memory(out.dtype, [2] + out.block_type.shape, out.layout)
-    full = new_barriers(STAGES, 1)
-    empty = new_barriers(2 * STAGES, 1)
+    full_bar = new_barriers(STAGES, 1)
+    free_bar = new_barriers(2 * STAGES, 1)
     fence_async_shared()
     gl.warp_specialize(
         [
-            (_consume, (out, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, out_buffers.index(0),
+            (_consume, (out, tiles_m, tiles_i, steps, a_ring, b_ring, full_bar, free_bar, out_buffers.index(0),
                         BLOCK_M, BLOCK_I, BLOCK_K, STAGES, GROUP_M, 0)),
-            (_consume, (out, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, out_buffers.index(1),
+            (_consume, (out, tiles_m, tiles_i, steps, a_ring, b_ring, full_bar, free_bar, out_buffers.index(1),
                         BLOCK_M, BLOCK_I, BLOCK_K, STAGES, GROUP_M, 1)),
-            (_produce, (a, b, I, tiles_m, tiles_i, steps, a_ring, b_ring, full, empty, BLOCK_M, BLOCK_I, BLOCK_K,
+            (_produce, (a, b, I, tiles_m, tiles_i, steps, a_ring, b_ring, full_bar, free_bar, BLOCK_M, BLOCK_I, BLOCK_K,
                         GROUP_M)),
         ],
         [4, 1],
@@ -224,8 +224,8 @@ def by_maps(of: Arguments) -> Any:
     (M, K), I, config = of.a.shape, of.out.shape[1], of.config
     (a, weight), out = stored_operands(of.a, of.b), stored_output(of.out)
     half_rows, rows = config.block_m // 2, weight._replace(transposed=False)
-    matrices = (a, half_rows, config.block_k), (rows, config.block_i, config.block_k), (out, half_rows, config.block_i)
-    tensor_maps = [matrix.map(box_rows, box_columns, of.a.dtype) for matrix, box_rows, box_columns in matrices]
+    map_boxes = (a, half_rows, config.block_k), (rows, config.block_i, config.block_k), (out, half_rows, config.block_i)
+    tensor_maps = [matrix.map(box_rows, box_columns, of.a.dtype) for matrix, box_rows, box_columns in map_boxes]
     grid = (min(cdiv(M, config.block_m) * cdiv(I, config.block_i), sm_count(of.a.device)),)
     return *tensor_maps, grid, (M, I, K)
 
@@ -252,5 +252,5 @@ def by_maps(of: Arguments) -> Any:
 )
 def cooperative(a: Tensor, b: Tensor, out: Tensor, *, config: PairRing, bound: Any) -> None:
     """Computes `silu(a @ gate) * (a @ up)` on Hopper's tensor cores, summed in fp32 and rounded once."""
-    a_map, b_map, out_map, grid, sizes = bound
-    _gemm[grid](a_map(a), b_map(b), out_map(out), *sizes, num_warps=4, **config.launch_arguments)
+    a_map, b_map, out_map, grid, size_args = bound
+    _gemm[grid](a_map(a), b_map(b), out_map(out), *size_args, num_warps=4, **config.launch_arguments)

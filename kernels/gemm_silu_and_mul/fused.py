@@ -58,8 +58,8 @@ def _gemm(
         b_ptrs += tl.cast(stride_bk, tl.int64) * BLOCK_K
     out = _silu_product(accumulator).to(out_ptr.dtype.element_ty)
     out_columns = tile_i.to(tl.int64) * BLOCK_I + tl.arange(0, BLOCK_I)
-    mask = (rows < M)[:, None] & (out_columns < I)[None, :]
-    tl.store(out_ptr + rows[:, None] * stride_om + out_columns[None, :], out, mask=mask)
+    out_mask = (rows < M)[:, None] & (out_columns < I)[None, :]
+    tl.store(out_ptr + rows[:, None] * stride_om + out_columns[None, :], out, mask=out_mask)
 
 
 def by_pointers(of: Arguments) -> Any:
@@ -88,5 +88,5 @@ def by_pointers(of: Arguments) -> Any:
 )
 def fused(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """Computes `silu(a @ gate) * (a @ up)` on tensor cores, or by FMAs in fp32.  Sums in fp32, rounded once."""
-    grid, scalars = bound
-    _gemm[grid](a, b, out, *scalars, **config.launch_arguments)
+    grid, scalar_args = bound
+    _gemm[grid](a, b, out, *scalar_args, **config.launch_arguments)

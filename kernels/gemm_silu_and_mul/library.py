@@ -12,5 +12,5 @@ from rooflab.kernels.launcher import kernel
 @kernel(backend="torch", unsupported=padded_rows_refused, allocates=True)
 def library(a: Tensor, b: Tensor, out: Tensor | None) -> Tensor:
     """Calls `torch.mm`, `silu` and `torch.mul`.  The product and `silu(gate)` are rounded to the dtype of `a`."""
-    product, I = torch.mm(a, b), b.shape[1] // 2
-    return torch.mul(torch.nn.functional.silu(product[:, :I]), product[:, I:], out=out)
+    gate_up_product, I = torch.mm(a, b), b.shape[1] // 2
+    return torch.mul(torch.nn.functional.silu(gate_up_product[:, :I]), gate_up_product[:, I:], out=out)

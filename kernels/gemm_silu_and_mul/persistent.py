@@ -53,8 +53,8 @@ def _gemm(
         tile_m, tile_i = grouped_tile(tile, tiles_m, tiles_i, GROUP_M)
         row, column = tile_m * BLOCK_M, tile_i * BLOCK_I
         accumulator = tl.zeros((BLOCK_M, 2 * BLOCK_I), dtype=tl.float32)
-        for step in range(steps):
-            k = step * BLOCK_K
+        for k_step in range(steps):
+            k = k_step * BLOCK_K
             a = a_map.load([row, k])
             b = b_map.load([0, column, k]).reshape(2 * BLOCK_I, BLOCK_K).T
             accumulator = tl.dot(a, b, accumulator, input_precision="ieee")
@@ -80,7 +80,7 @@ def _gemm(
 )
 def persistent(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """Computes `silu(a @ gate) * (a @ up)`, in fp32, rounded once.  TMA loads the operands and stores the result."""
-    a_map, b_map, out_map, sizes = bound
-    tiles = cdiv(sizes[0], config.block_m) * cdiv(sizes[1], config.block_i)
+    a_map, b_map, out_map, size_args = bound
+    tiles = cdiv(size_args[0], config.block_m) * cdiv(size_args[1], config.block_i)
     grid = (min(tiles, sm_count(a.device)),)
-    _gemm[grid](a_map(a), b_map(b), out_map(out), *sizes, **config.launch_arguments)
+    _gemm[grid](a_map(a), b_map(b), out_map(out), *size_args, **config.launch_arguments)

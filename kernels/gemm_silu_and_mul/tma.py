@@ -74,6 +74,6 @@ def _gemm(
 )
 def tma(a: Tensor, b: Tensor, out: Tensor, *, config: Config, bound: Any) -> None:
     """Computes `silu(a @ gate) * (a @ up)`, in fp32, rounded once.  TMA loads the operands and stores the result."""
-    a_map, b_map, out_map, sizes = bound
-    grid = (cdiv(sizes[0], config.block_m) * cdiv(sizes[1], config.block_i),)
-    _gemm[grid](a_map(a), b_map(b), out_map(out), *sizes, **config.launch_arguments)
+    a_map, b_map, out_map, size_args = bound
+    grid = (cdiv(size_args[0], config.block_m) * cdiv(size_args[1], config.block_i),)
+    _gemm[grid](a_map(a), b_map(b), out_map(out), *size_args, **config.launch_arguments)

@@ -35,8 +35,8 @@ def pack(b: torch.Tensor) -> torch.Tensor:
     codes = torch.nn.functional.pad(codes, (0, k_blocks * BLOCK_K - K)).view(
         N, k_blocks, 2, 2, CHUNK_WORDS, 2
     )  # s, h, t, e
-    words = codes.permute(0, 1, 4, 5, 2, 3).reshape(N, k_blocks * CHUNK_WORDS, 4, 2)
-    return (words[..., 0] | words[..., 1] << 4).contiguous().view(torch.int32).view(N, k_blocks * CHUNK_WORDS)
+    word_codes = codes.permute(0, 1, 4, 5, 2, 3).reshape(N, k_blocks * CHUNK_WORDS, 4, 2)
+    return (word_codes[..., 0] | word_codes[..., 1] << 4).contiguous().view(torch.int32).view(N, k_blocks * CHUNK_WORDS)
 
 
 PACKED_ARGUMENT = Argument(f"N {CHUNK_WORDS}K/{BLOCK_K}", (torch.int32,), "contiguous", packed=torch.Tensor)

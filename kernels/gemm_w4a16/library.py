@@ -56,21 +56,21 @@ def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> Tin
         if size % size_multiple or not size:
             raise ValueError(f"b: expected {name} in multiples of {size_multiple}, as torch packs it here, got {size}")
     if b.device.type == "cuda":
-        halves_swapped = (b << 4 | b >> 4).contiguous()
-        packed = torch.ops.aten._convert_weight_to_int4pack(halves_swapped, INNER_K_TILES)
+        swapped_nibbles = (b << 4 | b >> 4).contiguous()
+        packed_codes = torch.ops.aten._convert_weight_to_int4pack(swapped_nibbles, INNER_K_TILES)
     else:
         codes = torch.stack((b & 15, b >> 4), dim=-1).flatten(1).int()
-        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+        packed_codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
     bf16_offset = torch.zeros_like(scale) if zero is None else (INT4_ZERO - zero.to(scale.dtype)) * scale
     scales_and_offsets = torch.stack((scale.mT, bf16_offset.mT), dim=-1)
-    return TinygemmWeight(packed, (N, K // 2), b.dtype, scales_and_offsets)
+    return TinygemmWeight(packed_codes, (N, K // 2), b.dtype, scales_and_offsets)
 
 
 def traffic(inputs: Arguments) -> Traffic:
     """Counts the bytes of every operand once.  Each scale has one offset, which counts too."""
     a, b = inputs.a, inputs.b
-    packed = b.nbytes if isinstance(b, TinygemmWeight) else nbytes(b) + 2 * nbytes(inputs.scale)
-    return Traffic(read_bytes=nbytes(a, inputs.bias) + packed, write_bytes=a.shape[0] * b.shape[0] * a.element_size())
+    b_bytes = b.nbytes if isinstance(b, TinygemmWeight) else nbytes(b) + 2 * nbytes(inputs.scale)
+    return Traffic(read_bytes=nbytes(a, inputs.bias) + b_bytes, write_bytes=a.shape[0] * b.shape[0] * a.element_size())
 
 
 @kernel(

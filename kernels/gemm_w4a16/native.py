@@ -52,33 +52,33 @@ def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> Int
     """Packs `b` (N, K/2) uint8 with the op's scale and zero.  Raises `ValueError` on another dtype or shape."""
     check_shape("b", b, None, None)
     check_dtype("b", b, torch.uint8)
-    (N, K), groups = (b.shape[0], 2 * b.shape[1]), scale.shape[1]
-    padded_k = groups * group_size(K, groups)
-    panels = -(-N // PANEL)
-    codes = torch.full((panels * PANEL, padded_k), INT4_ZERO, dtype=torch.int32, device=b.device)
-    codes[:N, :K] = unpack_int4(b)
+    (N, K), group_count = (b.shape[0], 2 * b.shape[1]), scale.shape[1]
+    padded_k = group_count * group_size(K, group_count)
+    panel_count = -(-N // PANEL)
+    padded_codes = torch.full((panel_count * PANEL, padded_k), INT4_ZERO, dtype=torch.int32, device=b.device)
+    padded_codes[:N, :K] = unpack_int4(b)
     if zero is not None and K < padded_k:
-        codes[:N, K:] = zero[:, -1:]
+        padded_codes[:N, K:] = zero[:, -1:]
     # A word's four-bit field j has k = 2 j, and the field j + 4 has k = 2 j + 1.
-    word_codes = codes.view(panels, PANEL, padded_k // WORD, WORD // 2, 2).permute(0, 2, 1, 4, 3).flatten(3)
+    word_codes = padded_codes.view(panel_count, PANEL, padded_k // WORD, WORD // 2, 2).permute(0, 2, 1, 4, 3).flatten(3)
     code_shifts = torch.arange(0, 32, 4, dtype=torch.int64, device=b.device)
-    words = (word_codes.long() << code_shifts).sum(-1)
-    words = torch.where(words >= 2**31, words - 2**32, words).int()
+    packed_words = (word_codes.long() << code_shifts).sum(-1)
+    packed_words = torch.where(packed_words >= 2**31, packed_words - 2**32, packed_words).int()
 
     def by_panel(values: Tensor) -> Tensor:
-        padded_values = torch.zeros(panels * PANEL, groups, dtype=values.dtype, device=values.device)
+        padded_values = torch.zeros(panel_count * PANEL, group_count, dtype=values.dtype, device=values.device)
         padded_values[:N] = values
-        return padded_values.view(panels, PANEL, groups).mT.contiguous()
+        return padded_values.view(panel_count, PANEL, group_count).mT.contiguous()
 
     zeros = None if zero is None else by_panel(zero)
-    return Int4Panels(words.contiguous(), (N, K // 2), b.dtype, by_panel(scale), zeros)
+    return Int4Panels(packed_words.contiguous(), (N, K // 2), b.dtype, by_panel(scale), zeros)
 
 
 def shape(of: Arguments) -> Any:
     """Returns the numbers that the C++ function gets: sizes, strides and the number of threads."""
-    (M, N), groups = of.c.shape, of.scale.shape[1]
-    group = group_size(of.a.shape[1], groups)
-    return sizes(M, N, groups * group, group, of.a.stride(0), of.c.stride(0), torch.get_num_threads())
+    (M, N), group_count = of.c.shape, of.scale.shape[1]
+    group = group_size(of.a.shape[1], group_count)
+    return sizes(M, N, group_count * group, group, of.a.stride(0), of.c.stride(0), torch.get_num_threads())
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -103,5 +103,5 @@ def native(
     a: Tensor, b: Int4Panels, scale: Tensor, zero: Tensor | None, bias: Tensor | None, c: Tensor, *, bound: Any
 ) -> None:
     """Computes `a @ W + bias` in fp32, rounded once.  `b` is from `pack` and contains scale and zero."""
-    pointers = (None if x is None else x.data_ptr() for x in (a, b.tensor, b.scales, b.zeros, bias, c))
-    built(SOURCE, "ipppppppn")(DTYPE_CODES[b.scales.dtype], *pointers, bound, a.shape[1])
+    data_pointers = (None if arg is None else arg.data_ptr() for arg in (a, b.tensor, b.scales, b.zeros, bias, c))
+    built(SOURCE, "ipppppppn")(DTYPE_CODES[b.scales.dtype], *data_pointers, bound, a.shape[1])

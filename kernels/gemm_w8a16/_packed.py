@@ -28,8 +28,8 @@ def pack(b: torch.Tensor) -> torch.Tensor:
     K, N = b.shape
     k_blocks = -(-K // BLOCK_K)
     codes = torch.nn.functional.pad(b.mT, (0, k_blocks * BLOCK_K - K)).view(N, k_blocks, 2, CHUNK_WORDS, 2)  # h, t, e
-    words = codes.permute(0, 1, 3, 4, 2).reshape(N, k_blocks * CHUNK_WORDS, 4)
-    return words.contiguous().view(torch.int32).view(N, k_blocks * CHUNK_WORDS)
+    word_codes = codes.permute(0, 1, 3, 4, 2).reshape(N, k_blocks * CHUNK_WORDS, 4)
+    return word_codes.contiguous().view(torch.int32).view(N, k_blocks * CHUNK_WORDS)
 
 
 PACKED_ARGUMENT = Argument(f"N {CHUNK_WORDS}K/{BLOCK_K}", (torch.int32,), "contiguous", packed=torch.Tensor)

@@ -23,7 +23,7 @@ from rooflab.roofline.model import Traffic
 
 CPU_K_MULTIPLE = 16
 """The number of values along K that the CPU's kernel reads at once, without a mask for the end of a row."""
-CPU_ROWS_PER_READ = 4
+CPU_ROWS_PER_B_READ = 4
 CPU_ALIGNMENT = {"a": 32, "b": 16}
 """On a CPU, the address of every row must be a multiple of this many bytes, for aligned loads."""
 CUDA_MAX_ELEMENTS = 2**31
@@ -36,7 +36,7 @@ def traffic(inputs: Arguments) -> Traffic:
     a, b, scale = inputs.a, inputs.b, inputs.scale
     M, N = a.shape[0], b.shape[1]
     if inputs.device == "cpu":
-        return Traffic(read_bytes=nbytes(a, scale) + -(-M // CPU_ROWS_PER_READ) * nbytes(b), write_bytes=2 * M * N)
+        return Traffic(read_bytes=nbytes(a, scale) + -(-M // CPU_ROWS_PER_B_READ) * nbytes(b), write_bytes=2 * M * N)
     fp32_bytes = 4 * a.numel()
     matmul_bytes = (fp32_bytes + nbytes(b) + 4 * N, 4 * M * N)
     return steps((nbytes(a), fp32_bytes), (nbytes(scale), 4 * N), matmul_bytes, (4 * M * N, 2 * M * N))

@@ -40,12 +40,12 @@ def _kv_cache_write(
     if (slot >= 0) & (slot < num_slots):
         head_ids = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]).to(tl.int64)
         columns = tl.arange(0, BLOCK_D)[None, :]
-        mask = (head_ids < num_kv_heads) & (columns < D)
-        k = tl.load(k_ptr + token * stride_kt + head_ids * stride_kh + columns, mask=mask)
-        v = tl.load(v_ptr + token * stride_vt + head_ids * stride_vh + columns, mask=mask)
+        value_mask = (head_ids < num_kv_heads) & (columns < D)
+        k = tl.load(k_ptr + token * stride_kt + head_ids * stride_kh + columns, mask=value_mask)
+        v = tl.load(v_ptr + token * stride_vt + head_ids * stride_vh + columns, mask=value_mask)
         target_offsets = slot * num_kv_heads * D + head_ids * D + columns
-        tl.store(k_cache_ptr + target_offsets, k, mask=mask)
-        tl.store(v_cache_ptr + target_offsets, v, mask=mask)
+        tl.store(k_cache_ptr + target_offsets, k, mask=value_mask)
+        tl.store(v_cache_ptr + target_offsets, v, mask=value_mask)
 
 
 @kernel(

@@ -19,21 +19,21 @@ def _layernorm(
     # rows are int64, because row * stride passes 2**31 from T * H = 2**31 on.
     rows = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]
     columns = tl.arange(0, BLOCK_H)[None, :]
-    mask = (rows < T) & (columns < H)
+    value_mask = (rows < T) & (columns < H)
     weight = tl.load(weight_ptr + columns, mask=columns < H, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + columns, mask=columns < H, other=0.0).to(tl.float32)
     # Keeps the weight's load before the row's: ptxas would move it behind the sum, and the program would wait for
     # memory twice.  The barrier does not wait for the load.
     tl.debug_barrier()
-    x = tl.load(x_ptr + rows * stride_x + columns, mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + rows * stride_x + columns, mask=value_mask, other=0.0).to(tl.float32)
     # The mean of squares minus the squared mean would cancel where the mean is large.
-    centred_x = tl.where(mask, x - (tl.sum(x, axis=1) / H)[:, None], 0.0)
+    centred_x = tl.where(value_mask, x - (tl.sum(x, axis=1) / H)[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(centred_x * centred_x, axis=1) / H + eps)
     out = centred_x * scale[:, None] * weight
     if bias_ptr is not None:
         out += bias
-    tl.store(out_ptr + rows * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + rows * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=value_mask)
 
 
 @kernel(

@@ -65,12 +65,12 @@ def load_tile(ptrs, there, real, MASKED: tl.constexpr, PADDED: tl.constexpr):
     """Loads a tile of keys or values.  With `MASKED`, keys outside the mask `there` become zeros: memory past the end
     may hold NaN, and `0 * NaN` is NaN.  With `PADDED`, columns outside the mask `real` become zeros."""
     if MASKED:
-        tile = tl.load(ptrs, mask=there & real, other=0.0)
+        tile_values = tl.load(ptrs, mask=there & real, other=0.0)
     elif PADDED:
-        tile = tl.load(ptrs, mask=real, other=0.0)
+        tile_values = tl.load(ptrs, mask=real, other=0.0)
     else:
-        tile = tl.load(ptrs)
-    return tile
+        tile_values = tl.load(ptrs)
+    return tile_values
 
 
 @triton.jit
@@ -104,8 +104,8 @@ def weigh(
         # m_i of a row that has seen no key is -inf, and -inf - -inf would be NaN.
         exponent_shift = tl.where(m_new == float("-inf"), 0.0, m_new)
     weights = tl.exp2(scores * factor - (exponent_shift - RANGE if RANGE else exponent_shift)[:, None])
-    rescale = tl.exp2(m_i - exponent_shift)
-    return weights, rescale, m_new, l_i * rescale + tl.sum(weights, 1)
+    rescale_factor = tl.exp2(m_i - exponent_shift)
+    return weights, rescale_factor, m_new, l_i * rescale_factor + tl.sum(weights, 1)
 
 
 @triton.jit
@@ -118,9 +118,9 @@ def finish(acc, m_i, l_i, sinks_ptr, sinks_offset, out_ptr, out_rows, lse_ptr, l
         sink = tl.load(sinks_ptr + sinks_offset) * LOG2E
         m_new = tl.maximum(m_i, sink)
         exponent_shift = tl.where(m_new == float("-inf"), 0.0, m_new)
-        rescale = tl.exp2(m_i - exponent_shift)
-        l_i = l_i * rescale + tl.exp2(sink - exponent_shift)
-        acc = acc * rescale[:, None]
+        rescale_factor = tl.exp2(m_i - exponent_shift)
+        l_i = l_i * rescale_factor + tl.exp2(sink - exponent_shift)
+        acc = acc * rescale_factor[:, None]
         m_i = m_new
     divisor = tl.where(l_i == 0.0, 1.0, l_i)
     dim_ids = tl.arange(0, acc.shape[1])

@@ -29,7 +29,7 @@ warpgroup gets the least that setmaxnreg allows."""
 ADDRESS_REGISTERS = 24
 """Registers per thread for maximum, sum, descriptors and loop counters, besides accumulator, scores and weights."""
 
-SECTION_BYTES = 32 * 2**20
+MAX_SECTION_BYTES = 32 * 2**20
 """Bytes of keys and values that L2 is assumed to keep (of its 50 MB), for the order of tiles; not measured."""
 
 
@@ -65,7 +65,7 @@ def footprint(
 def section_heads(k: torch.Tensor, group: int) -> int:
     """Returns how many query heads have keys and values that fit in L2: a section.  `k` is (B, S, H_kv, D)."""
     head_bytes = 2 * k.shape[1] * k.shape[3] * k.element_size()
-    return max(1, SECTION_BYTES // head_bytes) * group
+    return max(1, MAX_SECTION_BYTES // head_bytes) * group
 
 
 def exponents(of: Arguments) -> tuple[float, float | None, float | None]:
@@ -102,11 +102,11 @@ def place(tile, tiles_m, heads, section, CAUSAL: tl.constexpr):
     first_head = section_index * section
     section_size = min(heads - first_head, section)
     tile_in_section = tile - first_head * tiles_m
-    tile_m = tile_in_section // section_size
+    query_tile = tile_in_section // section_size
     if CAUSAL:
-        longest_first = ((heads - 1) // section - section_index) % 2 == 0
-        tile_m = tiles_m - 1 - tile_m if longest_first else tile_m
-    return tile_m, first_head + tile_in_section % section_size
+        is_longest_first = ((heads - 1) // section - section_index) % 2 == 0
+        query_tile = tiles_m - 1 - query_tile if is_longest_first else query_tile
+    return query_tile, first_head + tile_in_section % section_size
 
 
 @gluon.constexpr_function
@@ -121,11 +121,11 @@ def block_kinds(first, last, begin, end, window, BLOCK_N: gl.constexpr):
     start of the window cuts.  Counts blocks from `begin` on, without the last block `end - 1`.  The first row sees keys
     up to key `first`, and the last row sees keys up to key `last`."""
     unmasked_end = gl.minimum(gl.maximum(gl.maximum(first + 1, 0) // BLOCK_N, begin), end - 1)
-    window_block = begin
+    window_edge_block = begin
     if window is not None:
-        window_block = gl.cdiv(gl.maximum(last + 1 - window, 0), BLOCK_N)
-        window_block = gl.minimum(gl.maximum(window_block, begin), unmasked_end)
-    return end - 1 - unmasked_end, unmasked_end - window_block, window_block - begin
+        window_edge_block = gl.cdiv(gl.maximum(last + 1 - window, 0), BLOCK_N)
+        window_edge_block = gl.minimum(gl.maximum(window_edge_block, begin), unmasked_end)
+    return end - 1 - unmasked_end, unmasked_end - window_edge_block, window_edge_block - begin
 
 
 @gluon.jit
@@ -152,8 +152,8 @@ def softmax(scores, m_i, l_i, scales, last, end, window, MASKED: gl.constexpr):
     if MASKED:  # m_i of a row that has seen no key is -inf, and -inf - -inf would be NaN
         exponent_shift = gl.where(m_new == float("-inf"), 0.0, m_new)
     weights = gl.exp2(scores * scale - exponent_shift[:, None])
-    rescale = gl.exp2(m_i - exponent_shift)
-    return weights, m_new, l_i * rescale + gl.sum(weights, 1), rescale
+    rescale_factor = gl.exp2(m_i - exponent_shift)
+    return weights, m_new, l_i * rescale_factor + gl.sum(weights, 1), rescale_factor
 
 
 @gluon.jit
@@ -167,18 +167,18 @@ def packed(weights, dtype: gl.constexpr):
     """Converts fp32 weights to 16 bits and packs two neighbours in a register.  Without this, the compiler would unpack
     the weights at the end of one loop, and pack them again in the next loop."""
     cvt_asm: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
-    even, odd = weights.reshape((weights.shape[0], weights.shape[1] // 2, 2)).split()
-    return gl.inline_asm_elementwise(cvt_asm, "=r,f,f", [even, odd], dtype=gl.int32, is_pure=True, pack=1)
+    even_keys, odd_keys = weights.reshape((weights.shape[0], weights.shape[1] // 2, 2)).split()
+    return gl.inline_asm_elementwise(cvt_asm, "=r,f,f", [even_keys, odd_keys], dtype=gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def as_factor(weights, dtype: gl.constexpr, product: gl.constexpr):
     """Converts weights (16-bit pairs or fp32) to a matmul's left operand.  `product` is the layout of its result."""
     if weights.dtype == gl.int32:
-        even, odd = gl.inline_asm_elementwise(
+        even_keys, odd_keys = gl.inline_asm_elementwise(
             "mov.b32 {$0, $1}, $2;", "=h,=h,r", [weights], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
         )
-        operand = gl.join(even, odd).reshape((weights.shape[0], 2 * weights.shape[1])).to(dtype, bitcast=True)
+        operand = gl.join(even_keys, odd_keys).reshape((weights.shape[0], 2 * weights.shape[1])).to(dtype, bitcast=True)
     else:
         operand = weights.to(dtype)
     return gl.convert_layout(operand, gl.DotOperandLayout(0, product, 2))
@@ -190,15 +190,15 @@ def finished(m_i, l_i, sink):
 
     `sink` is the score of an attention sink (a weight without a value), or None.
     """
-    rescale = gl.full(m_i.shape, 1.0, gl.float32, m_i.type.layout)
+    rescale_factor = gl.full(m_i.shape, 1.0, gl.float32, m_i.type.layout)
     if sink is not None:
         sink *= LOG2E
         m_new = gl.maximum(m_i, sink)
         # Without keys and with a sink of -inf, -inf - -inf would be NaN.
         exponent_shift = gl.where(m_new == float("-inf"), 0.0, m_new)
-        rescale = gl.exp2(m_i - exponent_shift)
-        l_i = l_i * rescale + gl.exp2(sink - exponent_shift)
+        rescale_factor = gl.exp2(m_i - exponent_shift)
+        l_i = l_i * rescale_factor + gl.exp2(sink - exponent_shift)
         m_i = m_new
     divisor = gl.where(l_i == 0.0, 1.0, l_i)
     lse = gl.where(l_i == 0.0, float("-inf"), (m_i + gl.log2(divisor)) * LN2)
-    return rescale / divisor, lse
+    return rescale_factor / divisor, lse

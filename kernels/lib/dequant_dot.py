@@ -53,19 +53,19 @@ def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
     rows_and_warps = [(64, 4), (128, 4), (128, 8)]
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-        sizes = itertools.product((16, 32, 64, 128), rows_and_warps, (2, 3, 4, 6, 8), (1, 2, 4, 8))
-        return tuple(Config(block_m, *weight_tile, stages, split) for block_m, weight_tile, stages, split in sizes)
+        size_sets = itertools.product((16, 32, 64, 128), rows_and_warps, (2, 3, 4, 6, 8), (1, 2, 4, 8))
+        return tuple(Config(block_m, *weight_tile, stages, split) for block_m, weight_tile, stages, split in size_sets)
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         """Returns the registers for sums and codes, and the shared memory for the stages of codes and of `a`.  `a` has
         one more stage than the codes: wgmma reads `a` from its stage, while the next tile arrives."""
         M, N, K, block_k = int(case["M"]), int(case["N"]), int(case["K"]), block_k_of(scheme)
-        threads, tile_outputs = 32 * config.num_warps, config.block_m * config.block_n
+        cta_threads, tile_outputs = 32 * config.num_warps, config.block_m * config.block_n
         cta_registers = tile_outputs * (2 if bits == 4 else 1) + config.block_n * block_k // 4
         code_bytes, activation_bytes = config.block_n * block_k * bits // 8, 2 * config.block_m * block_k
         return Footprint(
-            threads=threads,
-            registers=cta_registers // threads + ADDRESS_REGISTERS,
+            threads=cta_threads,
+            registers=cta_registers // cta_threads + ADDRESS_REGISTERS,
             shared_bytes=(config.num_stages - 1) * code_bytes + config.num_stages * activation_bytes,
             ctas=cdiv(M, config.block_m) * cdiv(N, config.block_n) * config.split,
             tensor_flops=2.0 * tile_outputs * cdiv(cdiv(K, block_k), config.split) * block_k,
@@ -73,21 +73,21 @@ def tuning(bits: int, block_k_of: Callable[[Scheme], int]) -> Tuning:
 
     def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
         """Returns whether each part of a split K has at least one tile."""
-        enough_tiles = config.split == 1 or config.split <= cdiv(int(case["K"]), block_k_of(scheme))
-        return enough_tiles
+        has_enough_tiles = config.split == 1 or config.split <= cdiv(int(case["K"]), block_k_of(scheme))
+        return has_enough_tiles
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
         """Chooses a tile with up to 128 rows of `a`.  Splits K until the CTAs fill the shared memory of all SMs."""
         M, N, block_k = int(case["M"]), int(case["N"]), block_k_of(scheme)
-        block_m = next((row_limit for row_limit in (16, 32, 64) if M <= row_limit), 128)
+        block_m = next((block_rows for block_rows in (16, 32, 64) if M <= block_rows), 128)
         block_n = 64 if block_m <= 64 else 128
-        stages = 8 if block_k == 32 else 6 if block_k == 64 or block_m <= 32 else 4
-        tiles, steps = cdiv(M, block_m) * cdiv(N, block_n), cdiv(int(case["K"]), block_k)
+        num_stages = 8 if block_k == 32 else 6 if block_k == 64 or block_m <= 32 else 4
+        tiles, k_steps = cdiv(M, block_m) * cdiv(N, block_n), cdiv(int(case["K"]), block_k)
         max_ctas = HOPPER_SMS * {16: 4, 32: 3, 64: 2, 128: 1}[block_m]
         split = 1
-        while split < 8 and 2 * split * tiles <= max_ctas and 2 * split <= steps // 4:
+        while split < 8 and 2 * split * tiles <= max_ctas and 2 * split <= k_steps // 4:
             split *= 2
-        return Config(block_m, block_n, 4 * block_n // WGMMA_ROWS, stages, split)
+        return Config(block_m, block_n, 4 * block_n // WGMMA_ROWS, num_stages, split)
 
     return Tuning(Config, configs, heuristic, footprint, rule)
 
@@ -106,11 +106,11 @@ def _two_of_eight_bits(words, SHIFT: tl.constexpr):
     # The sign bit is worth -128; bf16 holds only the seven other bits below 128.
     value = ((words >> SHIFT) & 0x007F007F) | 0x43004300
     sign_bits = ((words >> SHIFT) & 0x00800080) | 0x43004300
-    low = value.to(tl.int16).to(tl.bfloat16, bitcast=True) - sign_bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
-    high = (value >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True) - (sign_bits >> 16).to(tl.int16).to(
+    low_code = value.to(tl.int16).to(tl.bfloat16, bitcast=True) - sign_bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    high_code = (value >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True) - (sign_bits >> 16).to(tl.int16).to(
         tl.bfloat16, bitcast=True
     )
-    return tl.join(low, high)
+    return tl.join(low_code, high_code)
 
 
 @triton.jit
@@ -135,22 +135,22 @@ def _dot(
     BLOCK_WORDS: tl.constexpr = BLOCK_K * BITS // 32
     tiles_n = tl.cdiv(N, BLOCK_N)
     k_share = tl.program_id(0) % SPLIT
-    tile = tl.program_id(0) // SPLIT
+    tile_index = tl.program_id(0) // SPLIT
     # int64, because row * stride passes 2**31 from N * K = 2**31 words on.  Rows behind the last one read the last one.
-    rows = (tile % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    columns = (tile // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows = (tile_index % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    columns = (tile_index // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     row, column = tl.minimum(rows, N - 1), tl.minimum(columns, M - 1)
     k_offsets, word_offsets = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_WORDS)
-    steps = tl.cdiv(K, BLOCK_K)
-    first_step = k_share * tl.cdiv(steps, SPLIT)
-    last_step = tl.minimum(first_step + tl.cdiv(steps, SPLIT), steps)
-    a_ptrs = a_ptr + column[:, None] * stride_am + k_offsets[None, :] + first_step * BLOCK_K
-    word_ptrs = words_ptr + row[:, None] * row_words + word_offsets[None, :] + first_step * BLOCK_WORDS
-    group_offsets = row * stride_sn + first_step
+    k_steps = tl.cdiv(K, BLOCK_K)
+    first_k_step = k_share * tl.cdiv(k_steps, SPLIT)
+    end_k_step = tl.minimum(first_k_step + tl.cdiv(k_steps, SPLIT), k_steps)
+    a_ptrs = a_ptr + column[:, None] * stride_am + k_offsets[None, :] + first_k_step * BLOCK_K
+    word_ptrs = words_ptr + row[:, None] * row_words + word_offsets[None, :] + first_k_step * BLOCK_WORDS
+    group_offsets = row * stride_sn + first_k_step
     row_sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     if BITS == 8:
         channel_scale = tl.load(scale_ptr + row).to(tl.float32)[:, None]
-    for k_step in range(first_step, last_step):
+    for k_step in range(first_k_step, end_k_step):
         if WHOLE_K:
             words = tl.load(word_ptrs, eviction_policy="evict_first")
             a = tl.load(a_ptrs)
@@ -186,15 +186,15 @@ def _dot(
 def _add_up(
     parts_ptr, bias_ptr, out_ptr, M, N, stride_om, HAS_BIAS: tl.constexpr, SPLIT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    output_ids = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     result_size = tl.cast(M, tl.int64) * N
     output_sum = tl.zeros((BLOCK,), dtype=tl.float32)
     for k_share in tl.static_range(SPLIT):
-        output_sum += tl.load(parts_ptr + k_share * result_size + offsets, mask=offsets < result_size, other=0.0)
+        output_sum += tl.load(parts_ptr + k_share * result_size + output_ids, mask=output_ids < result_size, other=0.0)
     if HAS_BIAS:
-        output_sum += tl.load(bias_ptr + offsets % N, mask=offsets < result_size, other=0.0).to(tl.float32)
-    out_ptrs = out_ptr + offsets // N * stride_om + offsets % N
-    tl.store(out_ptrs, output_sum.to(out_ptr.dtype.element_ty), mask=offsets < result_size)
+        output_sum += tl.load(bias_ptr + output_ids % N, mask=output_ids < result_size, other=0.0).to(tl.float32)
+    out_ptrs = out_ptr + output_ids // N * stride_om + output_ids % N
+    tl.store(out_ptrs, output_sum.to(out_ptr.dtype.element_ty), mask=output_ids < result_size)
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -218,7 +218,7 @@ def arranged(of: Arguments, bits: int, block_k: int) -> Any:
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n) * split,)
     int_arguments = M, N, K, b.shape[1], a.stride(0) if M > 1 else 0, of.scale.stride(0), c.stride(0)
     has_bias = of.bias is not None
-    constants = {
+    constant_args = {
         "BITS": bits,
         "HAS_BIAS": has_bias and split == 1,
         "HAS_ZERO": getattr(of, "zero", None) is not None,
@@ -226,8 +226,8 @@ def arranged(of: Arguments, bits: int, block_k: int) -> Any:
         "BLOCK_K": block_k,
         **config.launch_arguments,
     }
-    sum_launch = (cdiv(M * N, REDUCED),), (M, N, c.stride(0)), {"HAS_BIAS": has_bias, "SPLIT": split, "BLOCK": REDUCED}
-    return grid, int_arguments, constants, sum_launch if split > 1 else None
+    sum_args = (cdiv(M * N, REDUCED),), (M, N, c.stride(0)), {"HAS_BIAS": has_bias, "SPLIT": split, "BLOCK": REDUCED}
+    return grid, int_arguments, constant_args, sum_args if split > 1 else None
 
 
 def launch(
@@ -236,11 +236,11 @@ def launch(
     """Launches the kernel.  For a split K, a second kernel adds the partial sums.  `words` are the packed codes.
     `scale` and `zero` have equal strides and contiguous rows.
     """
-    grid, int_arguments, constants, sum_launch = bound
-    if sum_launch is None:
-        _dot[grid](a, words, scale, zero, bias, c, *int_arguments, **constants)
+    grid, int_arguments, constant_args, sum_args = bound
+    if sum_args is None:
+        _dot[grid](a, words, scale, zero, bias, c, *int_arguments, **constant_args)
         return
-    partial_sums = torch.empty((constants["SPLIT"], *c.shape), dtype=torch.float32, device=c.device)
-    _dot[grid](a, words, scale, zero, bias, partial_sums, *int_arguments, **constants)
-    grid, int_arguments, constants = sum_launch
-    _add_up[grid](partial_sums, bias, c, *int_arguments, **constants)
+    partial_sums = torch.empty((constant_args["SPLIT"], *c.shape), dtype=torch.float32, device=c.device)
+    _dot[grid](a, words, scale, zero, bias, partial_sums, *int_arguments, **constant_args)
+    grid, int_arguments, constant_args = sum_args
+    _add_up[grid](partial_sums, bias, c, *int_arguments, **constant_args)

@@ -65,14 +65,14 @@ tiles = partial(space, ClusterTile, stages=(3, 4, 5, 6), group_m=(8, 16), staged
 def footprint(config: ClusterTile, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the average registers of a thread, and the shared memory of a CTA.  Each output takes an fp32 register.
     With fp8 inputs, an output takes a second register, for another fp32 sum."""
-    value_bytes, threads = scheme.activation.itemsize, 128 * (config.consumers + 1)
-    register_values = config.block_n // 2 * (2 if value_bytes == 1 else 1)
+    value_bytes, cta_threads = scheme.activation.itemsize, 128 * (config.consumers + 1)
+    acc_registers = config.block_n // 2 * (2 if value_bytes == 1 else 1)
     tiles = config.clusters(int(case["M"]), int(case["N"])) * CLUSTER_CTAS
     ctas, k_step = min(tiles, HOPPER_SMS), ROW_BYTES // value_bytes
     flops = 2.0 * config.block_m * config.block_n * cdiv(int(case["K"]), k_step) * k_step
     return Footprint(
-        threads=threads,
-        registers=min(HOPPER.registers // threads // 8 * 8, register_values + ADDRESS_REGISTERS),
+        threads=cta_threads,
+        registers=min(HOPPER.registers // cta_threads // 8 * 8, acc_registers + ADDRESS_REGISTERS),
         shared_bytes=config.shared_bytes,
         ctas=ctas,
         tensor_flops=flops * tiles / max(1, ctas),

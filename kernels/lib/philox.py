@@ -37,18 +37,18 @@ def philox(
 
 def words_of_rows(seed: torch.Tensor, position: torch.Tensor, V: int, stream: torch.Tensor | int = 0) -> torch.Tensor:
     """Returns `V` random words for each of B rows, (B, V).  `seed`, `position` and `stream` have one value per row."""
-    blocks = torch.arange(-(-V // 4), device=seed.device)
-    streams = stream[:, None] if isinstance(stream, torch.Tensor) else stream
-    return torch.stack(philox(seed[:, None], position[:, None], blocks, streams), dim=-1).flatten(1)[:, :V]
+    token_blocks = torch.arange(-(-V // 4), device=seed.device)
+    row_streams = stream[:, None] if isinstance(stream, torch.Tensor) else stream
+    return torch.stack(philox(seed[:, None], position[:, None], token_blocks, row_streams), dim=-1).flatten(1)[:, :V]
 
 
 def words_of_tokens(seed: torch.Tensor, position: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
     """Returns the random words (N,) of N tokens.  Each token has its own seed and position."""
-    words = torch.stack(philox(seed, position, token >> 2), dim=-1)
-    return words.gather(-1, (token & 3)[:, None]).squeeze(-1)
+    random_words = torch.stack(philox(seed, position, token >> 2), dim=-1)
+    return random_words.gather(-1, (token & 3)[:, None]).squeeze(-1)
 
 
 def log_exponential(word: torch.Tensor) -> torch.Tensor:
     """Returns `log(E)` of each word x in fp32: `E = -log1p(-u)`, `u = min(fp32(x) * 2**-32 + 2**-33, 1 - 2**-24)`."""
-    u = word.float().mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
-    return u.neg_().log1p_().neg_().log_()
+    uniform_draw = word.float().mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
+    return uniform_draw.neg_().log1p_().neg_().log_()

@@ -23,10 +23,10 @@ from rooflab.reference.spec import Case, Scheme
 SOURCE = (_cuda.LIB_FOLDER / "rows.cu").read_text()
 OP_CODES = {"rmsnorm": 0, "fused_add_rmsnorm": 1, "layernorm": 2, "softmax": 3, "silu_and_mul": 4, "gelu_and_mul": 5}
 """The number that stands for each op in the CUDA source."""
-QUANTIZED_CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}
+QUANTIZED_DTYPE_CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}
 """The number that stands for each dtype of quantised results in the CUDA source."""
 TWO_INPUTS = ("fused_add_rmsnorm", "silu_and_mul", "gelu_and_mul")
-WEIGHT_VECTORS = {"rmsnorm": 1, "fused_add_rmsnorm": 1, "layernorm": 2}
+WEIGHT_COUNTS = {"rmsnorm": 1, "fused_add_rmsnorm": 1, "layernorm": 2}
 """The number of weight or bias vectors that are loaded with each vector of a row, by op."""
 VECTOR_BYTES = 16
 WARP_THREADS = 32
@@ -34,7 +34,7 @@ MAX_LANES, MAX_THREAD_VALUES, MAX_CLUSTER_CTAS = 512, 64, 8
 """Three maxima: threads of a CTA that share a row, values per thread, and CTAs of a portable cluster."""
 CTA_THREADS = 256
 """The number of threads of a CTA that has several rows."""
-THREAD_VECTORS = 4
+MAX_THREAD_VECTORS = 4
 """Vectors per thread where many rows are in progress: a thread requests 64 bytes before it uses the first."""
 RESIDENT_THREADS_PER_SM = 768
 """The number of threads per SM in a persistent grid.  With up to 80 registers each, all of them run at once."""
@@ -75,7 +75,7 @@ def most_vectors(op: str, itemsize: int) -> int:
 
 def may_persist(config: Config) -> bool:
     """Returns whether the grid may be persistent.  Then the registers hold two rows; a larger config would spill."""
-    return config.vectors <= THREAD_VECTORS and config.lanes * config.rows <= CTA_THREADS
+    return config.vectors <= MAX_THREAD_VECTORS and config.lanes * config.rows <= CTA_THREADS
 
 
 def ctas_of(config: Config, groups: int, sms: int = HOPPER_SMS) -> int:
@@ -110,7 +110,7 @@ def tuning(op: str) -> Tuning:
         Other values, such as fp32, take `28 + 6 * vectors / itemsize` registers.  A second sum or a quantisation takes
         12 more.  These numbers are read from compiled code."""
         has_extra_sums = op == "layernorm" or scheme.output.itemsize == 1
-        weight_vectors = WEIGHT_VECTORS.get(op, 0) if config.vectors <= THREAD_VECTORS else 0
+        weight_vectors = WEIGHT_COUNTS.get(op, 0) if config.vectors <= MAX_THREAD_VECTORS else 0
         row_registers = 4 * config.vectors * (1 + weight_vectors + config.persistent * inputs)
         needed_ctas = cdiv(int(case["T"]), config.rows) * config.cluster
         return Footprint(
@@ -123,21 +123,21 @@ def tuning(op: str) -> Tuning:
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
         """Returns the default config.  With few rows, a thread has one vector.  With many rows, it has 64 bytes."""
         T, needed_vectors = int(case["T"]), vectors_of(case, scheme)
-        many_rows, cluster = T > HOPPER_SMS, 1
-        vectors = min(THREAD_VECTORS // inputs if many_rows else 1, next_power_of_2(needed_vectors))
+        has_many_rows, cluster = T > HOPPER_SMS, 1
+        vectors = min(MAX_THREAD_VECTORS // inputs if has_many_rows else 1, next_power_of_2(needed_vectors))
         while needed_vectors > MAX_LANES * vectors * cluster:
             # More CTAs share a row before a thread takes more vectors: where there are many rows, where SMs would be
             # idle, and where a thread has the most vectors.
-            at_max_vectors = vectors == most_vectors(op, scheme.activation.itemsize)
-            if cluster < MAX_CLUSTER_CTAS and (many_rows or at_max_vectors or T * 2 * cluster <= HOPPER_SMS):
+            has_max_vectors = vectors == most_vectors(op, scheme.activation.itemsize)
+            if cluster < MAX_CLUSTER_CTAS and (has_many_rows or has_max_vectors or T * 2 * cluster <= HOPPER_SMS):
                 cluster *= 2
             else:
                 vectors *= 2
         lanes = next_power_of_2(cdiv(needed_vectors, vectors * cluster))
-        rows = 1 if cluster > 1 else max(1, WARP_THREADS // lanes, CTA_THREADS // lanes if many_rows else 1)
+        rows = 1 if cluster > 1 else max(1, WARP_THREADS // lanes, CTA_THREADS // lanes if has_many_rows else 1)
         config = Config(lanes, vectors, rows, cluster, False)
-        many_waves = cdiv(T, rows) * cluster > 4 * ctas_of(config, T * cluster)
-        return dataclasses.replace(config, persistent=many_waves and may_persist(config))
+        has_many_waves = cdiv(T, rows) * cluster > 4 * ctas_of(config, T * cluster)
+        return dataclasses.replace(config, persistent=has_many_waves and may_persist(config))
 
     def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
         """Returns whether the threads of the config hold a whole row.  In a cluster, a CTA must have one row."""
@@ -197,7 +197,7 @@ def launch(
     compile_options = _cuda.macros(
         OP=OP_CODES[op],
         ELEMENT=_cuda.ELEMENT_CODES[x.dtype],
-        QUANTIZE=QUANTIZED_CODES[out.dtype] if scale is not None else 0,
+        QUANTIZE=QUANTIZED_DTYPE_CODES[out.dtype] if scale is not None else 0,
         PIECE=_piece(width, VECTOR_BYTES // x.element_size(), tensors),
         LANES=config.lanes,
         ROWS=config.rows,

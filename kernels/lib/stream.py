@@ -29,11 +29,11 @@ MAX_COLUMNS = 16
 MAX_M = 8
 VECTOR_BYTES = 16
 """Bytes of a load of `a`, if each row of `a` is a whole number of such loads."""
-QUAD_BYTES = 64
+LANE_QUAD_BYTES = 64
 """Bytes of a weight row that a warp loads at once."""
 OTHER_REGISTERS = 32
 """The least number of registers for addresses, scales and dequantized codes."""
-BF16_128_TWICE = 0x43004300
+BF16_128_PAIR = 0x43004300
 """A word that holds 128 in bf16 twice."""
 
 
@@ -53,7 +53,7 @@ class Config:
 
 def chunks(K: int, bits: int) -> int:
     """Returns the number of 64-byte chunks in a row of codes."""
-    return -(-K * bits // (8 * QUAD_BYTES))
+    return -(-K * bits // (8 * LANE_QUAD_BYTES))
 
 
 def column_tiles(M: int, subgroups: int) -> int:
@@ -94,15 +94,15 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
     def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
         """Returns whether each part of a split K has a chunk, and whether registers hold the data in flight."""
         k_shares, cta_resources = config.warps_k * config.split, footprint(config, case, scheme)
-        enough_chunks = k_shares == 1 or k_shares <= chunks(int(case["K"]), bits)
-        return enough_chunks and cta_resources.registers <= MAX_REGISTERS_PER_THREAD - OTHER_REGISTERS
+        has_enough_chunks = k_shares == 1 or k_shares <= chunks(int(case["K"]), bits)
+        return has_enough_chunks and cta_resources.registers <= MAX_REGISTERS_PER_THREAD - OTHER_REGISTERS
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
         """Returns a config with one wave of CTAs.  Splits K until every SM is full.  Each part has at least a chunk."""
-        row_tiles, max_shares = max(cdiv(int(case["N"]), WARP_ROWS), 1), chunks(int(case["K"]), bits)
+        row_tiles, max_k_shares = max(cdiv(int(case["N"]), WARP_ROWS), 1), chunks(int(case["K"]), bits)
         warps = warps_per_sm(tiles_of(case, scheme)[1], bool(case.get("zeros")))
         depth = 6 if warps <= 8 else 4
-        k_shares = max(min(HOPPER_SMS * warps // row_tiles, max_shares), 1)
+        k_shares = max(min(HOPPER_SMS * warps // row_tiles, max_k_shares), 1)
         if k_shares <= 2:
             return Config(4, k_shares, 1, depth)
         split = next(split for split in (1, 2, 4, 8) if k_shares <= 8 * split or split == 8)
@@ -124,10 +124,10 @@ def divided(of: Arguments, bits: int, subgroups: int) -> Any:
     a, codes, scale, config, has_zero_points = of.a, of.b, of.scale, of.config, getattr(of, "zero", None) is not None
     (M, K), N = a.shape, codes.shape[0]
     tiles = column_tiles(M, subgroups)
-    vector_loads = (a.data_ptr() | 2 * K | (2 * a.stride(0) if M > 1 else 0)) % VECTOR_BYTES == 0
+    has_aligned_rows = (a.data_ptr() | 2 * K | (2 * a.stride(0) if M > 1 else 0)) % VECTOR_BYTES == 0
     compile_options = _cuda.macros(
         BITS=bits,
-        A_VECTORS=vector_loads,
+        A_VECTORS=has_aligned_rows,
         SCALE=_cuda.ELEMENT_CODES[scale.dtype],
         ZEROS=has_zero_points,
         M=M,
@@ -140,7 +140,7 @@ def divided(of: Arguments, bits: int, subgroups: int) -> Any:
         CTAS_PER_SM=max(warps_per_sm(tiles, has_zero_points) // config.warps, 1),
     )
     strides = a.stride(0) if M > 1 else 0, 4 * codes.stride(0), scale.stride(0) if N > 1 else 0, of.c.stride(0)
-    kernel_scalars = *map(np.int32, (N, K, scale.shape[-1])), *map(np.int64, strides), np.uint32(BF16_128_TWICE)
+    kernel_scalars = *map(np.int32, (N, K, scale.shape[-1])), *map(np.int64, strides), np.uint32(BF16_128_PAIR)
     grid = (cdiv(N, WARP_ROWS * (config.warps // config.warps_k)) * config.split,)
     return compile_options, grid, (WARP_THREADS * config.warps,), kernel_scalars
 

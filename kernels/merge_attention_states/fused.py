@@ -19,9 +19,9 @@ from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 WARPS = 4
-LOAD_BYTES = 16
+VECTOR_BYTES = 16
 """The bytes that a lane loads at once.  A program's lanes load its rows (tokens and heads) with one load each."""
-PARTS_AT_ONCE = 4
+PARTS_PER_ROUND = 4
 """The number of parts that a step loads together, because each single load would wait for the load before it."""
 
 
@@ -38,7 +38,7 @@ def fused_kernel(
     t = row // H
     h = row % H
     dim_ids = tl.arange(0, BLOCK_D)
-    mask = row_mask[:, None] & (dim_ids < D)[None, :]
+    value_mask = row_mask[:, None] & (dim_ids < D)[None, :]
     lse_ptrs = lses_ptr + t * lses_stride_t + h * lses_stride_h
     out_ptrs = outs_ptr + (t * outs_stride_t + h * outs_stride_h)[:, None] + dim_ids[None, :]
     m_i = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -53,17 +53,17 @@ def fused_kernel(
         has_keys = lse > float("-inf")
         # No load where the part saw no key: its output is undefined there, and 0 * NaN is NaN.
         part_ptrs = out_ptrs[:, None, :] + (part_index64 * outs_stride_p)[None, :, None]
-        part_out = tl.load(part_ptrs, mask=mask[:, None, :] & has_keys[:, :, None], other=0.0).to(tl.float32)
+        part_values = tl.load(part_ptrs, mask=value_mask[:, None, :] & has_keys[:, :, None], other=0.0).to(tl.float32)
         m_new = tl.maximum(m_i, tl.max(lse, 1))
         exponent_shift = tl.where(m_new == float("-inf"), 0.0, m_new)
         rescale = tl.exp2((m_i - exponent_shift) * TO_LOG2)
         weight = tl.exp2((lse - exponent_shift[:, None]) * TO_LOG2)
         l_i = l_i * rescale + tl.sum(weight, 1)
-        acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * part_out, 1)
+        acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * part_values, 1)
         m_i = m_new
     divisor = tl.where(l_i == 0.0, 1.0, l_i)
     result = (acc * (1 / divisor)[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + (t * out_stride_t + h * out_stride_h)[:, None] + dim_ids[None, :], result, mask=mask)
+    tl.store(out_ptr + (t * out_stride_t + h * out_stride_h)[:, None] + dim_ids[None, :], result, mask=value_mask)
     lse = tl.where(l_i == 0.0, float("-inf"), m_i + tl.log2(divisor) * TO_LN)
     tl.store(lse_ptr + t * lse_stride_t + h * lse_stride_h, lse, mask=row_mask)
 
@@ -72,19 +72,19 @@ def launch(outs: Tensor, lses: Tensor, merged: Tensor, lse: Tensor) -> tuple[int
     """Computes the number of programs, the sizes and strides, and the constants.  `outs` has P parts, (P, T, H, D)."""
     part_count, T, H, D = outs.shape
     block_d = int(next_power_of_2(D))
-    rows = max(32 * WARPS * LOAD_BYTES // outs.element_size() // block_d, 1)
+    rows = max(32 * WARPS * VECTOR_BYTES // outs.element_size() // block_d, 1)
     strides = (*outs.stride()[:3], *lses.stride(), *merged.stride()[:2], *lse.stride())
-    constants = {
+    constant_args = {
         "TO_LOG2": LOG2E,
         "TO_LN": LN2,
         "BLOCK_D": block_d,
         "ROWS": rows,
-        "AT_ONCE": PARTS_AT_ONCE,
+        "AT_ONCE": PARTS_PER_ROUND,
         "num_warps": WARPS,
         # In a fused multiply-add a lane's own product is exact and others' are rounded: equal sums would then differ.
         "enable_fp_fusion": False,
     }
-    return cdiv(T * H, rows), (part_count, T, H, D, *strides), constants
+    return cdiv(T * H, rows), (part_count, T, H, D, *strides), constant_args
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -108,5 +108,5 @@ def without_values(of: Arguments) -> None:
 )
 def fused(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor, bound: Any) -> None:
     """Merges the attention results of all parts in one pass, four parts at once."""
-    programs, scalars, constants = bound
-    fused_kernel[(programs,)](outs, lses, out, lse, *scalars, **constants)
+    program_count, scalar_args, constant_args = bound
+    fused_kernel[(program_count,)](outs, lses, out, lse, *scalar_args, **constant_args)

@@ -27,16 +27,16 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
     """Makes FlashInfer's plan for all layers of a step.  Waits for the device.  `q`, `kv_cache` may be on `meta`."""
     q, kv_cache, device = inputs.q, inputs.kv_cache, inputs.block_table.device
     B, H, _ = q.shape
-    pages = adapter.read_pages(inputs.block_table, inputs.seq_lens, kv_cache.shape[1])
-    if not B or not len(pages.indices):
+    page_lists = adapter.read_pages(inputs.block_table, inputs.seq_lens, kv_cache.shape[1])
+    if not B or not len(page_lists.indices):
         return adapter.FlashInferPlan()
     query_bounds = torch.arange(B + 1, dtype=torch.int32)
     wrapper = wrapper_of("BatchMLAPagedAttentionWrapper", device, q.dtype, LATENT_DIM)
     wrapper.plan(
         qo_indptr=query_bounds,
-        kv_indptr=pages.indptr,
-        kv_indices=pages.indices,
-        kv_len_arr=pages.lengths,
+        kv_indptr=page_lists.indptr,
+        kv_indices=page_lists.indices,
+        kv_len_arr=page_lists.lengths,
         num_heads=H,
         head_dim_ckv=LATENT_DIM,
         head_dim_kpe=ROTARY,
@@ -46,7 +46,7 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
         q_data_type=q.dtype,
         kv_data_type=kv_cache.dtype,
     )
-    return adapter.FlashInferPlan(wrapper, adapter.unseeing_rows(query_bounds, pages.lengths, True, device))
+    return adapter.FlashInferPlan(wrapper, adapter.unseeing_rows(query_bounds, page_lists.lengths, True, device))
 
 
 @kernel(
@@ -74,8 +74,8 @@ def flashinfer(
     """Calls `BatchMLAPagedAttentionWrapper`, which writes contiguous rows.  Without `plan`, the call makes a plan.  For
     a plan, the host reads the lengths and the table, and so waits for the device."""
     if plan is None:
-        pages = {"kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
-        plan = plan_of(Arguments(q=q, softmax_scale=softmax_scale, **pages), adapter.kept_wrapper)
+        cache_inputs = {"kv_cache": kv_cache, "block_table": block_table, "seq_lens": seq_lens}
+        plan = plan_of(Arguments(q=q, softmax_scale=softmax_scale, **cache_inputs), adapter.kept_wrapper)
     if plan.wrapper is None:
         return unseen(q[..., :latent_dim], return_lse)
     result = plan.wrapper.run(

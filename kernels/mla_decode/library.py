@@ -20,10 +20,10 @@ def library(
     """Gathers all pages of the table and masks unused tokens.  The host reads no lengths.  torch makes the output."""
     B, _, D = q.shape
     num_slots = block_table.shape[1] * kv_cache.shape[1]
-    hidden_slots = torch.arange(num_slots, device=q.device) >= seq_lens[:, None]  # (B, slots)
-    pages = block_table.clamp(0, len(kv_cache) - 1).reshape(-1)
-    latents = kv_cache.index_select(0, pages).view(B, num_slots, D).masked_fill_(hidden_slots[..., None], 0)[:, None]
+    hidden_mask = torch.arange(num_slots, device=q.device) >= seq_lens[:, None]  # (B, slots)
+    page_ids = block_table.clamp(0, len(kv_cache) - 1).reshape(-1)
+    latents = kv_cache.index_select(0, page_ids).view(B, num_slots, D).masked_fill_(hidden_mask[..., None], 0)[:, None]
     result = F.scaled_dot_product_attention(
-        q[:, None], latents, latents[..., :latent_dim], attn_mask=~hidden_slots[:, None, None], scale=softmax_scale
+        q[:, None], latents, latents[..., :latent_dim], attn_mask=~hidden_mask[:, None, None], scale=softmax_scale
     )
     return result[:, 0].masked_fill((seq_lens == 0)[:, None, None], 0)

@@ -50,12 +50,12 @@ class Config(LaunchConfig):
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the registers (accumulator and scores) and the shared memory (queries, and latents of all stages)."""
     latent_dim, rotary_dim = int(next_power_of_2(int(case["latent"]))), int(next_power_of_2(int(case["rotary"])))
-    threads = 32 * config.num_warps
+    cta_threads = 32 * config.num_warps
     tiles = max(1, config.num_stages - 1 if config.block_h < 64 else config.num_stages)
     heads = cdiv(int(case["H"]), config.block_h)
     return Footprint(
-        threads=threads,
-        registers=cdiv(config.block_h * (latent_dim + config.block_n), threads) + ADDRESS_REGISTERS,
+        threads=cta_threads,
+        registers=cdiv(config.block_h * (latent_dim + config.block_n), cta_threads) + ADDRESS_REGISTERS,
         shared_bytes=(config.block_h + tiles * config.block_n) * (latent_dim + rotary_dim) * scheme.activation.itemsize,
         ctas=int(case["B"]) * heads,
     )
@@ -95,8 +95,8 @@ def split_kv_kernel(
     heads = head_tile * BLOCK_H + tl.arange(0, BLOCK_H)
     columns = tl.arange(0, BLOCK_LATENT)
     rotary = tl.arange(0, BLOCK_ROTARY)
-    head_mask, heads64 = (heads < H)[:, None], heads.to(tl.int64)
-    rows = q_ptr + b * q_stride_b + heads64[:, None] * q_stride_h
+    head_mask, head_ids = (heads < H)[:, None], heads.to(tl.int64)
+    rows = q_ptr + b * q_stride_b + head_ids[:, None] * q_stride_h
     q = tl.load(rows + columns[None, :], mask=head_mask & (columns < LATENT)[None, :], other=0.0)
     q_rotary = tl.load(rows + LATENT + rotary[None, :], mask=head_mask & (rotary < ROTARY)[None, :], other=0.0)
 
@@ -106,11 +106,11 @@ def split_kv_kernel(
     table_row = table_ptr + b * table_stride
     # A step's pages are looked up one step ahead; otherwise table and latents would share the stages.
     page = pages_of(table_row, first_key, key_end, BLOCK_SIZE, BLOCK_N)
-    for block_start in range(first_key, key_end, BLOCK_N):
-        keys = block_start + tl.arange(0, BLOCK_N)
+    for block_first_key in range(first_key, key_end, BLOCK_N):
+        keys = block_first_key + tl.arange(0, BLOCK_N)
         key_mask = keys < key_end
         page_index = page.to(tl.int64)  # int64, because page * stride passes 2**31 elements in a large cache
-        page = pages_of(table_row, block_start + BLOCK_N, key_end, BLOCK_SIZE, BLOCK_N)
+        page = pages_of(table_row, block_first_key + BLOCK_N, key_end, BLOCK_SIZE, BLOCK_N)
         slot_ptr = cache_ptr + page_index * cache_stride_block + (keys % BLOCK_SIZE).to(tl.int64) * cache_stride_slot
         # Zero for unseen keys: memory there may hold NaN, and 0 * NaN is NaN.
         latents = tl.load(
@@ -124,18 +124,18 @@ def split_kv_kernel(
         scores = tl.where(key_mask[None, :], scores, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(scores, 1))
         weights = tl.exp2(scores - m_new[:, None])
-        rescale = tl.exp2(m_i - m_new)
-        l_i = l_i * rescale + tl.sum(weights, 1)
-        acc = tl.dot(weights.to(latents.dtype), latents, acc * rescale[:, None])
+        rescale_factor = tl.exp2(m_i - m_new)
+        l_i = l_i * rescale_factor + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(latents.dtype), latents, acc * rescale_factor[:, None])
         m_i = m_new
 
     divisor = tl.where(l_i == 0.0, 1.0, l_i)
-    out_rows = out_ptr + split_index.to(tl.int64) * out_stride_p + b * out_stride_b + heads64[:, None] * out_stride_h
+    out_rows = out_ptr + split_index.to(tl.int64) * out_stride_p + b * out_stride_b + head_ids[:, None] * out_stride_h
     result = (acc / divisor[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_rows + columns[None, :], result, mask=head_mask & (columns < LATENT)[None, :])
     if LSE:
         lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(divisor)) * LN2)
-        lse_rows = lse_ptr + split_index.to(tl.int64) * lse_stride_p + b * lse_stride_b + heads64 * lse_stride_h
+        lse_rows = lse_ptr + split_index.to(tl.int64) * lse_stride_p + b * lse_stride_b + head_ids * lse_stride_h
         tl.store(lse_rows, lse, mask=heads < H)
 
 
@@ -222,13 +222,13 @@ def split_kv(
     bound: Any,
 ) -> None:
     """Computes decode attention.  Only the device reads the lengths.  Two runs agree bit for bit."""
-    (B, H, _), (programs, scale, strides, constants) = q.shape, bound
+    (B, H, _), (program_count, scale, strides, constant_args) = q.shape, bound
     splits = splits_of(q, kv_cache, block_table, config)
     partial_outs, partial_lse = out[None], None if lse is None else lse[None]
     if splits > 1:
         partial_outs = torch.empty((splits, B, H, latent_dim), dtype=torch.float32, device=q.device)
         partial_lse = torch.empty((splits, B, H), dtype=torch.float32, device=q.device)
-    split_kv_kernel[(programs * splits,)](
+    split_kv_kernel[(program_count * splits,)](
         q,
         kv_cache,
         block_table,
@@ -242,9 +242,9 @@ def split_kv(
         *partial_outs.stride()[:3],
         *strides_of(partial_lse, 3),
         LSE=partial_lse is not None,
-        **constants,
+        **constant_args,
     )
     if splits > 1 and partial_lse is not None:
         lse = torch.empty_like(partial_lse[0]) if lse is None else lse
-        programs, scalars, constants = merge.launch(partial_outs, partial_lse, out, lse)
-        merge.fused_kernel[(programs,)](partial_outs, partial_lse, out, lse, *scalars, **constants)
+        program_count, scalar_args, constant_args = merge.launch(partial_outs, partial_lse, out, lse)
+        merge.fused_kernel[(program_count,)](partial_outs, partial_lse, out, lse, *scalar_args, **constant_args)

@@ -40,13 +40,13 @@ def _gqa_footprint(config: StepConfig, case: Case, scheme: Scheme = BF16) -> Foo
     """Returns the registers for a group's accumulator and scores, and the shared memory for queries, keys and values.
     Triton allocates these amounts (read in the compiled kernels).  tests/contracts/test_configs.py compares them."""
     B, H, H_kv, D = (int(case[size_name]) for size_name in ("B", "H", "H_kv", "D"))
-    threads = 32 * config.num_warps
+    cta_threads = 32 * config.num_warps
     rows = packed_rows(H, H_kv)
     # The load of a key waits for the load of its table entry, so both divide the stages.
     tiles = 2 * max(1, (config.num_stages - 1) // 2) if config.num_stages > 1 else 1
     return Footprint(
-        threads=threads,
-        registers=cdiv(rows * (D + config.block_n), threads) + ADDRESS_REGISTERS,
+        threads=cta_threads,
+        registers=cdiv(rows * (D + config.block_n), cta_threads) + ADDRESS_REGISTERS,
         shared_bytes=(rows + tiles * config.block_n) * D * scheme.activation.itemsize,
         ctas=B * H_kv,
     )
@@ -62,8 +62,8 @@ def _chunked_configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     fp32, heads wider than 64 need 8 warps for 32 keys: 4 warps would spill 0.5 to 1.2 KB per thread (read in the
     compiled kernels)."""
     if scheme.activation == torch.float32:
-        narrow_heads = int(case["D"]) <= 64
-        return tuple(c for c in FMA_CONFIGS(case) if narrow_heads or (c.block_n, c.num_warps) != (32, 4))
+        has_narrow_heads = int(case["D"]) <= 64
+        return tuple(c for c in FMA_CONFIGS(case) if has_narrow_heads or (c.block_n, c.num_warps) != (32, 4))
     return tuple(
         c for c in TILE_CONFIGS(case) if c.block_m <= 16 * c.num_warps and (c.num_warps == 4 or c.block_m >= 64)
     )

@@ -32,7 +32,7 @@ class PagesConfig(LaunchConfig):
 
 def footprint(config: PagesConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the resources of a CTA with two consumer warpgroups: queries, and the rings of keys and of values."""
-    B, H, H_kv, D = (int(case[key]) for key in ("B", "H", "H_kv", "D"))
+    B, H, H_kv, D = (int(case[size_name]) for size_name in ("B", "H", "H_kv", "D"))
     ctas = min(tiles_at_most(B * int(case.get("queries", 1)), B, H // H_kv, 2 * 64) * H_kv, HOPPER_SMS)
     return attention.footprint(
         2, D, config.block_n, config.stages, rows=2 * 64, barriers=1 + 4 * config.stages, ctas=ctas
@@ -76,8 +76,8 @@ def cache_map(cache: Tensor, box: int, whole: bool) -> tuple[Any, int, int]:
     box has only 64 columns.  A tensor map has at most five dimensions.  This order takes four of them, so pages and
     heads share the first."""
     block_size, D = cache.shape[1], cache.shape[3]
-    unit_elements, num_units, page, head = _units(cache)
+    unit_elements, cache_units, page, head = _units(cache)
     row = cache.stride(1)
-    shape = [num_units, block_size // 8, D // 64 if whole else 1, 8, 64 if whole else D]
+    shape = [cache_units, block_size // 8, D // 64 if whole else 1, 8, 64 if whole else D]
     box_shape = [1, box // 8, attention.tile_columns(D) // 64 if whole else 1, 8, 64]
     return map_maker(TensorDescriptor, shape, [unit_elements, 8 * row, 64, row, 1], box_shape, PAGES_LAYOUT), page, head

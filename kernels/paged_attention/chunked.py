@@ -43,9 +43,9 @@ def _sequence(tile, cu_ptr, B, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
     high_sequence = B
     while high_sequence - low_sequence > 1:
         middle_sequence = (low_sequence + high_sequence) // 2
-        starts_later = _first_query(cu_ptr, middle_sequence) * GROUP // BLOCK_M + middle_sequence > tile
-        high_sequence = tl.where(starts_later, middle_sequence, high_sequence)
-        low_sequence = tl.where(starts_later, low_sequence, middle_sequence)
+        starts_after_tile = _first_query(cu_ptr, middle_sequence) * GROUP // BLOCK_M + middle_sequence > tile
+        high_sequence = tl.where(starts_after_tile, middle_sequence, high_sequence)
+        low_sequence = tl.where(starts_after_tile, low_sequence, middle_sequence)
     return low_sequence
 
 
@@ -71,11 +71,11 @@ def chunked_kernel(
     rows = first_row + tl.arange(0, BLOCK_M)
     dims = tl.arange(0, BLOCK_D)
     dim_mask = dims < HEAD_DIM
-    mask = rows < queries * GROUP
+    row_mask = rows < queries * GROUP
     token = (first_query + rows // GROUP).to(tl.int64)
     head = (kv_head * GROUP + rows % GROUP).to(tl.int64)
     q_rows = token * q_stride_t + head * q_stride_h
-    q = tl.load(q_ptr + q_rows[:, None] + dims[None, :], mask=mask[:, None] & dim_mask[None, :], other=0.0)
+    q = tl.load(q_ptr + q_rows[:, None] + dims[None, :], mask=row_mask[:, None] & dim_mask[None, :], other=0.0)
     k_ptr += kv_head.to(tl.int64) * k_stride_h
     v_ptr += kv_head.to(tl.int64) * v_stride_h
     table_ptr += b.to(tl.int64) * table_stride
@@ -84,17 +84,17 @@ def chunked_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     last_query = tl.minimum((first_row + BLOCK_M - 1) // GROUP, queries - 1)
     # Steps begin at the first visible key, anywhere in a page: earlier pages may have been freed.
-    range_bounds = key_tiles(first_row // GROUP, last_query, queries, length, window, CAUSAL, WINDOW, BLOCK_N)
+    key_tile_bounds = key_tiles(first_row // GROUP, last_query, queries, length, window, CAUSAL, WINDOW, BLOCK_N)
     for key_range in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
-        page = pages_of(table_ptr, range_bounds[key_range], length, BLOCK_SIZE, BLOCK_N)
-        for key_start in range(range_bounds[key_range], range_bounds[key_range + 1], BLOCK_N):
+        page = pages_of(table_ptr, key_tile_bounds[key_range], length, BLOCK_SIZE, BLOCK_N)
+        for key_start in range(key_tile_bounds[key_range], key_tile_bounds[key_range + 1], BLOCK_N):
             keys = key_start + tl.arange(0, BLOCK_N)
             # int64, because page * stride and slot * stride pass 2**31 elements in a cache of 4 GiB.
             page64 = page.to(tl.int64)
             page = pages_of(table_ptr, key_start + BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
-            slot = (keys % BLOCK_SIZE).to(tl.int64)
-            k_ptrs = k_ptr + (page64 * k_stride_block + slot * k_stride_slot)[None, :] + dims[:, None]
-            v_ptrs = v_ptr + (page64 * v_stride_block + slot * v_stride_slot)[:, None] + dims[None, :]
+            page_slot = (keys % BLOCK_SIZE).to(tl.int64)
+            k_ptrs = k_ptr + (page64 * k_stride_block + page_slot * k_stride_slot)[None, :] + dims[:, None]
+            v_ptrs = v_ptr + (page64 * v_stride_block + page_slot * v_stride_slot)[:, None] + dims[None, :]
             key_mask = keys < length
             k = load_tile(k_ptrs, key_mask[None, :], dim_mask[:, None], key_range != 1, BLOCK_D > HEAD_DIM).to(q.dtype)
             v = load_tile(v_ptrs, key_mask[:, None], dim_mask[None, :], key_range != 1, BLOCK_D > HEAD_DIM).to(q.dtype)
@@ -110,17 +110,17 @@ def chunked_kernel(
         acc *= tl.load(v_scale_ptr + kv_head)
     out_rows = token * out_stride_t + head * out_stride_h
     lse_rows = token * lse_stride_t + head * lse_stride_h
-    finish(acc, m_i, l_i, sinks_ptr, head * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, mask, HEAD_DIM)
+    finish(acc, m_i, l_i, sinks_ptr, head * sinks_stride, out_ptr, out_rows, lse_ptr, lse_rows, row_mask, HEAD_DIM)
 
 
 def launch(of: Arguments) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
     """Computes a launch: the number of CTAs (one per possible tile and KV head), sizes and strides, and constants."""
     (T, H, _), B, (_, block_size, H_kv, _) = of.q.shape, len(of.seq_lens), of.k_cache.shape
     tiles = tiles_at_most(T, B, H // H_kv, of.config.block_m)
-    scalars, strides, constants = options(of.but(causal=True), of.block_table.shape[1] * block_size)
+    scalar_args, strides, constant_args = options(of.but(causal=True), of.block_table.shape[1] * block_size)
     input_strides = *of.q.stride()[:2], *of.k_cache.stride()[:3], *of.v_cache.stride()[:3], of.block_table.stride(0)
-    constants |= {"BLOCK_SIZE": block_size, "GROUP": H // H_kv}
-    return tiles * H_kv, (B, H_kv, tiles, *scalars, *input_strides, *strides), constants
+    constant_args |= {"BLOCK_SIZE": block_size, "GROUP": H // H_kv}
+    return tiles * H_kv, (B, H_kv, tiles, *scalar_args, *input_strides, *strides), constant_args
 
 
 @kernel(
@@ -149,7 +149,7 @@ def chunked(
     bound: Any,
 ) -> None:  # fmt: skip
     """Computes attention with any block_size.  Each cache may be e4m3 (fp8).  The host does not wait for the device."""
-    ctas, scalars, constants = bound
+    ctas, scalar_args, constant_args = bound
     chunked_kernel[(ctas,)](
         q,
         k_cache,
@@ -162,6 +162,6 @@ def chunked(
         v_scale,
         out,
         lse,
-        *scalars,
-        **constants,
+        *scalar_args,
+        **constant_args,
     )

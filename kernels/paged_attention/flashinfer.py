@@ -20,7 +20,7 @@ from rooflab.kernels.paged_attention._args import check_all_pages, traffic
 from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.reference.spec import Arguments
 
-TENSOR_CORE_GROUP = 4
+MIN_TENSOR_CORE_GROUP = 4
 """The number of query heads per KV head from which decoding uses tensor cores, as in SGLang.  The kernels for CUDA
 cores take only groups of 1, 2, 3, 4, 6 and 8."""
 
@@ -38,7 +38,7 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
     rows_without_keys = adapter.unseeing_rows(bounds, pages.lengths, True, device)
     plan_options = adapter.plan_options(inputs)
     if cu_seqlens_q is None:
-        with_tensor_cores = {"use_tensor_cores": H // H_kv >= TENSOR_CORE_GROUP}
+        with_tensor_cores = {"use_tensor_cores": H // H_kv >= MIN_TENSOR_CORE_GROUP}
         wrapper = wrapper_of("BatchDecodeWithPagedKVCacheWrapper", device, q.dtype, D, "NHD", **with_tensor_cores)
         wrapper.plan(pages.indptr, pages.indices, pages.last_page_len, H, H_kv, D, block_size, **plan_options)
     else:
@@ -82,7 +82,7 @@ def flashinfer(
     plan, the host reads the lengths and the table, and so waits for the device."""
     check_all_pages(q, k_cache, block_table, seq_lens, cu_seqlens_q)
     if plan is None:
-        arguments = Arguments(
+        op_arguments = Arguments(
             q=q,
             k_cache=k_cache,
             block_table=block_table,
@@ -92,7 +92,7 @@ def flashinfer(
             window=window,
             softcap=softcap,
         )
-        plan = plan_of(arguments, adapter.kept_wrapper)
+        plan = plan_of(op_arguments, adapter.kept_wrapper)
     if plan.wrapper is None:
         return unseen(q, return_lse)
     return adapter.finished(plan.wrapper.run(q, (k_cache, v_cache), return_lse=return_lse), plan.unseeing)

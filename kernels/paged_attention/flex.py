@@ -127,8 +127,8 @@ def _page(
     page's place in the table row.  Returns the output (B, H, D) in fp32, and the log-sum-exp (B, H)."""
     B, H, D = q.shape
     _, block_size, H_kv, _ = k_cache.shape
-    key = column[:, None] * block_size + torch.arange(block_size, device=q.device)
-    is_hidden = (key < first[:, None]) | (key >= end[:, None])  # (B, block_size)
+    key_ids = column[:, None] * block_size + torch.arange(block_size, device=q.device)
+    is_hidden = (key_ids < first[:, None]) | (key_ids >= end[:, None])  # (B, block_size)
     page_entry = block_table.gather(1, column.clamp(max=block_table.shape[1] - 1).long()[:, None])[:, 0]
     page = torch.where(is_hidden.all(1), 0, page_entry)
     keys, values = (
@@ -152,7 +152,7 @@ def _merged(first: Tensor, first_lse: Tensor, second: Tensor, second_lse: Tensor
     return first * part_weights[0] + second * part_weights[1], lse
 
 
-_COMPILED_ATTEND = compiled(attend)
+_COMPILED_ATTENTION = compiled(attend)
 
 
 def traffic(inputs: Arguments) -> Traffic:
@@ -195,7 +195,7 @@ def flex(
         raise ValueError(f"q: expected a tensor on a CUDA device, where it is compiled, got {q.device}")
     if not q.numel() or not k_cache.numel() or not block_table.numel():
         return unseen(q, return_lse)
-    out, lse = _COMPILED_ATTEND(
+    out, lse = _COMPILED_ATTENTION(
         q=q,
         k_cache=k_cache,
         v_cache=v_cache,

@@ -44,9 +44,9 @@ def gqa_packed_kernel(
         keys = block_start + tl.arange(0, BLOCK_N)
         key_mask = keys < length
         # int64, because page * stride and slot * stride pass 2**31 in a cache of 4 GiB. No entry past the end is read.
-        page = tl.load(table_ptr + b * table_stride + keys // BLOCK_SIZE, mask=key_mask, other=0).to(tl.int64)
-        slot = (keys % BLOCK_SIZE).to(tl.int64)
-        k_offsets = page * k_stride_block + slot * k_stride_slot + kv_head * k_stride_h
+        page_ids = tl.load(table_ptr + b * table_stride + keys // BLOCK_SIZE, mask=key_mask, other=0).to(tl.int64)
+        page_slot = (keys % BLOCK_SIZE).to(tl.int64)
+        k_offsets = page_ids * k_stride_block + page_slot * k_stride_slot + kv_head * k_stride_h
         k = tl.load(k_ptr + k_offsets[None, :] + dims[:, None], mask=key_mask[None, :], other=0.0)
         scores = tl.dot(q, k, input_precision="ieee") * scale_log2
         scores = tl.where(key_mask[None, :], scores, float("-inf"))
@@ -55,7 +55,7 @@ def gqa_packed_kernel(
         rescale = tl.exp2(m_i - m_new)
         l_i = l_i * rescale + tl.sum(weights, 1)
         # Values are masked too: a page's unused slots may hold NaN, and 0 * NaN is NaN.
-        v_offsets = page * v_stride_block + slot * v_stride_slot + kv_head * v_stride_h
+        v_offsets = page_ids * v_stride_block + page_slot * v_stride_slot + kv_head * v_stride_h
         v = tl.load(v_ptr + v_offsets[:, None] + dims[None, :], mask=key_mask[:, None], other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
         m_i = m_new
@@ -68,7 +68,7 @@ def gqa_packed_kernel(
 def launch(of: Arguments) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, Any]]:
     """Computes a launch: the grid (a program for each sequence and KV head), sizes and strides, and constants."""
     (B, H, D), (_, block_size, H_kv, _) = of.q.shape, of.k_cache.shape
-    scalars = (
+    scalar_args = (
         H // H_kv,
         get_scale(of.q, of.softmax_scale) * LOG2E,
         *of.q.stride()[:2],
@@ -77,8 +77,8 @@ def launch(of: Arguments) -> tuple[tuple[int, int], tuple[Any, ...], dict[str, A
         of.block_table.stride(0),
         *of.out.stride()[:2],
     )
-    constants = {"BLOCK_SIZE": block_size, "HEAD_DIM": D, "BLOCK_M": packed_rows(H, H_kv)}
-    return (B, H_kv), scalars, constants | of.config.launch_arguments
+    constant_args = {"BLOCK_SIZE": block_size, "HEAD_DIM": D, "BLOCK_M": packed_rows(H, H_kv)}
+    return (B, H_kv), scalar_args, constant_args | of.config.launch_arguments
 
 
 @kernel(
@@ -109,5 +109,5 @@ def gqa_packed(
     bound: Any,
 ) -> None:
     """Computes decode attention.  The query heads of a group share one read of the keys."""
-    grid, scalars, constants = bound
-    gqa_packed_kernel[grid](q, k_cache, v_cache, block_table, seq_lens, out, *scalars, **constants)
+    grid, scalar_args, constant_args = bound
+    gqa_packed_kernel[grid](q, k_cache, v_cache, block_table, seq_lens, out, *scalar_args, **constant_args)

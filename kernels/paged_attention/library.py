@@ -78,11 +78,11 @@ def _padded(
     keys, values = (_gather(cache, page_ids, 0, max_length) for cache in caches)
     for b, length in enumerate(lengths):
         # A mask does not stop a NaN that the query does not see: NaN + -inf and NaN * 0 are NaN.
-        for x in (keys[b], values[b]):
-            x[:, length:] = 0
-            x[:, : _first(length, 1, window)] = 0
-    token, row_ends = torch.arange(max_length), torch.tensor(lengths)[:, None]
-    is_seen = token < row_ends if window is None else (token < row_ends) & (token >= row_ends - window)
+        for key_or_value in (keys[b], values[b]):
+            key_or_value[:, length:] = 0
+            key_or_value[:, : _first(length, 1, window)] = 0
+    key_ids, row_ends = torch.arange(max_length), torch.tensor(lengths)[:, None]
+    is_seen = key_ids < row_ends if window is None else (key_ids < row_ends) & (key_ids >= row_ends - window)
     attention_out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=is_seen[:, None, None], scale=scale)
     for b, length in enumerate(lengths):
         if length == 0:
@@ -101,11 +101,11 @@ def _whole_table(
     """Computes attention over all pages of the table, (B, H_kv, group, D).  A mask hides the unused slots."""
     num_slots = block_table.shape[1] * caches[0].shape[1]
     table = block_table.clamp(0, len(caches[0]) - 1)
-    hidden = torch.arange(num_slots, device=queries.device) >= seq_lens[:, None]  # (B, slots)
+    padding = torch.arange(num_slots, device=queries.device) >= seq_lens[:, None]  # (B, slots)
     if window is not None:
-        hidden |= torch.arange(num_slots, device=queries.device) < seq_lens[:, None] - window
-    keys, values = (_gather(cache, table, 0, num_slots).masked_fill_(hidden[:, None, :, None], 0) for cache in caches)
-    is_seen = ~hidden[:, None, None]
+        padding |= torch.arange(num_slots, device=queries.device) < seq_lens[:, None] - window
+    keys, values = (_gather(cache, table, 0, num_slots).masked_fill_(padding[:, None, :, None], 0) for cache in caches)
+    is_seen = ~padding[:, None, None]
     attention_out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=is_seen, scale=scale)
     return attention_out.masked_fill_((seq_lens == 0)[:, None, None, None], 0)
 

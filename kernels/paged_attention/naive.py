@@ -12,8 +12,8 @@ from rooflab.kernels.launcher import kernel
 
 def _gathered(cache: Tensor, table: Tensor, first: int, length: int) -> Tensor:
     """Gathers a sequence's tokens from token `first` on, as (1, length - first, H_kv, D)."""
-    token = torch.arange(first, length, device=cache.device)
-    return cache[table.long()[token // cache.shape[1]], token % cache.shape[1]][None]
+    key_positions = torch.arange(first, length, device=cache.device)
+    return cache[table.long()[key_positions // cache.shape[1]], key_positions % cache.shape[1]][None]
 
 
 @kernel(backend="torch")

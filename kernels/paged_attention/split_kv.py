@@ -35,7 +35,7 @@ MAX_ROWS = 16
 """The most query heads per warp: the M of mma.m16n8k16."""
 MAX_DIRECT_PARTS = 12
 """The most parts that are merged directly; more parts are merged in about sqrt(count) groups, then the groups' sums."""
-NO_WINDOW = 2**31 - 1
+UNLIMITED_WINDOW = 2**31 - 1
 FP8_CACHE = get_scheme("kv_fp8")
 COUNTER_BLOCK = 2**18
 """The number of counters in a block of memory (1 MiB) that the launches on a GPU share: enough for 248 streams and
@@ -89,12 +89,12 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[SplitConfig, ...]:
 def footprint(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the registers for accumulators and queries, and the shared memory for the rings of the warps."""
     D, H, H_kv, context = (int(case[name]) for name in ("D", "H", "H_kv", "context"))
-    group, head_sets = H // H_kv, virtual_heads(H, H_kv) // config.warps
+    group_size, head_sets = H // H_kv, virtual_heads(H, H_kv) // config.warps
     max_units = int(case["B"]) * head_sets * -(-min(context, int(case.get("window", 0)) or context) // UNIT_KEYS)
     return Footprint(
         threads=32 * config.warps,
-        registers=D // 2 + D // (8 if group <= 8 else 4 if D <= 128 else 64) + OTHER_REGISTERS,
-        shared_bytes=ring_bytes(config, D, group, scheme),
+        registers=D // 2 + D // (8 if group_size <= 8 else 4 if D <= 128 else 64) + OTHER_REGISTERS,
+        shared_bytes=ring_bytes(config, D, group_size, scheme),
         ctas=max(min(HOPPER_SMS * config.ctas_per_sm, max_units // config.least), 1),
     )
 
@@ -104,8 +104,8 @@ def rule(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
     CTAs fit on an SM.  A ring holds two units of 16 keys, so that a warp can load one while it multiplies the other."""
     usage = footprint(config, case.but(context=0), scheme)
     ctas_fit = occupancy((9, 0), usage.threads, usage.registers, usage.shared_bytes).ctas_per_sm >= config.ctas_per_sm
-    divides_heads = virtual_heads(int(case["H"]), int(case["H_kv"])) % config.warps == 0
-    return divides_heads and ctas_fit and config.num_stages >= 2
+    warps_divide_heads = virtual_heads(int(case["H"]), int(case["H_kv"])) % config.warps == 0
+    return warps_divide_heads and ctas_fit and config.num_stages >= 2
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> SplitConfig:
@@ -118,7 +118,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> SplitConfig:
     for warps_per_sm in (16, 8, 4, 2, 1) if D <= 64 else (8, 4, 2, 1):
         warps = max(count for count in range(1, min(warps_per_sm, 8) + 1) if virtual_heads(H, H_kv) % count == 0)
         ring_limit = min(HOPPER.shared_bytes // (warps_per_sm // warps) - SHARED_RESERVED, HOPPER.shared_bytes_per_cta)
-        rings = [SplitConfig(warps, stages, warps_per_sm // warps, least=4) for stages in range(8, 0, -1)]
+        rings = [SplitConfig(warps, num_stages, warps_per_sm // warps, least=4) for num_stages in range(8, 0, -1)]
         config = next((ring for ring in rings if ring_bytes(ring, D, H // H_kv, scheme) <= ring_limit), rings[-1])
         if config.num_stages >= 3:
             break
@@ -141,12 +141,12 @@ def parts(lengths: Sequence[int], sets: int, ctas: int, least: int) -> int:
     """Returns the number of partial results.  If several CTAs share the work of one sequence and one set of heads, each
     of them has one partial result.  A CTA that does all of this work has none."""
     unit_counts = [-(-length // UNIT_KEYS) for length in lengths]
-    total = sum(unit_counts) * sets
-    share_count = max(min(ctas, total // least), 1)
+    units = sum(unit_counts) * sets
+    share_count = max(min(ctas, units // least), 1)
     part_count = start = 0
     for count in unit_counts:
         for _ in range(sets if count else 0):
-            first_share, last_share = (((unit + 1) * share_count - 1) // total for unit in (start, start + count - 1))
+            first_share, last_share = (((unit + 1) * share_count - 1) // units for unit in (start, start + count - 1))
             part_count += last_share - first_share + 1 if last_share > first_share else 0
             start += count
     return part_count
@@ -157,7 +157,7 @@ def traffic(inputs: Arguments) -> Traffic:
     each partial result.  The sums of partial results are not counted, because L2 holds them."""
     q, k_cache, config = inputs.q, inputs.k_cache, inputs.config
     (_, H, D), H_kv = q.shape, k_cache.shape[2]
-    lengths = inputs.seq_lens.clamp(max=inputs.window or NO_WINDOW).long()
+    lengths = inputs.seq_lens.clamp(max=inputs.window or UNLIMITED_WINDOW).long()
     rows, row_tiles = rows_of_tile(H // H_kv)
     ctas, head_sets = grid(q, k_cache, inputs.block_table, inputs.window, config)
     part_bytes = parts(lengths.tolist(), head_sets, ctas, config.least) * config.warps * rows * (D + 1) * 4
@@ -166,7 +166,7 @@ def traffic(inputs: Arguments) -> Traffic:
     return Traffic(op_traffic.read_bytes + repeated_bytes + part_bytes, op_traffic.write_bytes + part_bytes, launches=1)
 
 
-_counters: dict[tuple[int, bool, int], Tensor] = {}
+_counters_by_key: dict[tuple[int, bool, int], Tensor] = {}
 """The counters of launches, by GPU and stream, or for captured launches by GPU and the address of their parts."""
 _unused_counters: dict[int, Tensor] = {}
 """The unused rest of the last block of `COUNTER_BLOCK` counters, by GPU."""
@@ -187,9 +187,9 @@ def counters(count: int, parts: Tensor) -> Tensor:
     if device.type != "cuda":
         return _zeros(count, device)
     with torch.cuda.device(device):
-        stream, is_captured = torch.cuda.current_stream(), torch.cuda.is_current_stream_capturing()
-        key = device.index, is_captured, parts.data_ptr() if is_captured else stream.cuda_stream
-        stream_counters = _counters.get(key)
+        current_stream, is_captured = torch.cuda.current_stream(), torch.cuda.is_current_stream_capturing()
+        counter_key = device.index, is_captured, parts.data_ptr() if is_captured else current_stream.cuda_stream
+        stream_counters = _counters_by_key.get(counter_key)
         if stream_counters is not None and len(stream_counters) >= count:
             return stream_counters
         unused_counters = _unused_counters.get(device.index)
@@ -197,9 +197,9 @@ def counters(count: int, parts: Tensor) -> Tensor:
             if is_captured:
                 return _zeros(count, device)
             unused_counters = _zeros(max(COUNTER_BLOCK, count), device)
-            stream.synchronize()  # launches on other streams use it too
-        _counters[key], _unused_counters[device.index] = unused_counters[:count], unused_counters[count:]
-        return _counters[key]
+            current_stream.synchronize()  # launches on other streams use it too
+        _counters_by_key[counter_key], _unused_counters[device.index] = unused_counters[:count], unused_counters[count:]
+        return _counters_by_key[counter_key]
 
 
 def _zeros(count: int, device: torch.device) -> Tensor:
@@ -242,9 +242,9 @@ def split_kv(
     partial_outs = torch.empty(part_rows, D, dtype=torch.float32, device=q.device)
     partial_lse = torch.empty(part_rows, dtype=torch.float32, device=q.device)
     # Values of queries and output move in pairs if all pairs are at multiples of 4 bytes.
-    pairs_aligned = all(x.data_ptr() % 4 == 0 and x.stride(0) % 2 == x.stride(1) % 2 == 0 for x in (q, out))
+    has_aligned_pairs = all(x.data_ptr() % 4 == 0 and x.stride(0) % 2 == x.stride(1) % 2 == 0 for x in (q, out))
     is_fp8 = k_scale is not None
-    sizes = {
+    macros = {
         "D": D,
         "GROUP": H // H_kv,
         "H_KV": H_kv,
@@ -252,7 +252,7 @@ def split_kv(
         "BF16": int(q.dtype == torch.bfloat16),
         "FP8": int(is_fp8),
         "SOFTCAP": int(softcap is not None),
-        "PAIRS": int(pairs_aligned),
+        "PAIRS": int(has_aligned_pairs),
         "WARPS": config.warps,
         "STAGES": config.num_stages,
         "CTAS_PER_SM": config.ctas_per_sm,
@@ -263,11 +263,11 @@ def split_kv(
     strides = [*q.stride()[:2], *(size * s for x in (k_cache, v_cache) for s in x.stride()[:3]), block_table.stride(0)]
     strides += [*out.stride()[:2], *((0, 0) if lse is None else lse.stride())]
     scale = D**-0.5 if softmax_scale is None else softmax_scale
-    _cuda.load(SOURCE, "split_kv", options=tuple(f"-D{name}={macro_value}" for name, macro_value in sizes.items()))(
+    _cuda.load(SOURCE, "split_kv", options=tuple(f"-D{name}={macro_value}" for name, macro_value in macros.items()))(
         (ctas,), (32 * config.warps,),
         q, k_cache, v_cache, block_table, seq_lens, sinks, k_scale, v_scale, out, lse, partial_outs, partial_lse,
         counters(ctas * config.warps, partial_outs),
-        np.int32(B), np.int32(NO_WINDOW if window is None else min(window, NO_WINDOW)),
+        np.int32(B), np.int32(UNLIMITED_WINDOW if window is None else min(window, UNLIMITED_WINDOW)),
         np.float32(scale), np.float32(softcap or 0.0), *map(np.int64, strides),
         shared_bytes=ring_bytes(config, D, H // H_kv, FP8_CACHE if is_fp8 else BF16),
     )  # fmt: skip

@@ -60,18 +60,18 @@ def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
     """
     cu, lengths, B, H_kv, tiles, window = work
     work_id = turn * gl.num_programs(0) + gl.program_id(0)
-    tile = tiles - 1 - work_id // H_kv
+    tile_index = tiles - 1 - work_id // H_kv
     low_sequence = 0
     high = B
     while high - low_sequence > 1:
         middle_sequence = (low_sequence + high) // 2
-        starts_later = _bound(cu, middle_sequence) * GROUP // (2 * ROWS) + middle_sequence > tile
-        high = gl.where(starts_later, middle_sequence, high)
-        low_sequence = gl.where(starts_later, low_sequence, middle_sequence)
+        starts_after_tile = _bound(cu, middle_sequence) * GROUP // (2 * ROWS) + middle_sequence > tile_index
+        high = gl.where(starts_after_tile, middle_sequence, high)
+        low_sequence = gl.where(starts_after_tile, low_sequence, middle_sequence)
     b = low_sequence
     first_query = _bound(cu, b)
     queries = _bound(cu, b + 1) - first_query
-    row = (tile - first_query * GROUP // (2 * ROWS) - b) * (2 * ROWS)
+    row = (tile_index - first_query * GROUP // (2 * ROWS) - b) * (2 * ROWS)
     length = gl.load(lengths + b)
     last_query = gl.minimum((row + 2 * ROWS - 1) // GROUP, queries - 1)
     visible_end = gl.maximum(length - queries + last_query + 1, 0)
@@ -95,17 +95,17 @@ def tile_layout(rows, columns, copies):
 
 @gluon.jit
 def _tile(ring, slot, COPIES: gl.constexpr):
-    layout: gl.constexpr = tile_layout(ring.shape[1], ring.shape[2], COPIES)
-    return reinterpret(ring.index(slot), ring.dtype, [ring.shape[1], ring.shape[2]], layout)
+    ring_layout: gl.constexpr = tile_layout(ring.shape[1], ring.shape[2], COPIES)
+    return reinterpret(ring.index(slot), ring.dtype, [ring.shape[1], ring.shape[2]], ring_layout)
 
 
 @gluon.jit
 def _pages(table, start, begin, length, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr):
     """Returns the page number of each box (the keys of one copy) of a key block, one per lane.  The number is -1 past
     the end of the sequence.  It is also -1 before all windows, where pages may have been freed."""
-    lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
-    key = start + lane * BOX
-    box_mask = (lane < BLOCK_N // BOX) & (key < length) & (key + BOX > begin)
+    lane_ids = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
+    key = start + lane_ids * BOX
+    box_mask = (lane_ids < BLOCK_N // BOX) & (key < length) & (key + BOX > begin)
     return gl.load(table + key // BLOCK_SIZE, mask=box_mask, other=-1)
 
 
@@ -117,15 +117,15 @@ def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.const
     sum is one instruction, and writes a uniform register.  The loop is unrolled only in part: 16 boxes would spill."""
     BLOCK_N: gl.constexpr = slot.shape[0]
     D: gl.constexpr = slot.shape[1]
-    UNROLLED: gl.constexpr = min(4, BLOCK_N // BOX)
+    UNROLLED_BOXES: gl.constexpr = min(4, BLOCK_N // BOX)
     mbarrier.expect(bar, BLOCK_N * D * (x.dtype.primitive_bitwidth // 8))
     box_views = reinterpret(slot, x.dtype, [BLOCK_N // BOX * COPIES, 1, BOX // 8, D // 64 // COPIES, 8, 64], x.layout)
-    lane = gl.arange(0, 32, pages.type.layout)
+    lane_ids = gl.arange(0, 32, pages.type.layout)
     box_units = gl.where(pages < 0, -1, pages * page_units + first_unit)
-    for box_group in range(boxes // UNROLLED):
-        for unroll_index in gl.static_range(UNROLLED):
-            box_index = box_group * UNROLLED + unroll_index
-            box_unit = gl.sum(gl.where(lane == box_index, box_units, 0), 0)
+    for box_group in range(boxes // UNROLLED_BOXES):
+        for unroll_index in gl.static_range(UNROLLED_BOXES):
+            box_index = box_group * UNROLLED_BOXES + unroll_index
+            box_unit = gl.sum(gl.where(lane_ids == box_index, box_units, 0), 0)
             for copy_index in gl.static_range(COPIES):
                 box_view = box_views.index(copy_index * (BLOCK_N // BOX) + box_index)
                 async_load(x, [box_unit, row // 8, 0, 0, copy_index * 64], bar, box_view)
@@ -136,18 +136,18 @@ def _clear(slot, left, COPIES: gl.constexpr):
     """Writes zeros over all values of a slot after the first `left` tokens, because a page may hold NaN there."""
     BLOCK_N: gl.constexpr = slot.shape[0]
     D: gl.constexpr = slot.shape[1]
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
-    atoms = reinterpret(slot, slot.dtype, [BLOCK_N // 8 * (D // 64), 8, 64], gl.NVMMASharedLayout(128, 16, 2))
+    row_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
+    all_atoms = reinterpret(slot, slot.dtype, [BLOCK_N // 8 * (D // 64), 8, 64], gl.NVMMASharedLayout(128, 16, 2))
     ROW_STEP: gl.constexpr = D // 64 // COPIES  # atoms from 8 rows to the next 8
     COLUMN_STEP: gl.constexpr = BLOCK_N // 8 if COPIES > 1 else 1  # and from 64 columns to the next 64
-    rows = gl.arange(0, 8, gl.SliceLayout(1, layout))
+    rows = gl.arange(0, 8, gl.SliceLayout(1, row_layout))
     atom_row = left // 8
     for column in range(D // 64):
-        atom_view = atoms.index(column * COLUMN_STEP + atom_row * ROW_STEP)
-        old_rows = atom_view.load(layout)
+        atom_view = all_atoms.index(column * COLUMN_STEP + atom_row * ROW_STEP)
+        old_rows = atom_view.load(row_layout)
         atom_view.store(gl.where((rows < left % 8)[:, None], old_rows, 0.0))
         for next_row in range(atom_row + 1, BLOCK_N // 8):
-            atoms.index(column * COLUMN_STEP + next_row * ROW_STEP).store(gl.zeros([8, 64], slot.dtype, layout))
+            all_atoms.index(column * COLUMN_STEP + next_row * ROW_STEP).store(gl.zeros([8, 64], slot.dtype, row_layout))
     fence_async_shared()
 
 
@@ -170,15 +170,15 @@ def _produce(
         load_start = (end_block - 1) * BLOCK_N
         next_pages = _pages(table_row, load_start, first_key, length, BLOCK_SIZE, BOX, BLOCK_N)
         pages_before = gl.zeros_like(next_pages)
-        for step in range(end_block - first_block + 1):
+        for copy_step in range(end_block - first_block + 1):
             pages = next_pages
             next_pages = _pages(table_row, load_start - BLOCK_N, first_key, length, BLOCK_SIZE, BOX, BLOCK_N)
-            if step < end_block - first_block:
+            if copy_step < end_block - first_block:
                 mbarrier.wait(k_empty.index(slot), phase)
                 _load(k, k_full.index(slot), keys.index(slot), pages, k_page, kv_head * k_head, load_start % BLOCK_SIZE,
                       box_count, BOX, COPIES)  # fmt: skip
                 slot, phase = advance(slot, phase, keys)
-            if step > 0:
+            if copy_step > 0:
                 block_start = load_start + BLOCK_N
                 # Values that the end cuts are `full` once the rest is zeros; the last barrier is that of their bytes.
                 is_partial = block_start + BLOCK_N > length
@@ -202,31 +202,31 @@ def _steps(
 ):  # fmt: skip
     """Computes the key blocks from `from_block - 1` down to `to_block`.  The exponentials of a block overlap the value
     matmul of the previous step's block.  Except at `low`, the last block, a step awaits the next keys."""
-    weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = state
+    weights, rescale, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase = state
     keys, values, k_full, k_empty, v_full, v_empty = memory
     BLOCK_N: gl.constexpr = keys.shape[1]
-    layout: gl.constexpr = weights.type.layout
+    weight_layout: gl.constexpr = weights.type.layout
     for block_step in range(from_block - to_block):
-        block = from_block - 1 - block_step
-        zero_scores = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
-        key_tile = _tile(keys, slot, COPIES)
+        key_block = from_block - 1 - block_step
+        zero_scores = gl.zeros((ROWS, BLOCK_N), gl.float32, weight_layout)
+        key_tile = _tile(keys, k_slot, COPIES)
         scores = warpgroup_mma(q_tile, key_tile.permute((1, 0)), zero_scores, use_acc=False, is_async=True)
         mbarrier.wait(v_full.index(v_slot), v_phase)
         accumulator = attention.rescaled(accumulator, rescale)
         weight_operand = attention.as_factor(weights, keys.dtype, accumulator.type.layout)
         accumulator = warpgroup_mma(weight_operand, _tile(values, v_slot, COPIES), accumulator, is_async=True)
         scores = warpgroup_mma_wait(num_outstanding=1, deps=(scores,))
-        mbarrier.arrive(k_empty.index(slot))
-        last_key = (positions - block * BLOCK_N)[:, None]
+        mbarrier.arrive(k_empty.index(k_slot))
+        last_key = (positions - key_block * BLOCK_N)[:, None]
         weights, m_i, l_i, rescale = attention.softmax(scores, m_i, l_i, scales, last_key, None, window, MASKED)
-        slot, phase = advance(slot, phase, keys)
+        k_slot, k_phase = advance(k_slot, k_phase, keys)
         # This wait is a loop, over which the assembler moves no wait for products.  Without it here, it moved that wait
         # before the exponentials, which then overlapped no product of this warpgroup.
-        mbarrier.wait(k_full.index(slot), phase, pred=block > low)
+        mbarrier.wait(k_full.index(k_slot), k_phase, pred=key_block > low)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(v_empty.index(v_slot))
         v_slot, v_phase = advance(v_slot, v_phase, values)
-    return weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase
+    return weights, rescale, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase
 
 
 @gluon.jit
@@ -242,11 +242,11 @@ def _consume(
     D: gl.constexpr = keys.shape[2]
     BLOCK_N: gl.constexpr = keys.shape[1]
     scores_layout: gl.constexpr = attention.product_layout(BLOCK_N)
-    layout: gl.constexpr = attention.product_layout(D)
+    acc_layout: gl.constexpr = attention.product_layout(D)
     rows_layout: gl.constexpr = gl.SliceLayout(1, scores_layout)
     load_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     q_tile = queries_tile.index(HALF)
-    slot, phase, v_slot, v_phase = 0, 0, 0, 0
+    k_slot, k_phase, v_slot, v_phase = 0, 0, 0, 0
     for tile_round in range(gl.cdiv(tiles * H_kv - gl.program_id(0), gl.num_programs(0))):
         kv_head, b, first_query, queries, row, length, low, high, _ = _place(tile_round, tile_args, GROUP, BLOCK_N)
         row += HALF * ROWS
@@ -263,33 +263,33 @@ def _consume(
         positions = length - queries + thread_rows // GROUP
         m_i = gl.full((ROWS,), float("-inf"), gl.float32, rows_layout)
         l_i = gl.zeros((ROWS,), gl.float32, rows_layout)
-        accumulator = gl.zeros((ROWS, D), gl.float32, layout)
+        accumulator = gl.zeros((ROWS, D), gl.float32, acc_layout)
         if low < high:
             zero_scores = gl.zeros((ROWS, BLOCK_N), gl.float32, scores_layout)
-            mbarrier.wait(k_full.index(slot), phase)
-            key_tile = _tile(keys, slot, COPIES)
+            mbarrier.wait(k_full.index(k_slot), k_phase)
+            key_tile = _tile(keys, k_slot, COPIES)
             scores = warpgroup_mma(q_tile, key_tile.permute((1, 0)), zero_scores, use_acc=False, is_async=True)
             scores = warpgroup_mma_wait(num_outstanding=0, deps=(scores,))
-            mbarrier.arrive(k_empty.index(slot))
+            mbarrier.arrive(k_empty.index(k_slot))
             last_key = (positions - (high - 1) * BLOCK_N)[:, None]
             weights, m_i, l_i, rescale = attention.softmax(scores, m_i, l_i, scales, last_key, None, window, True)
-            slot, phase = advance(slot, phase, keys)
-            mbarrier.wait(k_full.index(slot), phase, pred=high - 1 > low)
+            k_slot, k_phase = advance(k_slot, k_phase, keys)
+            mbarrier.wait(k_full.index(k_slot), k_phase, pred=high - 1 > low)
             first_limit = length - queries + row // GROUP
             last_limit = length - queries + gl.minimum((row + ROWS - 1) // GROUP, queries - 1)
             diagonal_blocks, full_blocks, _ = attention.block_kinds(first_limit, last_limit, low, high, window, BLOCK_N)
             edges = (high - 1, high - 1 - diagonal_blocks, high - 1 - diagonal_blocks - full_blocks, low)
-            state = (weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase)
+            state = (weights, rescale, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase)
             for kind in gl.static_range(3):
                 if kind < 2 or window is not None:
                     state = _steps(
                         q_tile, memory, state, edges[kind], edges[kind + 1], low, positions, scales, window, kind != 1,
                         COPIES,
                     )  # fmt: skip
-            weights, rescale, accumulator, m_i, l_i, slot, phase, v_slot, v_phase = state
+            weights, rescale, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase = state
             mbarrier.wait(v_full.index(v_slot), v_phase)
             accumulator = attention.rescaled(accumulator, rescale)
-            weight_operand = attention.as_factor(weights, keys.dtype, layout)
+            weight_operand = attention.as_factor(weights, keys.dtype, acc_layout)
             accumulator = warpgroup_mma(weight_operand, _tile(values, v_slot, COPIES), accumulator, is_async=True)
             accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
             mbarrier.arrive(v_empty.index(v_slot))
@@ -328,16 +328,16 @@ def pages_kernel(
     v_full = new_barriers(STAGES + 1, 1)  # the last counts the bytes of a block that the producer then clears in part
     v_empty = new_barriers(STAGES, 2)
     fence_async_shared()
-    memory = (keys, values, k_full, k_empty, v_full, v_empty)
+    shared_memory = (keys, values, k_full, k_empty, v_full, v_empty)
     tile_args = (cu, lens, B, H_kv, tiles, window)
     strides = (q_stride_t, q_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h)
-    consumer_args = ((q, out, lse, sinks), strides, (scale, stretch, cap), tile_args, queries, memory)
+    consumer_args = ((q, out, lse, sinks), strides, (scale, stretch, cap), tile_args, queries, shared_memory)
     load_args = (k, v, table, table_stride, k_page, k_head, v_page, v_head, boxes)
     gl.warp_specialize(
         [
             (_consume, (consumer_args, HEAD_DIM, GROUP, NEGATED, COPIES, 0)),
             (_consume, (consumer_args, HEAD_DIM, GROUP, NEGATED, COPIES, 1)),
-            (_produce, (load_args, tile_args, memory, GROUP, BLOCK_SIZE, BOX, COPIES)),
+            (_produce, (load_args, tile_args, shared_memory, GROUP, BLOCK_SIZE, BOX, COPIES)),
         ],
         [4, 1],
         [240, 24],

@@ -29,7 +29,7 @@ from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.reference.spec import Arguments
 from rooflab.roofline.model import Traffic
 
-PAGE_MULTIPLE = 256
+PAGE_SIZE_MULTIPLE = 256
 """A page of FlashAttention-2 has a multiple of this number of tokens."""
 ANY_PAGE_IMPL = "FA3"
 """torch's name for FlashAttention-3, which takes pages of any size."""
@@ -52,13 +52,13 @@ def traffic(inputs: Arguments) -> Traffic:
 def why_not_taken(inputs: Arguments) -> str | None:
     """Returns why torch's `varlen_attn` cannot take these inputs, or None."""
     block_size = inputs.k_cache.shape[1]
-    reason = why_lacking(*NEEDED_ARGUMENTS)
-    if reason or _active() == ANY_PAGE_IMPL:
-        return reason
+    lacking_text = why_lacking(*NEEDED_ARGUMENTS)
+    if lacking_text or _active() == ANY_PAGE_IMPL:
+        return lacking_text
     if _active() is not None:
         return f"kernel: expected FlashAttention-2 or {ANY_PAGE_IMPL}, got {_active()} activated"
-    if block_size % PAGE_MULTIPLE:
-        page_text = f"pages of a multiple of {PAGE_MULTIPLE} tokens for FlashAttention-2"
+    if block_size % PAGE_SIZE_MULTIPLE:
+        page_text = f"pages of a multiple of {PAGE_SIZE_MULTIPLE} tokens for FlashAttention-2"
         return f"k_cache: expected {page_text}, got {block_size}; {ANY_PAGE_IMPL}, which is not activated, takes any"
     return None
 
@@ -88,8 +88,8 @@ def torch_varlen(
     """Calls `varlen_attn`, which allocates the result.  Does not read the lengths, but passes the largest possible
     lengths."""
     # Asked at each call, because the activated kernel may have changed.
-    if reason := why_not_taken(Arguments(k_cache=k_cache)):
-        raise ValueError(reason)
+    if refusal_text := why_not_taken(Arguments(k_cache=k_cache)):
+        raise ValueError(refusal_text)
     check_all_pages(q, k_cache, block_table, seq_lens, cu_seqlens_q)
     max_slots = block_table.shape[1] * k_cache.shape[1]
     if len(q) == 0 or max_slots == 0:

@@ -30,19 +30,19 @@ def _rmsnorm(
     # rows are int64, because row * stride passes 2**31 from T * H = 2**31 on.
     rows = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]
     columns = tl.arange(0, BLOCK_H)[None, :]
-    mask = (rows < T) & (columns < H)
+    value_mask = (rows < T) & (columns < H)
     weight = tl.load(weight_ptr + columns, mask=columns < H, other=0.0).to(tl.float32) + weight_offset
     # Keeps the weight's load before the row's: ptxas would move it behind the sum, and the program would wait for
     # memory twice.  The barrier does not wait for the load.
     tl.debug_barrier()
-    x = tl.load(x_ptr + rows * stride_x + columns, mask=mask, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + rows * stride_x + columns, mask=value_mask, other=0.0).to(tl.float32)
     # The masked lanes are 0, so they do not change the sum, and the divisor is H, not BLOCK_H.
     # tl.sum exchanges the sums of warps through shared memory, behind two barriers of the CTA.
     scale = tl.rsqrt(tl.sum(x * x, axis=1) / H + eps)
     normed_x = x * scale[:, None]
     if ROUND_FIRST:
         normed_x = normed_x.to(out_ptr.dtype.element_ty).to(tl.float32)
-    tl.store(out_ptr + rows * stride_out + columns, (normed_x * weight).to(out_ptr.dtype.element_ty), mask=mask)
+    tl.store(out_ptr + rows * stride_out + columns, (normed_x * weight).to(out_ptr.dtype.element_ty), mask=value_mask)
 
 
 @kernel(

@@ -81,10 +81,10 @@ def _rope(
 def layout(of: Arguments) -> tuple[tuple[int, int], tuple[int, ...], dict[str, Any]]:
     """Computes the grid, the sizes and strides, and the constants of a launch."""
     (T, H, D), H_kv = of.q.shape, of.k.shape[1]
-    block_half = next_power_of_2(D // 2)
-    block_heads = min(next_power_of_2(max(H, H_kv)), max(TILE_VALUES // block_half, 1))
+    block_pairs = next_power_of_2(D // 2)
+    block_heads = min(next_power_of_2(max(H, H_kv)), max(TILE_VALUES // block_pairs, 1))
     strides = (stride for x in (of.q_out, of.k_out) for stride in x.stride()[:2])
-    scalars = (
+    scalar_args = (
         H,
         H_kv,
         of.cos.shape[0],
@@ -94,9 +94,9 @@ def layout(of: Arguments) -> tuple[tuple[int, int], tuple[int, ...], dict[str, A
         of.sin.stride(0),
         *strides,
     )
-    block_sizes = {"HALF": D // 2, "BLOCK_HALF": block_half, "BLOCK_HEADS": block_heads}
-    constants = {**block_sizes, "INTERLEAVED": of.interleaved, "num_warps": NUM_WARPS}
-    return (T, cdiv(H, block_heads) + cdiv(H_kv, block_heads)), scalars, constants
+    block_sizes = {"HALF": D // 2, "BLOCK_HALF": block_pairs, "BLOCK_HEADS": block_heads}
+    constant_args = {**block_sizes, "INTERLEAVED": of.interleaved, "num_warps": NUM_WARPS}
+    return (T, cdiv(H, block_heads) + cdiv(H_kv, block_heads)), scalar_args, constant_args
 
 
 @kernel(
@@ -125,5 +125,5 @@ def fused(
     bound: Any,
 ) -> None:
     """Rotates q and k in fp32, rounded once.  A position outside the tables gives zeros: a kernel cannot raise."""
-    grid, scalars, constants = bound
-    _rope[grid](q, k, cos, sin, positions, q_out, k_out, *scalars, **constants)
+    grid, scalar_args, constant_args = bound
+    _rope[grid](q, k, cos, sin, positions, q_out, k_out, *scalar_args, **constant_args)

@@ -33,14 +33,14 @@ def turned(
 ) -> tuple[Tensor, Tensor]:
     """Returns q and k rotated by the angles of their positions."""
     H = q.shape[1]
-    c = cos[positions].unsqueeze(1)  # (T, 1, D/2)
-    s = sin[positions].unsqueeze(1)
+    cosines = cos[positions].unsqueeze(1)  # (T, 1, D/2)
+    sines = sin[positions].unsqueeze(1)
     x = torch.cat((q, k), dim=1).float()  # (T, H + H_kv, D)
     if interleaved:
         x1, x2 = x[..., 0::2], x[..., 1::2]
     else:
         x1, x2 = x.chunk(2, dim=-1)
-    rotated_halves = (torch.addcmul(x1 * c, x2, s, value=-1), torch.addcmul(x2 * c, x1, s))
+    rotated_halves = (torch.addcmul(x1 * cosines, x2, sines, value=-1), torch.addcmul(x2 * cosines, x1, sines))
     rotated_qk = torch.stack(rotated_halves, dim=-1).flatten(-2) if interleaved else torch.cat(rotated_halves, dim=-1)
     rotated_qk = rotated_qk.to(q.dtype)
     return rotated_qk[:, :H], rotated_qk[:, H:]

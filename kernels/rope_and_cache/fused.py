@@ -37,9 +37,9 @@ def _load(
         values = tl.load(x_ptr + rows + columns[None, :], mask=real & (columns < 2 * HALF)[None, :], other=0.0)
         x1, x2 = tl.split(tl.reshape(values.to(tl.float32), [rows.shape[0], BLOCK_HALF, 2]))
     else:
-        mask = real & (pair_ids < HALF)[None, :]
-        x1 = tl.load(x_ptr + rows + pair_ids[None, :], mask=mask, other=0.0).to(tl.float32)
-        x2 = tl.load(x_ptr + rows + HALF + pair_ids[None, :], mask=mask, other=0.0).to(tl.float32)
+        pair_mask = real & (pair_ids < HALF)[None, :]
+        x1 = tl.load(x_ptr + rows + pair_ids[None, :], mask=pair_mask, other=0.0).to(tl.float32)
+        x2 = tl.load(x_ptr + rows + HALF + pair_ids[None, :], mask=pair_mask, other=0.0).to(tl.float32)
     tail_values = tl.zeros([rows.shape[0], BLOCK_TAIL], tl.float32)
     if 2 * HALF < D:
         columns = 2 * HALF + tl.arange(0, BLOCK_TAIL)[None, :]
@@ -56,9 +56,9 @@ def _store_pairs(out_ptr, rows, real, y1, y2, HALF: tl.constexpr, BLOCK_HALF: tl
         values = tl.reshape(tl.join(y1, y2), [y1.shape[0], 2 * BLOCK_HALF])
         tl.store(out_ptr + rows + columns[None, :], values.to(out_dtype), mask=real & (columns < 2 * HALF)[None, :])
     else:
-        mask = real & (pair_ids < HALF)[None, :]
-        tl.store(out_ptr + rows + pair_ids[None, :], y1.to(out_dtype), mask=mask)
-        tl.store(out_ptr + rows + HALF + pair_ids[None, :], y2.to(out_dtype), mask=mask)
+        pair_mask = real & (pair_ids < HALF)[None, :]
+        tl.store(out_ptr + rows + pair_ids[None, :], y1.to(out_dtype), mask=pair_mask)
+        tl.store(out_ptr + rows + HALF + pair_ids[None, :], y2.to(out_dtype), mask=pair_mask)
 
 
 @triton.jit
@@ -89,7 +89,7 @@ def _turn(
     """Normalizes and rotates heads, and stores them where the mask `stored` is true.  Returns rows of v, if given."""
     if norm_ptr is not None:
         norm_row = tl.zeros([1, 1], tl.int32)
-        w1, w2, w_tail = _load(norm_ptr, norm_row, norm_row == 0, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
+        w1, w2, tail_weights = _load(norm_ptr, norm_row, norm_row == 0, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)
     if PDL:
         # No kernel of a step writes weights, positions, slots and tables.
         cos, sin = _angles(position, cos_ptr, sin_ptr, stride_cos, stride_sin, max_position, HALF, BLOCK_HALF)
@@ -109,7 +109,7 @@ def _turn(
     if norm_ptr is not None:
         square_sum = tl.sum(x1 * x1 + x2 * x2, axis=1) + tl.sum(tail_values * tail_values, axis=1)
         inverse_rms = tl.rsqrt(square_sum / D + eps)[:, None]
-        x1, x2, tail_values = x1 * inverse_rms * w1, x2 * inverse_rms * w2, tail_values * inverse_rms * w_tail
+        x1, x2, tail_values = x1 * inverse_rms * w1, x2 * inverse_rms * w2, tail_values * inverse_rms * tail_weights
     y1, y2 = _scaled(x1 * cos - x2 * sin, scale, FP8), _scaled(x2 * cos + x1 * sin, scale, FP8)
     _store_pairs(out_ptr, out_rows, stored, y1, y2, HALF, BLOCK_HALF, INTERLEAVED)
     if 2 * HALF < D:
@@ -184,31 +184,31 @@ def traffic(inputs: Arguments) -> Traffic:
 
 def layout(of: Arguments) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
     """Computes the grid, the sizes and strides, and the constants of a launch."""
-    (T, H, D), H_kv, R = of.q.shape, of.k.shape[1], 2 * of.cos.shape[1]
-    block_half = next_power_of_2(cdiv(D, 2))
+    (T, H, D), H_kv, rotary_dim = of.q.shape, of.k.shape[1], 2 * of.cos.shape[1]
+    block_pairs = next_power_of_2(cdiv(D, 2))
     # For few tokens, programs of 1024 values would not fill the SMs twice; else a thread has 16 bytes of each half.
-    rows = max((512 if T < 64 else 1024) // block_half, 1)
+    rows = max((512 if T < 64 else 1024) // block_pairs, 1)
     q_heads, k_heads = (min(rows, next_power_of_2(max(heads, 1))) for heads in (H, H_kv))
     q_tokens, k_tokens = rows // q_heads, rows // k_heads
     strides = (stride for x in (of.q, of.q_out, of.k, of.v) for stride in x.stride()[:2])
     num_slots = of.k_cache.shape[0] * of.k_cache.shape[1]
-    scalars = (T, of.cos.shape[0], num_slots, *strides, of.cos.stride(0), of.sin.stride(0))
-    constants = {
+    scalar_args = (T, of.cos.shape[0], num_slots, *strides, of.cos.stride(0), of.sin.stride(0))
+    constant_args = {
         "H": H,
         "H_KV": H_kv,
         "D": D,
-        "HALF": R // 2,
-        "BLOCK_HALF": block_half,
+        "HALF": rotary_dim // 2,
+        "BLOCK_HALF": block_pairs,
         "Q_TOKENS": q_tokens,
         "Q_HEADS": q_heads,
         "K_TOKENS": k_tokens,
         "K_HEADS": k_heads,
-        "BLOCK_TAIL": next_power_of_2(max(D - R, 1)),
+        "BLOCK_TAIL": next_power_of_2(max(D - rotary_dim, 1)),
         "INTERLEAVED": of.interleaved,
         "FP8": of.k_scale is not None,
         "num_warps": NUM_WARPS,
     }
-    return (cdiv(T, q_tokens) * cdiv(H, q_heads) + cdiv(T, k_tokens) * cdiv(H_kv, k_heads),), scalars, constants
+    return (cdiv(T, q_tokens) * cdiv(H, q_heads) + cdiv(T, k_tokens) * cdiv(H_kv, k_heads),), scalar_args, constant_args
 
 
 @kernel(
@@ -227,8 +227,8 @@ def fused(
 ) -> None:  # fmt: skip
     """Normalizes and rotates q and k in fp32, rounded once, and writes k and v to the cache.  Skips a slot outside the
     cache.  A position outside the tables gives zeros, because a kernel cannot raise."""
-    grid, scalars, constants = bound
+    grid, scalar_args, constant_args = bound
     _rope_and_cache[grid](
         q, k, v, cos, sin, positions, q_out, k_cache, v_cache, slot_mapping, k_scale, v_scale, q_norm, k_norm,
-        *scalars, norm_eps, **constants, **pdl_arguments(),
+        *scalar_args, norm_eps, **constant_args, **pdl_arguments(),
     )  # fmt: skip

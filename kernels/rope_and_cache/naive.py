@@ -19,15 +19,15 @@ def naive(
     R = 2 * cos.shape[1]
     first_columns = slice(0, R, 2) if interleaved else slice(0, R // 2)
     second_columns = slice(1, R, 2) if interleaved else slice(R // 2, R)
-    c, s = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # (T, 1, R/2)
+    cosines, sines = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)  # (T, 1, R/2)
     rotated_heads = []
     for x, weight in ((q, q_norm), (k, k_norm)):
         x32 = x.float()
         if weight is not None:
             x32 = x32 * (x32.square().mean(dim=-1, keepdim=True) + norm_eps).rsqrt() * weight.float()
         result = x32.clone()
-        result[..., first_columns] = x32[..., first_columns] * c - x32[..., second_columns] * s
-        result[..., second_columns] = x32[..., second_columns] * c + x32[..., first_columns] * s
+        result[..., first_columns] = x32[..., first_columns] * cosines - x32[..., second_columns] * sines
+        result[..., second_columns] = x32[..., second_columns] * cosines + x32[..., first_columns] * sines
         rotated_heads.append(result)
     q_out.copy_(rotated_heads[0])
     has_slot = slot_mapping >= 0

@@ -16,9 +16,9 @@ def check_rows(best: torch.Tensor, rows: Sequence[int] | None = None) -> None:
     """Raises `ValueError`, on the CPU, if a row's largest logit in `best` (n,) is not finite.  For a row with a NaN,
     the largest logit is NaN.  `rows` are the row numbers, by default 0 to n - 1."""
     if best.device.type == "cpu" and not bool(best.isfinite().all()):
-        bad_index = int((~best.isfinite()).int().argmax())
-        row = bad_index if rows is None else rows[bad_index]
-        raise ValueError(f"logits: row {row}: expected a finite largest value, got {best[bad_index].item()}")
+        bad_row_index = int((~best.isfinite()).int().argmax())
+        row = bad_row_index if rows is None else rows[bad_row_index]
+        raise ValueError(f"logits: row {row}: expected a finite largest value, got {best[bad_row_index].item()}")
 
 
 def edited(logits: torch.Tensor, edits: Edits) -> torch.Tensor:
@@ -47,8 +47,8 @@ def _changes(logits: torch.Tensor, edits: Edits) -> tuple[torch.Tensor, torch.Te
     """Returns the rows, ids and new fp32 values of the N edited tokens, (N,) each."""
     row_offsets, edit_ids, token_counts, bias = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
     if row_offsets is None or edit_ids is None or token_counts is None or bias is None:
-        no_ids = torch.empty(0, dtype=torch.int64, device=logits.device)
-        return no_ids, no_ids, no_ids.float()
+        empty_ids = torch.empty(0, dtype=torch.int64, device=logits.device)
+        return empty_ids, empty_ids, empty_ids.float()
     all_rows = torch.arange(len(logits), device=logits.device)
     rows = torch.repeat_interleave(all_rows, row_offsets.diff(), output_size=len(edit_ids))
     values = logits[rows, edit_ids].float() + bias

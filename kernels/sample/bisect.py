@@ -30,9 +30,9 @@ def load_row(row_ptr, start, V, BLOCK: tl.constexpr):
     """Loads BLOCK logits as fp32, with -inf past the end.  NaN becomes -inf, and +inf becomes the largest float.  So
     the drawn token is in the vocabulary."""
     tokens = start + tl.arange(0, BLOCK)
-    x = tl.load(row_ptr + tokens, mask=tokens < V, other=float("-inf")).to(tl.float32)
-    x = tl.where(x == x, x, float("-inf"))
-    return tokens, tl.minimum(x, 3.4028234663852886e38)
+    logits = tl.load(row_ptr + tokens, mask=tokens < V, other=float("-inf")).to(tl.float32)
+    logits = tl.where(logits == logits, logits, float("-inf"))
+    return tokens, tl.minimum(logits, 3.4028234663852886e38)
 
 
 @triton.jit
@@ -65,11 +65,11 @@ def find_cut(row_ptr, limit, best, temperature, V, BY_MASS: tl.constexpr, BLOCK:
         thresholds = key_prefix | (digit_values << bit_shift).to(tl.uint32, bitcast=True) | ((1 << bit_shift) - 1)
         above = tl.zeros((BLOCK, 16), tl.float32)
         for block_start in range(0, V, BLOCK):
-            tokens, x = load_row(row_ptr, block_start, V, BLOCK)
+            tokens, logits = load_row(row_ptr, block_start, V, BLOCK)
             weight = tl.where(tokens < V, 1.0, 0.0)
             if BY_MASS:
-                weight = weigh(x, best, temperature)
-            above += tl.where(to_key(x)[:, None] > thresholds[None, :], weight[:, None], 0.0)
+                weight = weigh(logits, best, temperature)
+            above += tl.where(to_key(logits)[:, None] > thresholds[None, :], weight[:, None], 0.0)
         # `above` falls as the digit rises, and the step before made it less than `limit` at the last digit.
         key_digit = tl.min(tl.where(tl.sum(above, 0) < limit, digit_values, 15), 0)
         key_prefix = key_prefix | (key_digit << bit_shift).to(tl.uint32, bitcast=True)
@@ -79,14 +79,14 @@ def find_cut(row_ptr, limit, best, temperature, V, BY_MASS: tl.constexpr, BLOCK:
 @triton.jit
 def tail_of(row_ptr, cut, best, temperature, V, BLOCK: tl.constexpr):
     """Returns how many tokens have keys above `cut` (the tail of the distribution), and their total weight."""
-    count = tl.zeros((BLOCK,), tl.int32)
+    above_count = tl.zeros((BLOCK,), tl.int32)
     mass_sums = tl.zeros((BLOCK,), tl.float32)
     for block_start in range(0, V, BLOCK):
-        _, x = load_row(row_ptr, block_start, V, BLOCK)
-        above_cut = to_key(x) > cut
-        count += above_cut.to(tl.int32)
-        mass_sums += tl.where(above_cut, weigh(x, best, temperature), 0.0)
-    return tl.sum(count, 0), tl.sum(mass_sums, 0)
+        _, logits = load_row(row_ptr, block_start, V, BLOCK)
+        is_above_cut = to_key(logits) > cut
+        above_count += is_above_cut.to(tl.int32)
+        mass_sums += tl.where(is_above_cut, weigh(logits, best, temperature), 0.0)
+    return tl.sum(above_count, 0), tl.sum(mass_sums, 0)
 
 
 @triton.jit
@@ -114,15 +114,15 @@ def bisect_kernel(
     position = (tl.load(position_ptr + b) & 0xFFFFFFFF).to(tl.uint32)
 
     # Each lane keeps the first of equal values, so the lowest index wins.
-    lane_best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    lane_best_value = tl.full((BLOCK,), float("-inf"), tl.float32)
     lane_token = tl.full((BLOCK,), 0, tl.int32)
     for block_start in range(0, V, BLOCK):
-        tokens, x = load_row(row_ptr, block_start, V, BLOCK)
-        is_better = x > lane_best
-        lane_best = tl.where(is_better, x, lane_best)
+        tokens, logits = load_row(row_ptr, block_start, V, BLOCK)
+        is_better = logits > lane_best_value
+        lane_best_value = tl.where(is_better, logits, lane_best_value)
         lane_token = tl.where(is_better, tokens, lane_token)
-    best_logit = tl.max(lane_best, 0)
-    best_token = tl.min(tl.where(lane_best == best_logit, lane_token, V), 0)
+    best_logit = tl.max(lane_best_value, 0)
+    best_token = tl.min(tl.where(lane_best_value == best_logit, lane_token, V), 0)
 
     if (temperature > 0.0) & (best_logit > float("-inf")):
         cut_key = tl.full((), 0, tl.uint32)
@@ -145,27 +145,27 @@ def bisect_kernel(
                 ties_left = V
             _, above_mass = tail_of(row_ptr, cut_key, best_logit, temperature, V, BLOCK)
 
-        lane_best = tl.full((BLOCK,), float("-inf"), tl.float32)
+        lane_best_value = tl.full((BLOCK,), float("-inf"), tl.float32)
         lane_token = tl.full((BLOCK,), 0, tl.int32)
         ties_before = 0
         for block_start in range(0, V, BLOCK):
-            tokens, x = load_row(row_ptr, block_start, V, BLOCK)
-            key = to_key(x)
-            weight = weigh(x, best_logit, temperature)
+            tokens, logits = load_row(row_ptr, block_start, V, BLOCK)
+            key = to_key(logits)
+            weight = weigh(logits, best_logit, temperature)
             is_tie = (key == cut_key).to(tl.int32)
             tie_rank = ties_before + tl.cumsum(is_tie, 0) - is_tie
             keeps_tie = (is_tie > 0) & (tie_rank < ties_left) & (above_mass + tie_rank * weight < mass_limit)
-            in_support = ((key > cut_key) | keeps_tie) & (weight >= min_p) & (x > float("-inf"))
+            in_support = ((key > cut_key) | keeps_tie) & (weight >= min_p) & (logits > float("-inf"))
             ties_before += tl.sum(is_tie, 0)
             if tl.sum(in_support.to(tl.int32), 0) > 0:
-                blocks = (block_start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
-                w0, w1, w2, w3 = tl.philox(seed, position, blocks, 0, 0)
+                philox_blocks = (block_start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
+                w0, w1, w2, w3 = tl.philox(seed, position, philox_blocks, 0, 0)
                 words = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))  # of tokens 0, 1, 2, 3, 4 ...
-                score = tl.div_rn(x - best_logit, temperature) - log_exponential(words)
-                is_better = in_support & (score > lane_best)
-                lane_best = tl.where(is_better, score, lane_best)
+                race_score = tl.div_rn(logits - best_logit, temperature) - log_exponential(words)
+                is_better = in_support & (race_score > lane_best_value)
+                lane_best_value = tl.where(is_better, race_score, lane_best_value)
                 lane_token = tl.where(is_better, tokens, lane_token)
-        best_token = tl.min(tl.where(lane_best == tl.max(lane_best, 0), lane_token, V), 0)
+        best_token = tl.min(tl.where(lane_best_value == tl.max(lane_best_value, 0), lane_token, V), 0)
     tl.store(out_ptr + b, best_token.to(tl.int64))
 
 

@@ -31,19 +31,19 @@ from rooflab.roofline.occupancy import HOPPER
 
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 THREADS = 512
-FEW_THREADS = 128
+SMALL_CTA_THREADS = 128
 """The number of threads for a part of at most `FEW_TOKENS` tokens, so that fewer sums are added."""
 FEW_TOKENS = 2048
-STATIC_BYTES = 12 * 1024
+STATIC_SHARED_BYTES = 12 * 1024
 """The bytes of static shared memory, for sums and for the tokens at the end of a search."""
-MAX_CLUSTER = 8
+MAX_CLUSTER_CTAS = 8
 TARGET_CTA_TOKENS = 16 * 1024
 """The number of tokens of a CTA at which two CTAs share an SM; 64 registers per thread allow this.  The SM then loads
 one row while it searches another."""
 MAX_TOP_N = 32
 EDIT_NAMES = tuple(each.name for each in fields(Edits))
 """The names of the edits, in the order of the kernel's arguments."""
-MAX_TOKENS = (HOPPER.shared_bytes_per_cta - STATIC_BYTES) // 4 // 32 * 32 * MAX_CLUSTER
+MAX_TOKENS = (HOPPER.shared_bytes_per_cta - STATIC_SHARED_BYTES) // 4 // 32 * 32 * MAX_CLUSTER_CTAS
 """The most tokens that the shared memory of a cluster holds."""
 
 
@@ -65,7 +65,7 @@ def share_of(V: int, cluster: int) -> int:
 def footprint(config: ClusterConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the resources of a CTA.  Shared memory holds its part of a row.  A thread has 40 registers, for
     thresholds, their sums, and four vectors of the row."""
-    shared_bytes = 4 * share_of(int(case["V"]), config.cluster) + STATIC_BYTES
+    shared_bytes = 4 * share_of(int(case["V"]), config.cluster) + STATIC_SHARED_BYTES
     return Footprint(config.threads, 40, shared_bytes, int(case["B"]) * config.cluster)
 
 
@@ -73,11 +73,11 @@ def few_ctas(case: Case, scheme: Scheme = BF16) -> ClusterConfig:
     """Returns the default: the smallest cluster with which two CTAs fit on an SM, or a larger one if SMs are idle."""
     B, V = int(case["B"]), int(case["V"])
     cluster = 1
-    while cluster < MAX_CLUSTER and (
+    while cluster < MAX_CLUSTER_CTAS and (
         share_of(V, cluster) > TARGET_CTA_TOKENS or (B * cluster < HOPPER_SMS and share_of(V, cluster) > 4 * THREADS)
     ):
         cluster *= 2
-    return ClusterConfig(cluster, FEW_THREADS if share_of(V, cluster) <= FEW_TOKENS else THREADS)
+    return ClusterConfig(cluster, SMALL_CTA_THREADS if share_of(V, cluster) <= FEW_TOKENS else THREADS)
 
 
 CONFIGS = space(ClusterConfig, cluster=(1, 2, 4, 8), threads=(128, 256, 512))

@@ -69,10 +69,10 @@ def flashinfer(
     so waits for the device.  It then raises `ValueError` on rows that FlashInfer cannot take.  FlashInfer writes int32,
     so there is no `out`."""
     if plan is None:
-        inputs = Arguments(logits=logits, temperature=temperature, top_k=top_k, min_p=min_p)
-        if reason := why_not(inputs):
-            raise ValueError(reason)
-        plan = plan_of(inputs)
+        op_arguments = Arguments(logits=logits, temperature=temperature, top_k=top_k, min_p=min_p)
+        if refusal_text := why_not(op_arguments):
+            raise ValueError(refusal_text)
+        plan = plan_of(op_arguments)
     if not len(logits):
         return torch.empty(0, dtype=torch.int64, device=logits.device)
     module = import_module(PACKAGE)

@@ -56,9 +56,9 @@ def native(
     **edits: EditTensor,
 ) -> None:
     """Draws tokens as the kernel `prefilter` does.  Raises `ValueError` on a row without a finite largest logit."""
-    all_edits = Edits(**edits)
-    if all_edits.tensors or any(temperature.tolist()):
-        draw_rows(edited_rows(logits, all_edits), (temperature, top_k, top_p, min_p), seed, position, tokens)
+    logit_edits = Edits(**edits)
+    if logit_edits.tensors or any(temperature.tolist()):
+        draw_rows(edited_rows(logits, logit_edits), (temperature, top_k, top_p, min_p), seed, position, tokens)
     elif built(SOURCE, "ippp")(DTYPE_CODES[logits.dtype], logits.data_ptr(), tokens.data_ptr(), bound):
         check_rows(logits.float().amax(1))
     if logprob_ids is not None and logprobs is not None:

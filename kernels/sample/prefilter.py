@@ -46,12 +46,12 @@ def prefilter(
 ) -> None:
     """Draws tokens on the CPU only.  The number of kept tokens decides the shapes of tensors, so on a GPU the host
     would wait for it.  Raises `ValueError` on a row without a finite largest logit."""
-    all_edits = Edits(**edits)
-    if not all_edits.tensors and not any(temperature.tolist()):
+    logit_edits = Edits(**edits)
+    if not logit_edits.tensors and not any(temperature.tolist()):
         torch.argmax(logits, dim=-1, out=tokens)
         check_rows(logits.gather(1, tokens[:, None])[:, 0])  # argmax takes a NaN for the largest value
     else:
-        draw_rows(edited_rows(logits, all_edits), (temperature, top_k, top_p, min_p), seed, position, tokens)
+        draw_rows(edited_rows(logits, logit_edits), (temperature, top_k, top_p, min_p), seed, position, tokens)
     if logprob_ids is not None and logprobs is not None:
         fill_logprobs(logits, tokens, logprob_ids, logprobs)
 
@@ -61,7 +61,7 @@ def draw_rows(
 ) -> None:
     """Writes the drawn tokens to `out` (B,).  `settings` are the temperature, top_k, top_p and min_p of each row."""
     kept_tokens: list[tuple[int, Tensor, Tensor]] = []
-    for b, (row, t, k, p, m) in enumerate(zip(rows, *(values.tolist() for values in settings), strict=True)):
+    for b, (row, t, k, top_p, min_p) in enumerate(zip(rows, *(values.tolist() for values in settings), strict=True)):
         if t == 0:
             out[b] = row.argmax()
             check_rows(row[out[b]][None], (b,))
@@ -69,11 +69,11 @@ def draw_rows(
         row = row.float()
         best_logit = row.max()
         check_rows(best_logit[None], (b,))
-        if k == 0 and p == 1 and m == 0:
+        if k == 0 and top_p == 1 and min_p == 0:
             random_words = words_of_rows(seed[b : b + 1], position[b : b + 1], len(row))[0]
             out[b] = ((row - best_logit) / t).sub_(log_exponential(random_words)).argmax()
         else:
-            kept_tokens.append((b, *_survivors(row, best_logit, t, k, p, m)))
+            kept_tokens.append((b, *_survivors(row, best_logit, t, k, top_p, min_p)))
     if kept_tokens:
         # All rows at once, because Philox on few tokens takes the time of its hundred calls, not of its arithmetic.
         row_numbers, tokens, scores = zip(*kept_tokens, strict=True)
@@ -86,12 +86,12 @@ def draw_rows(
 
 def fill_logprobs(logits: Tensor, tokens: Tensor, ids: Tensor, values: Tensor) -> None:
     """Fills `ids` and `values` (log-probabilities), (B, 1 + n).  Sorts only tokens from the n-th largest logit on."""
-    n = ids.shape[1] - 1
+    top_n = ids.shape[1] - 1
     ids[:, 0] = tokens
     for b, row in enumerate(logits.float()):
-        if n:
-            candidate_ids = (row >= row.topk(n).values[-1]).nonzero().squeeze(1)
-            ids[b, 1:] = candidate_ids[torch.sort(row[candidate_ids], descending=True, stable=True)[1][:n]]
+        if top_n:
+            candidate_ids = (row >= row.topk(top_n).values[-1]).nonzero().squeeze(1)
+            ids[b, 1:] = candidate_ids[torch.sort(row[candidate_ids], descending=True, stable=True)[1][:top_n]]
         values[b] = row[ids[b]] - row.logsumexp(0)
 
 
@@ -101,16 +101,16 @@ def _survivors(
     """Returns the tokens to draw from in one fp32 row: ids in ascending order, and `(x - best) / temperature`."""
     row_mass = None
     if 0 < top_k < len(row):
-        threshold = row.topk(top_k).values[-1]
+        logit_threshold = row.topk(top_k).values[-1]
     elif top_p < 1:
         row_mass = ((row - best) / temperature).exp_().sum().double()
-        threshold = _top_p_threshold(row, best, row_mass, top_p, temperature)
+        logit_threshold = _top_p_threshold(row, best, row_mass, top_p, temperature)
     elif min_p:
-        threshold = best + temperature * (math.log(min_p) - 1e-3)  # a little too low: the ratio below decides
+        logit_threshold = best + temperature * (math.log(min_p) - 1e-3)  # a little too low: the ratio below decides
     else:
-        threshold = row.min()
+        logit_threshold = row.min()
     # Ties at the threshold stay; the stable sort keeps them in index order.
-    ids = ((row >= threshold) & (row > -math.inf)).nonzero().squeeze(1)
+    ids = ((row >= logit_threshold) & (row > -math.inf)).nonzero().squeeze(1)
     values, sort_order = torch.sort(row[ids], descending=True, stable=True)
     ids = ids[sort_order]
     if top_k:

@@ -57,7 +57,7 @@ def fused(x: Tensor, out: Tensor) -> None:
 def launch(x: Tensor, out: Tensor, gelu: bool) -> None:
     """Launches the device code of `silu_and_mul`, or of `gelu_and_mul` if `gelu`."""
     T, I = out.shape
-    block_i = min(next_power_of_2(I), MAX_COLUMNS)
-    gated[(T, cdiv(I, block_i))](
-        x, out, I, x.stride(0), out.stride(0), GELU=gelu, BLOCK_I=block_i, num_warps=NUM_WARPS, **pdl_arguments()
+    block_columns = min(next_power_of_2(I), MAX_COLUMNS)
+    gated[(T, cdiv(I, block_columns))](
+        x, out, I, x.stride(0), out.stride(0), GELU=gelu, BLOCK_I=block_columns, num_warps=NUM_WARPS, **pdl_arguments()
     )

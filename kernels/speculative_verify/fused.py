@@ -32,24 +32,24 @@ def race(
     p_ptr, q_ptr, drafted, seed, position, stream, V, HAS_Q: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Returns the token that wins the random draw, and its score.  Weights: `p`, or with `RESIDUAL` `max(p - q, 0)`."""
-    lane_best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    lane_best_score = tl.full((BLOCK,), float("-inf"), tl.float32)
     lane_token = tl.full((BLOCK,), 0, tl.int32)
-    for start in range(0, V, BLOCK):
-        tokens = start + tl.arange(0, BLOCK)
+    for first_token in range(0, V, BLOCK):
+        tokens = first_token + tl.arange(0, BLOCK)
         weight = tl.load(p_ptr + tokens, mask=tokens < V, other=0.0)
         if RESIDUAL and HAS_Q:
             weight = weight - tl.load(q_ptr + tokens, mask=tokens < V, other=0.0)
         elif RESIDUAL:
             weight = tl.where(tokens == drafted, weight - 1.0, weight)
-        blocks = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
-        w0, w1, w2, w3 = tl.philox(seed, position, blocks, stream, 0)
+        philox_blocks = (first_token // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
+        w0, w1, w2, w3 = tl.philox(seed, position, philox_blocks, stream, 0)
         words = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
-        score = tl.log(tl.where(weight > 0.0, weight, 1.0)) - log_exponential(words)
-        is_better = (weight > 0.0) & (score > lane_best)
-        lane_best = tl.where(is_better, score, lane_best)
+        race_score = tl.log(tl.where(weight > 0.0, weight, 1.0)) - log_exponential(words)
+        is_better = (weight > 0.0) & (race_score > lane_best_score)
+        lane_best_score = tl.where(is_better, race_score, lane_best_score)
         lane_token = tl.where(is_better, tokens, lane_token)
-    best_score = tl.max(lane_best, 0)
-    return tl.min(tl.where(lane_best == best_score, lane_token, V - 1), 0), best_score
+    best_score = tl.max(lane_best_score, 0)
+    return tl.min(tl.where(lane_best_score == best_score, lane_token, V - 1), 0), best_score
 
 
 @triton.jit
@@ -91,11 +91,11 @@ def fused_kernel(
     drafted_token = tl.sum(tl.where(draft_index == accepted_count, draft, 0), 0)
     token = 0
     best_score = float("-inf")
-    stream = tl.where(accepted_count < draft_count, 2, 0).to(tl.uint32)  # `RECOVERY` of the reference
+    draw_stream = tl.where(accepted_count < draft_count, 2, 0).to(tl.uint32)  # `RECOVERY` of the reference
     if accepted_count < draft_count:
-        token, best_score = race(p_ptr, q_ptr, drafted_token, seed, token_position, stream, V, HAS_Q, True, BLOCK)
+        token, best_score = race(p_ptr, q_ptr, drafted_token, seed, token_position, draw_stream, V, HAS_Q, True, BLOCK)
     if best_score == float("-inf"):
-        token, best_score = race(p_ptr, q_ptr, drafted_token, seed, token_position, stream, V, HAS_Q, False, BLOCK)
+        token, best_score = race(p_ptr, q_ptr, drafted_token, seed, token_position, draw_stream, V, HAS_Q, False, BLOCK)
     out = tl.where(draft_index < accepted_count, draft, tl.where(draft_index == accepted_count, token, -1)).to(tl.int64)
     tl.store(tokens_ptr + b * (K + 1) + draft_index, out, mask=draft_index <= K)
     tl.store(accepted_ptr + b, accepted_count)

@@ -31,10 +31,10 @@ def naive(
     if draft_probs is None:
         draft_probs = torch.zeros_like(target_probs[:, :K]).scatter_(2, drafted_ids, 1.0)
     random_words = philox(seed[:, None], position[:, None] + draft_index, torch.zeros_like(draft_index), stream=1)[0]
-    u = random_words.float().mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
+    uniform_draws = random_words.float().mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
     p = target_probs[:, :K].gather(2, drafted_ids).squeeze(2)
     q = draft_probs.gather(2, drafted_ids).squeeze(2)
-    accepted_so_far = (draft_mask & (u * q < p)).long().cumprod(1)
+    accepted_so_far = (draft_mask & (uniform_draws * q < p)).long().cumprod(1)
     accepted_count = accepted_so_far.sum(1)
     # The law after the accepted drafts: what the draft left of the target, or after all drafts the target.
     rows = torch.arange(B, device=seed.device)

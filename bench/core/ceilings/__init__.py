@@ -31,7 +31,7 @@ from rooflab.roofline.device import identify
 from rooflab.roofline.model import Ceilings
 
 BUDGET_S = {"cpu": 5.0, "cuda": 60.0}
-REMEASURE_S = {"cpu": 5.0, "cuda": 20.0}
+REMEASURE_BUDGET_S = {"cpu": 5.0, "cuda": 20.0}
 """Seconds to measure the limits again after a reading above the ceilings."""
 NO_TENSOR_CEILING = range(100, 120)
 """Compute capabilities whose tensor cores reach their rate only by tcgen05.  There is no microkernel with tcgen05."""
@@ -120,12 +120,12 @@ class MachineLimits(NamedTuple):
         limit and clocks, and the microkernels.  On a CPU, these are torch, the CPU and the threads.  NVML cannot report
         a locked clock (`nvidia-smi -lgc`).  But a lock shows in the throttle reasons of the limits' records, and in the
         clocks of later records."""
-        environment, path = _here(device)
-        noisy_records = _noisy_records.get((path, environment.threads), [])
-        if not path.is_file():
+        environment, limits_path = _here(device)
+        noisy_records = _noisy_records.get((limits_path, environment.threads), [])
+        if not limits_path.is_file():
             return cls(noisy_records, "none were measured on this device")
         try:
-            records = read(path)
+            records = read(limits_path)
             old_setup = _conditions(records[0].environment, device)
             new_setup = _conditions(environment.to_dict() | {"microkernels": microkernels_hash()}, device)
             setup_diffs = [
@@ -149,7 +149,7 @@ class MachineLimits(NamedTuple):
         process.  With `raising`, stores the better of the old and the new records for each limit.  Raises `ValueError`
         if CuPy (for the microkernels) is missing, or if the cache folder is read-only."""
         check_writable("ROOFLAB_CACHE", cache_folder())
-        environment, path = _here(device)
+        environment, limits_path = _here(device)
         budget_s = budget_s or BUDGET_S[device.type]
         on_cpu = device.type == "cpu"
         records = measure_cpu(environment, budget_s) if on_cpu else measure_cuda(device, environment, budget_s)
@@ -162,10 +162,10 @@ class MachineLimits(NamedTuple):
         ceilings, _ = assemble(records, device)
         records = [replace(record, ceilings=asdict(ceilings) if ceilings else None) for record in records]
         if ceilings and ceilings.noise:
-            _noisy_records[path, environment.threads] = records
+            _noisy_records[limits_path, environment.threads] = records
             LOG.warning("ceilings: NOISY: %s", ceilings.noise)
         else:
-            write_whole(path, "".join(f"{record.to_json()}\n" for record in records))
+            write_whole(limits_path, "".join(f"{record.to_json()}\n" for record in records))
         return cls(records, reason)
 
     @property
@@ -203,7 +203,7 @@ def raise_ceilings(ceilings: Ceilings, device: torch.device) -> Ceilings:
 
     If the new measurement fails, the stored rates remain in use, and a warning gives the reason."""
     try:
-        _, missing_text = MachineLimits.measured(device, REMEASURE_S[device.type], raising=True)
+        _, missing_text = MachineLimits.measured(device, REMEASURE_BUDGET_S[device.type], raising=True)
     except ValueError as error:
         missing_text = str(error)
     if missing_text:
@@ -234,27 +234,27 @@ def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings 
     A rate is the best of several records.  Memory has records of four kinds of access.  A dtype has records of several
     instructions."""
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-    sm = 10 * major + minor
-    values = {limit: value for limit, record in MachineLimits(records).best().items() if (value := value_of(record))}
+    sm_version = 10 * major + minor
+    rates = {limit: value for limit, record in MachineLimits(records).best().items() if (value := value_of(record))}
     tensor_rates: dict[str, float] = {}
     for record in records:
         if record.scheme is not None and record.flops_per_s:
             tensor_rates[record.scheme] = max(tensor_rates.get(record.scheme, 0.0), record.flops_per_s)
 
     def named(start: str) -> dict[str, float]:
-        return {limit.removeprefix(start): value for limit, value in values.items() if limit.startswith(start)}
+        return {limit.removeprefix(start): value for limit, value in rates.items() if limit.startswith(start)}
 
     access_rates, launch_floors = named("memory ") or named("hbm_"), named("launch ")
-    vector_rate = values.get("fma") or values.get("fp32 vector")
+    vector_rate = rates.get("fma") or rates.get("fp32 vector")
     missing_rates = [missing_name for missing_name, rate in (("HBM", access_rates), ("fma", vector_rate)) if not rate]
-    if sm in NO_TENSOR_CEILING:
+    if sm_version in NO_TENSOR_CEILING:
         missing_rates.append("a microkernel for this architecture's tensor cores")
-    elif sm >= 80 and not tensor_rates:
+    elif sm_version >= 80 and not tensor_rates:
         missing_rates.append("tensor cores")
     if missing_rates or vector_rate is None:
         return None, f"no measured ceilings without {', '.join(missing_rates)}"
     environment = records[0].environment
-    name = environment["gpu"]["name"] if sm else environment["cpu"]
+    name = environment["gpu"]["name"] if sm_version else environment["cpu"]
     data_sheet = identify(name)
     ceilings = Ceilings(
         device=data_sheet.name if data_sheet else name,
@@ -262,7 +262,7 @@ def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings 
         hbm_bytes_per_s=max(access_rates.values()),
         tensor_flops_per_s=tensor_rates | {"fp32": vector_rate},
         vector_flops_per_s=vector_rate,
-        sfu_ops_per_s=max((values[name] for name in ("ex2", "rsqrt") if name in values), default=None),
+        sfu_ops_per_s=max((rates[name] for name in ("ex2", "rsqrt") if name in rates), default=None),
         launch_floor_s=min(launch_floors.values(), default=0.0),
         l2_bytes_per_s=max(named("l2_").values(), default=None),
         access_bytes_per_s=access_rates,
@@ -273,18 +273,18 @@ def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings 
 
 
 def _row(record: Record) -> Row:
-    limit, measured_value, clock_hz = str(record.kernel), value_of(record), record.metrics.get("sm_clock_hz")
-    base_unit, _ = kind_of(limit)
+    limit_name, measured_value, clock_hz = str(record.kernel), value_of(record), record.metrics.get("sm_clock_hz")
+    base_unit, _ = kind_of(limit_name)
     unit_prefix, unit_scale = ("u", 1e-6) if base_unit == "s" else ("G", 1e9) if record.device == "cpu" else ("T", 1e12)
     device = identify(record.environment["gpu"]["name"]) if record.device == "cuda" else None
-    sheet_value = value_in(device.ceilings(), record) if device else None
+    data_sheet_value = value_in(device.ceilings(), record) if device else None
     clock_ceilings = device.ceilings(min(clock_hz, device.max_clock_hz)) if device and clock_hz is not None else None
     value_at_clock = value_in(clock_ceilings, record) if clock_ceilings else None
-    expected_value = value_at_clock or sheet_value
+    expected_value = value_at_clock or data_sheet_value
     return {
-        "limit": limit,
+        "limit": limit_name,
         "measured": measured_value and measured_value / unit_scale,
-        "datasheet": sheet_value and sheet_value / unit_scale,
+        "datasheet": data_sheet_value and data_sheet_value / unit_scale,
         "at_clock": value_at_clock and value_at_clock / unit_scale,
         "unit": unit_prefix + base_unit,
         "reached": f"{measured_value / expected_value:.0%}"

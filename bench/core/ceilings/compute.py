@@ -34,8 +34,8 @@ SPECIAL_SHAPES = (VectorShape(256, 8, 4, 64), VectorShape(512, 2, 4, 64))
 
 def vector(card: Card, load: Load) -> Iterator[list[Microkernel]]:
     """Yields microkernels for fp32 multiply-adds, then for 2**x.  The other special functions have the same rate."""
-    yield [_fma(card, load, shape) for shape in FMA_SHAPES]
-    yield [_special(card, load, shape) for shape in SPECIAL_SHAPES]
+    yield [_fma(card, load, kernel_shape) for kernel_shape in FMA_SHAPES]
+    yield [_special(card, load, kernel_shape) for kernel_shape in SPECIAL_SHAPES]
 
 
 def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
@@ -146,14 +146,14 @@ def wgmma(card: Card, load: Load) -> Iterator[list[Microkernel]]:
     """Yields the microkernels of wgmma for each dtype, with operands in shared memory; only on Hopper."""
     if card.sm == 90:
         for dtype in DTYPES:
-            yield [_wgmma(card, load, dtype, shape) for shape in WGMMA_SHAPES]
+            yield [_wgmma(card, load, dtype, kernel_shape) for kernel_shape in WGMMA_SHAPES]
 
 
 def mma_sync(card: Card, load: Load) -> Iterator[list[Microkernel]]:
     """Yields the microkernels of mma.sync for each dtype of the card; none below compute capability 8.0."""
     if card.sm >= 80:
         for dtype in dtypes_of(card.sm):
-            yield [_mma_sync(card, load, dtype, shape) for shape in MMA_SHAPES]
+            yield [_mma_sync(card, load, dtype, kernel_shape) for kernel_shape in MMA_SHAPES]
 
 
 def dtypes_of(sm: int) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ def dtypes_of(sm: int) -> tuple[str, ...]:
 def _wgmma(card: Card, load: Load, dtype: str, shape: WgmmaLaunch) -> Microkernel:
     """Returns the wgmma microkernel for a dtype and launch shape.  All thread blocks do the same multiplication."""
     m = 64 * shape.warpgroups
-    macros = {**shape._asdict(), "stages": WGMMA_STAGES, "restart": RESTART_PASSES}
+    kernel_macros = {**shape._asdict(), "stages": WGMMA_STAGES, "restart": RESTART_PASSES}
     a, b = operands(dtype, m, shape.n, WGMMA_STAGES * ROW_BYTES, card.device)
 
     def expected(passes: int) -> torch.Tensor:
@@ -174,7 +174,7 @@ def _wgmma(card: Card, load: Load, dtype: str, shape: WgmmaLaunch) -> Microkerne
         return passes_since_restart * per_thread((a.double() @ b.double().T).reshape(-1, 16, shape.n)).flatten()
 
     return summing(
-        compiled(load, "wgmma.cu", "wgmma_products", macros, _wgmma_macro(dtype, shape.n)),
+        compiled(load, "wgmma.cu", "wgmma_products", kernel_macros, _wgmma_macro(dtype, shape.n)),
         [a, b],
         torch.zeros(card.sms, 128 * shape.warpgroups, device=card.device),
         expected,
@@ -252,8 +252,8 @@ def operands(dtype: str, m: int, n: int, k_bytes: int, device: torch.device) -> 
     torch_dtype = DTYPES[dtype].values
     values = (torch.randn(rows, k_bytes // torch_dtype.itemsize, generator=generator, device=device) for rows in (m, n))
     if dtype == "tf32":  # keeps 10 bits of mantissa: tensor cores ignore the other 13
-        values = ((value.view(torch.int32) & ~0x1FFF).view(torch.float32) for value in values)
-    a, b = (value.to(torch_dtype) for value in values)
+        values = ((operand_value.view(torch.int32) & ~0x1FFF).view(torch.float32) for operand_value in values)
+    a, b = (operand_value.to(torch_dtype) for operand_value in values)
     return a, b
 
 
@@ -263,5 +263,5 @@ def per_thread(product: torch.Tensor) -> torch.Tensor:
     Maps `[..., 16, n]` to `[..., 32]`; 8 divides n.  Thread t holds rows `t / 4` and `t / 4 + 8`.  Of every 8 columns
     it holds `2 * (t % 4)` and `2 * (t % 4) + 1`.  Source: PTX ISA, "Register Fragments" of wgmma and mma.m16n8."""
     *outer_dims, _, n = product.shape
-    tiles = product.reshape(*outer_dims, 2, 8, n // 8, 4, 2)
-    return tiles.sum(dim=(-5, -3, -1)).reshape(*outer_dims, 32)
+    output_tiles = product.reshape(*outer_dims, 2, 8, n // 8, 4, 2)
+    return output_tiles.sum(dim=(-5, -3, -1)).reshape(*outer_dims, 32)

@@ -15,7 +15,7 @@ from rooflab.bench.core.record import Record, new_run_id
 from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.reference.spec import DTYPE_NAMES
 
-BANDWIDTH_SHARE = 0.25
+BANDWIDTH_BUDGET_SHARE = 0.25
 """The share of the time budget for bandwidth.  The dtypes share the rest equally."""
 GEMM_SIZES = (128, 256, 512, 1024, 2048)
 """Sizes of square matrices, ascending.  A dtype without a fast path (0.3 GFLOP/s) stops before it costs a minute."""
@@ -33,8 +33,8 @@ def measure_cpu(environment: Environment, budget_s: float) -> list[Record]:
     on its vector units.  No other torch call keeps them so busy.  Special functions are not measured, so they set no
     bound.  If other processes run, the rates are too low (in one case a tenth of the right rate) and NOISY."""
     start_times = run_times()
-    access_rates = measure_bandwidth(budget_s * BANDWIDTH_SHARE)
-    dtype_budget_s = budget_s * (1 - BANDWIDTH_SHARE) / len(DTYPE_NAMES)
+    access_rates = measure_bandwidth(budget_s * BANDWIDTH_BUDGET_SHARE)
+    dtype_budget_s = budget_s * (1 - BANDWIDTH_BUDGET_SHARE) / len(DTYPE_NAMES)
     rate_by_dtype = {dtype_name: measure_gemm(dtype, dtype_budget_s) for dtype, dtype_name in DTYPE_NAMES.items()}
     # 16-bit operands may be multiplied in fp32, because only K (M + N) values are converted: oneDNN's bf16 products had
     # half of the rate of fp32's on a Xeon without AMX, and `gemm_w8a16/native`, which converts, was above them.
@@ -44,8 +44,8 @@ def measure_cpu(environment: Environment, budget_s: float) -> list[Record]:
     base_fields |= {"backend": "torch", "device": "cpu", "basis": "measured"}
     base_fields |= {"status": "NOISY" if noise_reason else "OK", "reason": noise_reason}
     records = [Record(kernel=f"memory {name}", bytes_per_s=rate, **base_fields) for name, rate in access_rates.items()]
-    for limit, (dtype, rate) in {**matrix_limits, "fp32 vector": ("fp32", rate_by_dtype["fp32"])}.items():
-        records.append(Record(kernel=limit, scheme=dtype, flops_per_s=rate, **base_fields))
+    for limit_name, (dtype, rate) in {**matrix_limits, "fp32 vector": ("fp32", rate_by_dtype["fp32"])}.items():
+        records.append(Record(kernel=limit_name, scheme=dtype, flops_per_s=rate, **base_fields))
     return records
 
 
@@ -61,8 +61,8 @@ def measure_bandwidth(budget_s: float) -> dict[str, float]:
         "triad": (3, lambda: torch.add(b, c, alpha=2.0, out=a)),
     }
     return {
-        access: array_count * 4 * a.numel() / _fastest_s(access_call, budget_s / len(access_kinds))
-        for access, (array_count, access_call) in access_kinds.items()
+        access_name: array_count * 4 * a.numel() / _fastest_s(access_call, budget_s / len(access_kinds))
+        for access_name, (array_count, access_call) in access_kinds.items()
     }
 
 
@@ -79,10 +79,10 @@ def measure_gemm(dtype: torch.dtype, budget_s: float) -> float:
             remaining_s = deadline - time.perf_counter()
             if best_rate and (remaining_s <= 0 or 2 * matrix_size**3 / best_rate > remaining_s):
                 return best_rate
-            rate = 2 * matrix_size**3 / _fastest_s(multiply, max(remaining_s, 0) / 8)
-            if rate < best_rate / 4:
+            gemm_rate = 2 * matrix_size**3 / _fastest_s(multiply, max(remaining_s, 0) / 8)
+            if gemm_rate < best_rate / 4:
                 slow_forms.add(form_name)
-            best_rate = max(best_rate, rate)
+            best_rate = max(best_rate, gemm_rate)
     return best_rate
 
 
@@ -90,10 +90,10 @@ def product_forms(dtype: torch.dtype, size: int) -> Iterator[tuple[str, Callable
     """Yields each way in which torch multiplies two square matrices of this size: a name, and a function to call."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(size, size, generator=generator).to(dtype) for _ in range(2))
-    out = torch.empty_like(a)
+    product_out = torch.empty_like(a)
     # The transposed form comes first: fp16 with both operands row-major has no fast path on most CPUs.
-    yield "nt", lambda: torch.mm(a, b.mT, out=out)
-    yield "nn", lambda: torch.mm(a, b, out=out)
+    yield "nt", lambda: torch.mm(a, b.mT, out=product_out)
+    yield "nn", lambda: torch.mm(a, b, out=product_out)
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
     try:

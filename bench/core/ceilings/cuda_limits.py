@@ -52,10 +52,10 @@ def card_of(device: torch.device) -> Card:
 def microkernels_hash() -> str:
     """Returns a hash of the microkernels' source files.  If the hash changes, the limits are measured again."""
     source_digest = hashlib.sha256()
-    for file in sorted(
+    for source_file in sorted(
         [*SOURCE_FOLDER.glob("*.cu"), *(SOURCE_FOLDER / f"{name}.py" for name in ("microkernel", "streams", "compute"))]
     ):
-        source_digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+        source_digest.update(source_file.name.encode() + b"\0" + source_file.read_bytes() + b"\0")
     return source_digest.hexdigest()[:16]
 
 
@@ -68,11 +68,11 @@ def measure_cuda(device: torch.device, environment: Environment, budget_s: float
     blank_record = Record(kind="ceiling", status="OK", backend="cuda", device="cuda", checked_by="gpu", **record_fields)
     time_kernels: TimeFunction = partial(time_functions, device=device, min_samples=3)
     limit_budget_s = budget_s / GROUPS_OF_HOPPER
-    card = card_of(device)
+    gpu_card = card_of(device)
     records: list[Record] = []
     for kernel_maker in KERNEL_MAKERS:
         try:
-            for kernels in kernel_maker(card, _cuda.load):
+            for kernels in kernel_maker(gpu_card, _cuda.load):
                 records += _shapes(kernels, blank_record, time_kernels, limit_budget_s)
         except RuntimeError as error:  # the memory is too small, or the device is lost
             records.append(_failed(replace(blank_record, kernel=kernel_maker.__name__), error))
@@ -124,7 +124,7 @@ def value_in(ceilings: Ceilings, record: Record) -> float | None:
 
 def _failed(record: Record, error: Exception) -> Record:
     out_of_memory, compile_failed = (
-        isinstance(error, kind) for kind in (torch.cuda.OutOfMemoryError, CudaCompileError)
+        isinstance(error, error_type) for error_type in (torch.cuda.OutOfMemoryError, CudaCompileError)
     )
     status: Status = "OUT_OF_MEMORY" if out_of_memory else "COMPILE_ERROR" if compile_failed else "RUNTIME_ERROR"
     return replace(record, status=status, reason=first_line(error))
@@ -179,15 +179,15 @@ def _repeats(kernels: list[Microkernel], time: TimeFunction) -> list[int]:
     first_kernel = kernels[0]
     if first_kernel.fixed_repeats is not None:
         return [kernel.fixed_repeats or 2 for kernel in kernels]
-    repeats = 2
+    repeat_count = 2
     while True:
-        probe_calls = {"probe": partial(first_kernel.launch, repeats)}
+        probe_calls = {"probe": partial(first_kernel.launch, repeat_count)}
         launch_s = time(probe_calls, budget_s=PROBE_S, cold=False)["probe"].median_s
         if launch_s >= TARGET_LAUNCH_S / 2:
             break
         repeat_growth = min(MAX_GROWTH, max(2.0, TARGET_LAUNCH_S / launch_s)) if launch_s > 0 else MAX_GROWTH
-        repeats = 2 * round(repeats * repeat_growth / 2)
-    launch_work = repeats * first_kernel.work
+        repeat_count = 2 * round(repeat_count * repeat_growth / 2)
+    launch_work = repeat_count * first_kernel.work
     return [max(2, 2 * round(launch_work / kernel.work / 2)) for kernel in kernels]
 
 
@@ -225,16 +225,16 @@ def _timed(record: Record, samples: Samples, work: float, reason: str) -> Record
     limit_unit, _ = kind_of(str(record.kernel))
     work_rate = None if reason else work / samples.median_s
     timed_record = with_reading(record, samples, record.clocks)
-    metrics = {**record.metrics, **timed_record.metrics, "work": work}
+    timed_metrics = {**record.metrics, **timed_record.metrics, "work": work}
     if work_rate is not None and limit_unit == "s":
-        metrics["launch_floor_s"] = min(samples.seconds)
+        timed_metrics["launch_floor_s"] = min(samples.seconds)
     if work_rate is not None and limit_unit == "op/s":
-        metrics["ops_per_s"] = work_rate
+        timed_metrics["ops_per_s"] = work_rate
     return replace(
         timed_record,
         status="INVALID" if reason else "OK",
         reason=reason,
         flops_per_s=work_rate if limit_unit == "FLOP/s" else None,
         bytes_per_s=work_rate if limit_unit == "B/s" else None,
-        metrics=metrics,
+        metrics=timed_metrics,
     )

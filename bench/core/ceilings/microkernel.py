@@ -82,12 +82,12 @@ def summing(
     The arguments of the kernel are, in this order, `inputs`, `sums`, an array for clock readings, and
     `scalars(repeats)`. `sums` has shape `[thread blocks, threads, ...]`.  `expected(repeats)` returns the right sums in
     fp64; its shape broadcasts to the shape of `sums`.  `tolerance` has the same meaning as in `disagreement`."""
-    blocks, threads = sums.shape[:2]
+    block_count, cta_size = sums.shape[:2]
     # The cycles and the nanoseconds of each block's work in the last launch.
-    clock_readings = torch.zeros(blocks, 2, dtype=torch.int64, device=sums.device)
+    clock_readings = torch.zeros(block_count, 2, dtype=torch.int64, device=sums.device)
 
     def launch(repeats: int) -> None:
-        kernel((blocks,), (threads,), *inputs, sums, clock_readings, *scalars(repeats), shared_bytes=shared_bytes)
+        kernel((block_count,), (cta_size,), *inputs, sums, clock_readings, *scalars(repeats), shared_bytes=shared_bytes)
 
     def wrong(repeats: int) -> str:
         sums.fill_(float("nan"))

@@ -17,11 +17,11 @@ LARGEST_CHUNK = 4096
 HBM_TIMES_L2 = 32
 """The array size divided by the L2 size.  A launch leaves at most 1/64 of the bytes of two passes in L2.  With a
 smaller factor this share would grow, and a write would seem faster than HBM by this share."""
-L2_SHARE = 4
+L2_ARRAY_SHARE = 4
 """The L2 size divided by the working set in L2.  If L2 has two halves, each half may hold a copy of the same data."""
 HBM_PASSES = 2
 TRIAD_SCALE = 3.0
-CHECK_SLICE = 2**26
+CHECK_SLICE_WORDS = 2**26
 """The number of words that one step of a check compares."""
 POISON_WORD = -1
 """An int32 value whose bits are NaN in fp32."""
@@ -47,7 +47,7 @@ STREAM_SHAPES = (
 """An SM has 64 KiB in flight with the third shape, 128 KiB with the others.  4.8 TB/s, 132 SMs and 700 ns: 26 KiB."""
 ONE_CHUNK_SHAPES = (StreamShape(256, 8, 4, every_chunk=True), StreamShape(512, 4, 2, every_chunk=True))
 """Launch shapes for HBM only, where a chunk takes long enough to pay for its own thread block."""
-ACCESSES = {"read": 1, "write": 1, "copy": 2, "triad": 3}
+ARRAYS_PER_ACCESS = {"read": 1, "write": 1, "copy": 2, "triad": 3}
 """The number of arrays that each kind of access reads or writes."""
 
 
@@ -57,14 +57,14 @@ def streams(card: Card, load: Load) -> Iterator[list[Microkernel]]:
     generator = torch.Generator(card.device).manual_seed(0)
     # All fields of the numbers hold random bits, because the power of a transfer depends on the data.
     random_arrays = (torch.randn(word_count, generator=generator, device=card.device) for _ in range(3))
-    arrays = [array.view(torch.int32) for array in random_arrays]
-    for access in ACCESSES:
-        shapes = STREAM_SHAPES + (ONE_CHUNK_SHAPES if access != "read" else ())
-        yield [_stream(card, load, access, shape, arrays, HBM_PASSES) for shape in shapes]
-    for access, array_count in ACCESSES.items():
-        word_count = _whole_chunks(card.l2_bytes / L2_SHARE / array_count)
-        l2_arrays = [array[:word_count] for array in arrays]
-        yield [_stream(card, load, access, shape, l2_arrays) for shape in STREAM_SHAPES]
+    arrays = [stream_array.view(torch.int32) for stream_array in random_arrays]
+    for access_kind in ARRAYS_PER_ACCESS:
+        stream_shapes = STREAM_SHAPES + (ONE_CHUNK_SHAPES if access_kind != "read" else ())
+        yield [_stream(card, load, access_kind, stream_shape, arrays, HBM_PASSES) for stream_shape in stream_shapes]
+    for access_kind, array_count in ARRAYS_PER_ACCESS.items():
+        word_count = _whole_chunks(card.l2_bytes / L2_ARRAY_SHARE / array_count)
+        l2_arrays = [stream_array[:word_count] for stream_array in arrays]
+        yield [_stream(card, load, access_kind, stream_shape, l2_arrays) for stream_shape in STREAM_SHAPES]
 
 
 def _whole_chunks(nbytes: float) -> int:
@@ -100,8 +100,8 @@ def _stream(
             total, right_sum = (int(words.sum(dtype=torch.int64)) for words in (sums, b))
             sum_matches = (total - passes * right_sum) % 2**32 == 0
             return "" if sum_matches else f"the words read add up to {total}, expected {passes * right_sum} modulo 2^32"
-        for start in range(0, a.numel(), CHECK_SLICE):
-            wrong_at = differs(access, start, *(array[start : start + CHECK_SLICE] for array in arrays)).nonzero()
+        for start in range(0, a.numel(), CHECK_SLICE_WORDS):
+            wrong_at = differs(access, start, *(array[start : start + CHECK_SLICE_WORDS] for array in arrays)).nonzero()
             if len(wrong_at):
                 return f"word {start + int(wrong_at[0])} and {len(wrong_at) - 1} more are not what was written there"
         return ""
@@ -109,7 +109,7 @@ def _stream(
     return Microkernel(
         limit=f"{'hbm' if passes else 'l2'}_{access}",
         config=macros | {"blocks_per_sm": 0 if every_chunk else blocks_per_sm, "array_bytes": a.nbytes},
-        work=float(ACCESSES[access] * a.nbytes),
+        work=float(ARRAYS_PER_ACCESS[access] * a.nbytes),
         launch=launch,
         wrong=wrong,
         fixed_repeats=passes,

@@ -72,13 +72,13 @@ def tampered(threads: int | None = None) -> str | None:
     if threads is not None and (thread_count := torch.get_num_threads()) != threads:
         torch.set_num_threads(threads)
         faults.append(f"the number of torch's threads changed from {threads} to {thread_count}")
-    for function_path, (owner, name, function) in _SAVED_FUNCTIONS.items():
+    for function_path, (owner, name, saved_function) in _SAVED_FUNCTIONS.items():
         current_fn = getattr(owner, name, None)
         is_builtin = owner is time and isinstance(current_fn, BuiltinFunctionType) and current_fn.__name__ == name
         code = getattr(current_fn, "__code__", None)
-        is_foreign = owner is _cuda.Event and code is not None and _TORCH_PATH not in Path(code.co_filename).parents
-        if is_foreign or (current_fn is not function and not is_builtin):
-            setattr(owner, name, function)
+        not_from_torch = owner is _cuda.Event and code is not None and _TORCH_PATH not in Path(code.co_filename).parents
+        if not_from_torch or (current_fn is not saved_function and not is_builtin):
+            setattr(owner, name, saved_function)
             code_location = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
             faults.append(f"{function_path} was replaced{code_location}")
     clock_reading = (ctypes.c_long * 2)()
@@ -93,7 +93,7 @@ def tampered(threads: int | None = None) -> str | None:
 Function = Callable[[], object]
 Call = tuple[str, Function, int]
 """A function to time: its name, the function, and the number of its calls in one sample."""
-ROUNDING_S = 1e-9
+MAX_ROUNDING_S = 1e-9
 """A difference of event times below this is rounding, because event times are fp32 milliseconds."""
 
 
@@ -136,8 +136,8 @@ def grid_of(readings: Sequence[float]) -> float | None:
     """Returns a clock's step: the smallest difference between two readings.  Skips differences that come from rounding.
     Returns None if no difference is left.  The readings lie on a grid with this step."""
     distinct_readings = sorted(set(readings))
-    differences = (b - a for a, b in itertools.pairwise(distinct_readings))
-    return min((difference for difference in differences if difference > ROUNDING_S), default=None)
+    reading_gaps = (new_reading - old_reading for old_reading, new_reading in itertools.pairwise(distinct_readings))
+    return min((reading_gap for reading_gap in reading_gaps if reading_gap > MAX_ROUNDING_S), default=None)
 
 
 class Flush:

@@ -57,8 +57,8 @@ def profiled() -> Iterator[torch.autograd.profiler.profile | None]:
         yield None
         return
     (profile_class,) = bound("torch.autograd.profiler", "profile")
-    with cast(torch.autograd.profiler.profile, profile_class(use_device="cuda", use_kineto=True)) as recording:
-        yield recording
+    with cast(torch.autograd.profiler.profile, profile_class(use_device="cuda", use_kineto=True)) as device_recording:
+        yield device_recording
 
 
 def observed(call: Function, cuda: CudaCalls) -> dict[str, Any]:
@@ -75,10 +75,10 @@ def observed(call: Function, cuda: CudaCalls) -> dict[str, Any]:
         cuda.synchronize()
         peak_bytes, bytes_after = _cuda.max_memory_allocated(cuda.device), _cuda.memory_allocated(cuda.device)
         del call_result
-        with launched_code() as launch_hashes, profiled() as recording:
+        with launched_code() as launch_hashes, profiled() as device_recording:
             call()
             cuda.synchronize()
-    kernels = kernels_in(_events(recording)) if recording else []
+    kernels = kernels_in(_events(device_recording)) if device_recording else []
     return {
         "peak_memory_bytes": float(max(0, peak_bytes - max(bytes_after, bytes_before))),
         "device_kernels": tuple(kernel.name for kernel in kernels),
@@ -103,8 +103,8 @@ def kernels_in(events: Iterable[JsonObject]) -> list[DeviceKernel]:
     for event in sorted(device_events, key=lambda event: event["ts"]):
         event_args = event["args"]
         grid, block = (tuple(map(int, event_args.get(name, ()))) for name in ("grid", "block"))
-        memory_sizes = int(event_args.get("shared memory", 0)), int(event_args.get("bytes", 0))
-        kernels.append(DeviceKernel(str(event["name"]), grid, block, *memory_sizes))
+        byte_sizes = int(event_args.get("shared memory", 0)), int(event_args.get("bytes", 0))
+        kernels.append(DeviceKernel(str(event["name"]), grid, block, *byte_sizes))
     return kernels
 
 
@@ -138,9 +138,9 @@ def launched_code() -> Iterator[list[tuple[str, str]]]:
         original_method = getattr(owner, method)
 
         def launch(self: object, *args: object, **kwargs: object) -> object:
-            result = original_method(self, *args, **kwargs)
-            launch_hashes.extend(filter(None, [code_of(self, result, kwargs)]))
-            return result
+            launch_result = original_method(self, *args, **kwargs)
+            launch_hashes.extend(filter(None, [code_of(self, launch_result, kwargs)]))
+            return launch_result
 
         return patch.object(owner, method, launch)
 

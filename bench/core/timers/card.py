@@ -34,7 +34,7 @@ REASONS = {
 INVALID = 0x008 | 0x020 | 0x040 | 0x080
 """The reasons that make a reading invalid: heat and the power brake.  A software power cap keeps a card within its
 power limit under a large matrix product.  This is normal: the summary names the cap, and the reading stays valid."""
-RANGE_FIELDS = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
+MIN_MAX_FIELDS = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
 """The readings of NVML for which a summary has the minimum and the maximum."""
 
 
@@ -91,17 +91,17 @@ class ClockWatch(ExitStack):
             return self._unread or None
 
         def read(name: str) -> list[Json]:
-            return [reading[name] for reading in self._readings if reading[name] is not None]
+            return [gpu_reading[name] for gpu_reading in self._readings if gpu_reading[name] is not None]
 
         flags = reduce(or_, read("throttle_reasons")) if read("throttle_reasons") else None
-        unread_cause = "NVML gave no reasons" if self._readings else "NVML was not asked"
+        unread_reason = "NVML gave no reasons" if self._readings else "NVML was not asked"
         return {
             "readings": len(self._readings),
-            **{name: [min(read(name)), max(read(name))] if read(name) else None for name in RANGE_FIELDS},
+            **{name: [min(read(name)), max(read(name))] if read(name) else None for name in MIN_MAX_FIELDS},
             "throttle_reasons": flags,
             "throttle_names": [name for flag, name in REASONS.items() if (flags or 0) & flag],
             "throttled": None if flags is None else [name for flag, name in REASONS.items() if flags & flag & INVALID],
-            **({"throttle_unread": unread_cause} if flags is None else {}),
+            **({"throttle_unread": unread_reason} if flags is None else {}),
             "other_processes": others_among({pid for pids in read("processes") for pid in pids}),
             "sm_clock_hz": statistics.median(sm_clocks) if sm_clocks else None,
             "sm_clock_range_hz": [min(sm_clocks), max(sm_clocks)] if sm_clocks else None,

@@ -22,10 +22,10 @@ from rooflab.bench.core.environment import last_level_cache_bytes
 from rooflab.bench.core.timers import Call, Flush, Function, Timer
 from rooflab.kernels._waiting import BUSY_SHARE, run_times, waiting_since
 
-_TASKS, _CPUS_FOLDER = Path("/proc/self/task"), Path("/sys/devices/system/cpu")
+_TASK_FOLDER, _CPUS_FOLDER = Path("/proc/self/task"), Path("/sys/devices/system/cpu")
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """The numbers of two settings of mallopt(3)."""
-_thread_cache: dict[tuple[int, int], tuple[int, ...]] = {}
+_thread_ids: dict[tuple[int, int], tuple[int, ...]] = {}
 """Torch's threads by (calling thread, number of threads), cached because a search for threads takes 10 ms or more."""
 
 
@@ -58,7 +58,7 @@ def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
         return f"{len(threads)} of {thread_count} were found"
     try:
         # The processor that last ran the thread: proc(5), field 39 of `stat`, of which two come before the name's end.
-        stat_rows = [(_TASKS / str(thread) / "stat").read_text().rpartition(")")[2].split() for thread in threads]
+        stat_rows = [(_TASK_FOLDER / str(thread) / "stat").read_text().rpartition(")")[2].split() for thread in threads]
         chosen_cpus = assign([int(fields[36]) for fields in stat_rows], allowed, {cpu: _core(cpu) for cpu in allowed})
         for thread, chosen_cpu in zip(threads, chosen_cpus, strict=True):
             os.sched_setaffinity(thread, {chosen_cpu})
@@ -73,9 +73,9 @@ def assign(last_cpus: Sequence[int], allowed: Collection[int], core_of: Mapping[
     first that exists of: its last processor, if it is free and its core is idle; a free processor on an idle core; its
     last processor, if it is free; any free processor."""
     cpus: dict[int, int] = {}
-    thread_cores = [core_of.get(cpu) for cpu in last_cpus]
+    core_by_thread = [core_of.get(cpu) for cpu in last_cpus]
     # Threads that want the core of an earlier thread come last: they are moved if another core is idle.
-    for index in sorted(range(len(last_cpus)), key=lambda index: thread_cores.index(thread_cores[index]) != index):
+    for index in sorted(range(len(last_cpus)), key=lambda index: core_by_thread.index(core_by_thread[index]) != index):
         free_cpus = [cpu for cpu in (last_cpus[index], *sorted(allowed)) if cpu in allowed and cpu not in cpus.values()]
         busy_cores = {core_of[cpu] for cpu in cpus.values()}
         cpus[index] = next((cpu for cpu in free_cpus if core_of[cpu] not in busy_cores), free_cpus[0])
@@ -84,23 +84,23 @@ def assign(last_cpus: Sequence[int], allowed: Collection[int], core_of: Mapping[
 
 def _threads(count: int) -> tuple[int, ...]:
     """Returns the ids of the calling thread and of torch's worker threads, which are busy while torch adds tensors."""
-    cache_key = caller, _ = threading.get_native_id(), count
-    if cache_key in _thread_cache and all((_TASKS / str(thread)).is_dir() for thread in _thread_cache[cache_key]):
-        return _thread_cache[cache_key]
+    cache_key = caller_id, _ = threading.get_native_id(), count
+    if cache_key in _thread_ids and all((_TASK_FOLDER / str(thread)).is_dir() for thread in _thread_ids[cache_key]):
+        return _thread_ids[cache_key]
     busy_tensor = torch.ones(2**22)
     busy_tensor.add_(1.0)  # starts the threads
-    old_times = run_times()
+    old_run_times = run_times()
     for _ in range(4):
         busy_tensor.add_(1.0)
-    run_time_of = {thread: times[0] - old_times.get(thread, (0, 0))[0] for thread, times in run_times().items()}
-    min_run_time = BUSY_SHARE * run_time_of.get(caller, 0)
+    run_time_of = {thread: times[0] - old_run_times.get(thread, (0, 0))[0] for thread, times in run_times().items()}
+    min_run_time = BUSY_SHARE * run_time_of.get(caller_id, 0)
     worker_threads = sorted(
-        (thread for thread in run_time_of if thread != caller and run_time_of[thread] > min_run_time),
+        (thread for thread in run_time_of if thread != caller_id and run_time_of[thread] > min_run_time),
         key=lambda t: -run_time_of[t],
     )
-    threads = (caller, *worker_threads[: count - 1])
+    threads = (caller_id, *worker_threads[: count - 1])
     if len(threads) == count:
-        _thread_cache[cache_key] = threads
+        _thread_ids[cache_key] = threads
     return threads
 
 
@@ -115,7 +115,7 @@ def _core(cpu: int) -> object:
 def _affinities() -> dict[int, set[int]]:
     """Returns the processors on which each thread may run, or an empty dict if the system does not report them."""
     affinities: dict[int, set[int]] = {}
-    for task_folder in _TASKS.iterdir() if hasattr(os, "sched_setaffinity") and _TASKS.is_dir() else ():
+    for task_folder in _TASK_FOLDER.iterdir() if hasattr(os, "sched_setaffinity") and _TASK_FOLDER.is_dir() else ():
         with suppress(OSError):
             affinities[int(task_folder.name)] = os.sched_getaffinity(int(task_folder.name))
     return affinities
@@ -180,7 +180,7 @@ class CpuTimer(Timer):
 
 
 def _step(clock: Callable[[], float]) -> float:
-    start_s = reading_s = clock()
-    while reading_s <= start_s:
-        reading_s = clock()
-    return reading_s - start_s
+    start_s = now_s = clock()
+    while now_s <= start_s:
+        now_s = clock()
+    return now_s - start_s

@@ -38,10 +38,10 @@ MAX_HOST_TIMES = 8
 CALIBRATION_CYCLES = 2_000_000
 WAKE_UP_S = 0.05
 """Seconds of work after which the clock of an idle card has risen."""
-FLOOR_READINGS = 15
+FLOOR_READING_COUNT = 15
 WAIT_CYCLES = tuple(1000 + 40 * turn for turn in range(64))
 """Cycles of several waits.  The waits differ by more than the coarsest step of event times, so readings must differ."""
-COARSE_STEP_S = 1.024e-6
+DEFAULT_CLOCK_STEP_S = 1.024e-6
 """The step of event times that is assumed if all readings are equal: the coarsest published step of these cards."""
 
 
@@ -155,12 +155,12 @@ class EventTimer(Timer):
         pending_calls = list(calls)
         with self.cuda.use():
             while pending_calls:
-                samples = {call[0]: self._enqueue(call) for call in pending_calls}
+                samples = {pending_call[0]: self._enqueue(pending_call) for pending_call in pending_calls}
                 if observe:
                     observe()
                 self.cuda.synchronize()
                 seconds_by_name |= {name: self.cuda.seconds(*event_pair) for name, (_, event_pair) in samples.items()}
-                pending_calls = [call for call in pending_calls if not samples[call[0]][0]]
+                pending_calls = [pending_call for pending_call in pending_calls if not samples[pending_call[0]][0]]
                 observe = None
         return {name: seconds_by_name[name] for name, _, _ in calls}
 
@@ -180,14 +180,14 @@ class EventTimer(Timer):
     def step_s(self, readings: Sequence[float]) -> float:
         """Returns the smallest observed difference between event times, in seconds.  This step depends on the GPU."""
         clock_steps = [clock_step for clock_step in (grid_of(readings), self._grid) if clock_step is not None]
-        return min(clock_steps, default=COARSE_STEP_S)
+        return min(clock_steps, default=DEFAULT_CLOCK_STEP_S)
 
     def launch_floor_s(self, calls: int) -> float | None:
         """Returns the seconds per call of an empty kernel: the minimum of several samples of `calls` calls."""
         if calls not in self._floors:
             name = f"an empty kernel, {calls} to a sample"
             empty_call = (name, lambda: self.cuda.sleep(0), calls)
-            self._floors[calls] = min(self.round([empty_call])[name] for _ in range(FLOOR_READINGS)) / calls
+            self._floors[calls] = min(self.round([empty_call])[name] for _ in range(FLOOR_READING_COUNT)) / calls
         return self._floors[calls]
 
     def method(self, name: str) -> str:

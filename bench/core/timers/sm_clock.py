@@ -14,14 +14,14 @@ READING_NS = 100_000
 """The duration of one reading.  It is long, because the nanosecond timer of some cards has steps of a microsecond."""
 MAX_READINGS = 4096
 """The largest number of readings.  Later readings are not taken."""
-LOAD_MATRIX_SIZE, LOAD_MATMULS = 4096, 100
+LOAD_MATRIX_SIZE, MATMUL_COUNT = 4096, 100
 """Size and number of the matrix products before a reading under load: 14 TFLOP, 20 ms on an H100."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _count_cycles(out, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
     # One asm block, so that nothing comes between the readings.  The first loop waits for the timer's next step.
-    cycles, elapsed_ns = tl.inline_asm_elementwise(
+    cycle_count, elapsed_ns = tl.inline_asm_elementwise(
         asm="""
         {
             .reg .u64 started, now, first, last;
@@ -49,7 +49,7 @@ def _count_cycles(out, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
         is_pure=False,
         pack=1,
     )
-    tl.store(out + tl.arange(0, 1), cycles)
+    tl.store(out + tl.arange(0, 1), cycle_count)
     tl.store(out + 1 + tl.arange(0, 1), elapsed_ns)
 
 
@@ -73,14 +73,14 @@ class DeviceClock:
     def readings_hz(self) -> list[float]:
         """Waits for the device, and returns all SM clock readings in Hz, in order."""
         cycle_counts = self._counts[: self._taken].cpu().tolist()
-        return [1e9 * cycles / elapsed_ns for cycles, elapsed_ns in cycle_counts if elapsed_ns]
+        return [1e9 * cycle_count / elapsed_ns for cycle_count, elapsed_ns in cycle_counts if elapsed_ns]
 
 
 def sm_clock_under_load(device: torch.device) -> float:
     """Returns the SM clock in Hz, read after matrix multiplications that keep the whole GPU busy."""
     device_clock = DeviceClock(device)
     a, b = (torch.randn(LOAD_MATRIX_SIZE, LOAD_MATRIX_SIZE, device=device, dtype=torch.bfloat16) for _ in range(2))
-    for _ in range(LOAD_MATMULS):
+    for _ in range(MATMUL_COUNT):
         torch.mm(a, b)
     device_clock.enqueue()
     return device_clock.readings_hz()[0]

@@ -24,13 +24,13 @@ STEPS_PER_SAMPLE = 10
 """The least number of timer steps per sample.  A shorter sample would measure the resolution of the timer."""
 MAX_CALLS_PER_SAMPLE = 1000
 MAX_SAMPLES = 1000
-FIRST_CALLS = 2
+FIRST_CALL_COUNT = 2
 """Calls of each function before the warm-up.  The second call may also compile, for other inputs or other sizes."""
 WARM_UP_SHARE = 0.3
 """The warm-up ends at the latest after this share of the budget."""
-CLOSING_ROUNDS = 3
+FINAL_ROUNDS = 3
 """The number of last rounds with equal values.  In these rounds a `calls.Rotation` uses each set of inputs once."""
-STEADY_RATIO = 0.95
+MIN_STEADY_RATIO = 0.95
 """The warm-up goes on while a round lowers the fastest time of a function below this share of the earlier value."""
 
 
@@ -95,49 +95,49 @@ def time_functions(
     device is neither cpu nor cuda."""
     _check_arguments(functions, budget_s, min_samples)
     active_timer = timer or timer_for(torch.device(device), cold, flush)
-    threads, last_rounds, limit = torch.get_num_threads(), CLOSING_ROUNDS if renew else 0, max(MAX_SAMPLES, min_samples)
-    readings: dict[str, list[float]] = {name: [] for name in functions}
+    threads, last_rounds, limit = torch.get_num_threads(), FINAL_ROUNDS if renew else 0, max(MAX_SAMPLES, min_samples)
+    samples_s: dict[str, list[float]] = {name: [] for name in functions}
     round_times: list[float] = []
     function_orders = _orders(list(functions), seed)
 
     def take() -> None:
         ordered_calls = [(name, functions[name], calls_per_sample[name]) for name in next(function_orders)]
         for name, sample_s in active_timer.round(ordered_calls, observe).items():
-            readings[name].append(sample_s)
+            samples_s[name].append(sample_s)
 
     def judged(waited: float | None) -> tuple[str, dict[str, str]]:
         """Returns why samples are too few ("" if not), and for each function why its samples are noisy ("" if not)."""
-        shortage = few(min(map(len, readings.values())), _room(round_times, budget_s))
-        return shortage, {name: why_noisy(values, waited) or shortage for name, values in readings.items()}
+        few_text = few(min(map(len, samples_s.values())), _room(round_times, budget_s))
+        return few_text, {name: why_noisy(sample_times, waited) or few_text for name, sample_times in samples_s.items()}
 
     with ExitStack() as exit_stack:
         if gc.isenabled():
             exit_stack.callback(gc.enable)
             gc.disable()
-        for function in [*functions.values()] * FIRST_CALLS:
+        for function in [*functions.values()] * FIRST_CALL_COUNT:
             active_timer.first_call(function)
         start_s = perf_counter()
         fastest_times = _warm_up(active_timer, functions, start_s + WARM_UP_SHARE * budget_s)
         calls_per_sample = {name: _calls_per_sample(active_timer, fastest_times[name]) for name in functions}
-        with active_timer.sampling() as read_waiting:
-            while (sample_count := min(map(len, readings.values()))) < limit - last_rounds:
+        with active_timer.sampling() as waiting_reader:
+            while (sample_count := min(map(len, samples_s.values()))) < limit - last_rounds:
                 round_times.append(perf_counter())
                 spent = round_times[-1] - start_s
                 if sample_count >= min_samples - last_rounds and spent > budget_s:
-                    shortage, noise_by_name = judged(read_waiting())
-                    if spent > budget_s + max(more_s, budget_s if shortage else 0.0) or not any(noise_by_name.values()):
+                    few_text, noise_by_name = judged(waiting_reader())
+                    if spent > budget_s + max(more_s, budget_s if few_text else 0.0) or not any(noise_by_name.values()):
                         break
                 if renew:
                     renew()
                 take()
             for _ in range(last_rounds):
                 take()
-            shortage, noise_by_name = judged(read_waiting())
+            few_text, noise_by_name = judged(waiting_reader())
         tampering = tampered(threads)
         samples_by_name = {}
-        for name, values in readings.items():
-            samples = _samples(active_timer, name, values, calls_per_sample[name], cold)
-            samples_by_name[name] = replace(samples, noise=noise_by_name[name], few=shortage, fault=tampering or "")
+        for name, sample_times in samples_s.items():
+            new_samples = _samples(active_timer, name, sample_times, calls_per_sample[name], cold)
+            samples_by_name[name] = replace(new_samples, noise=noise_by_name[name], few=few_text, fault=tampering or "")
         return samples_by_name
 
 
@@ -161,7 +161,7 @@ def _room(ends: Sequence[float], budget_s: float) -> int:
 
 def _samples(watch: Timer, name: str, values: Sequence[float], calls: int, cold: bool) -> Samples:
     return Samples(
-        seconds=tuple(value / calls for value in values),
+        seconds=tuple(sample_s / calls for sample_s in values),
         method=watch.method(name) + (f", {calls} calls per sample" if calls > 1 else ""),
         l2_state="cold" if cold and calls == 1 else "warm",
         calls_per_sample=calls,
@@ -183,8 +183,8 @@ def _warm_up(watch: Timer, functions: Mapping[str, Function], deadline: float) -
     fastest_times = dict.fromkeys(functions, math.inf)
     for round_count in itertools.count(1):
         seconds_by_name = watch.round([(name, function, 1) for name, function in functions.items()])
-        is_steady = all(seconds >= STEADY_RATIO * fastest_times[name] for name, seconds in seconds_by_name.items())
-        fastest_times = {name: min(seconds, fastest_times[name]) for name, seconds in seconds_by_name.items()}
+        is_steady = all(call_s >= MIN_STEADY_RATIO * fastest_times[name] for name, call_s in seconds_by_name.items())
+        fastest_times = {name: min(call_s, fastest_times[name]) for name, call_s in seconds_by_name.items()}
         if (is_steady and round_count >= 3) or perf_counter() > deadline:
             break
     return fastest_times

@@ -22,28 +22,28 @@ _REDUCTIONS = ("popc", "and", "or")
 @emits("bra", "ret", "exit")
 def branch(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `bra`, `ret` and `exit`.  The lanes of a warp may take different branches."""
-    (target,) = g.flow.targets(instruction.number)
+    (target_number,) = g.flow.targets(instruction.number)
     next_number = instruction.number + 1
     if g.guard is None:
-        g.line(f"return {target}")
+        g.line(f"return {target_number}")
         return
-    name = g.temporary()
-    g.line(f"{name} = {g.guard}")
+    guard_name = g.temporary()
+    g.line(f"{guard_name} = {g.guard}")
     g.line(
-        f"return ({target} if {name} else {next_number}) if {name}.__class__ is bool_ else"
-        f" c.branch({name}, {target}, {next_number})"
+        f"return ({target_number} if {guard_name} else {next_number}) if {guard_name}.__class__ is bool_ else"
+        f" c.branch({guard_name}, {target_number}, {next_number})"
     )
 
 
 @emits("brx")
 def many_ways(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `brx.idx`, a branch with several targets."""
-    targets = g.flow.targets(instruction.number)
+    target_numbers = g.flow.targets(instruction.number)
     index_text = g.value(instruction.operands[0], "u4")
     if g.guard is not None:  # lanes whose predicate is false go on after the branch
-        index_text = f"choose({g.guard}, {index_text}, {g.constant(len(targets), 'u4')})"
-        targets = (*targets, instruction.number + 1)
-    g.line(f"return c.many_ways({index_text}, {targets})")
+        index_text = f"choose({g.guard}, {index_text}, {g.constant(len(target_numbers), 'u4')})"
+        target_numbers = (*target_numbers, instruction.number + 1)
+    g.line(f"return c.many_ways({index_text}, {target_numbers})")
 
 
 @emits("trap", "brkpt")
@@ -102,10 +102,10 @@ def _reduction(g: Generator, instruction: Instruction) -> None:
     threads = g.value(last_operands[0], "u4") if len(last_operands) > 1 else "None"
     if not isinstance(target, Register):
         raise PtxError(f"PTX: expected a register for the result of {instruction.text!r}")
-    predicate = g.value(last_operands[-1], "?")
+    predicate_text = g.value(last_operands[-1], "?")
     g.line(
         f"return synchronising.reduce(c, {target.index}, {operation!r}, {g.value(barrier_operand, 'u4')}, {threads},"
-        f" {predicate}, {instruction.number + 1}, {instruction.number})"
+        f" {predicate_text}, {instruction.number + 1}, {instruction.number})"
     )
     g.ends()
 
@@ -114,51 +114,51 @@ def _reduction(g: Generator, instruction: Instruction) -> None:
 def mbarrier(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for the `mbarrier` instructions."""
     opcode_parts, operands = instruction.parts, list(instruction.operands)
-    name = opcode_parts[1]
-    if "relaxed" in opcode_parts and name not in ("expect_tx", "complete_tx"):
+    operation_name = opcode_parts[1]
+    if "relaxed" in opcode_parts and operation_name not in ("expect_tx", "complete_tx"):
         raise PtxError(
             f"PTX: expected an mbarrier that orders memory, got {quoted(instruction.text, instruction.place)}"
         )
-    if name in ("try_wait", "test_wait"):
+    if operation_name in ("try_wait", "test_wait"):
         _wait(g, instruction)
         return
-    target = operands.pop(0) if not isinstance(operands[0], Address) else Sink()
+    target_operand = operands.pop(0) if not isinstance(operands[0], Address) else Sink()
     address = located(g, operands.pop(0), "shared", instruction)
     mask, number = g.guard or "None", instruction.number
-    values = [g.value(operand, "u4") for operand in operands]
+    value_texts = [g.value(operand, "u4") for operand in operands]
     default_count = g.constant(1, "u4")
-    if name == "init":
-        g.line(f"waiting_of(c.group).mbarriers.init(c, {address}, {values[0]}, {mask}, {number})")
-    elif name == "inval":
+    if operation_name == "init":
+        g.line(f"waiting_of(c.group).mbarriers.init(c, {address}, {value_texts[0]}, {mask}, {number})")
+    elif operation_name == "inval":
         g.line(f"waiting_of(c.group).mbarriers.inval(c, {address}, {mask}, {number})")
-    elif name in ("arrive", "arrive_drop"):
-        expect = values[0] if "expect_tx" in opcode_parts else "None"
-        count = values[0] if values and "expect_tx" not in opcode_parts else default_count
-        options = f"drop={name == 'arrive_drop'}, may_complete={'noComplete' not in opcode_parts}"
+    elif operation_name in ("arrive", "arrive_drop"):
+        expect = value_texts[0] if "expect_tx" in opcode_parts else "None"
+        count = value_texts[0] if value_texts and "expect_tx" not in opcode_parts else default_count
+        options = f"drop={operation_name == 'arrive_drop'}, may_complete={'noComplete' not in opcode_parts}"
         code = f"synchronising.update_mbarrier(c, 'arrive', {address}, {count}, {expect}, {mask}, {number}, {options})"
-        g.define(target, code, "u8")
-    elif name == "expect_tx":
-        g.line(f"synchronising.update_mbarrier(c, 'expect', {address}, {values[0]}, {mask}, {number})")
-    elif name == "complete_tx":
-        g.line(f"synchronising.update_mbarrier(c, 'complete', {address}, {values[0]}, {mask}, {number})")
+        g.define(target_operand, code, "u8")
+    elif operation_name == "expect_tx":
+        g.line(f"synchronising.update_mbarrier(c, 'expect', {address}, {value_texts[0]}, {mask}, {number})")
+    elif operation_name == "complete_tx":
+        g.line(f"synchronising.update_mbarrier(c, 'complete', {address}, {value_texts[0]}, {mask}, {number})")
     else:
         raise unknown(instruction)
 
 
 def _wait(g: Generator, instruction: Instruction) -> None:
     opcode_parts, operands = instruction.parts, instruction.operands
-    target, address = operands[0], located(g, operands[1], "shared", instruction)
+    target_operand, address_text = operands[0], located(g, operands[1], "shared", instruction)
     uses_parity = "parity" in opcode_parts
-    phase_state = g.value(operands[2], "u4" if uses_parity else "u8")
+    phase_text = g.value(operands[2], "u4" if uses_parity else "u8")
     is_try_wait = opcode_parts[1] == "try_wait"
-    result = g.temporary()
+    result_name = g.temporary()
     g.line(
-        f"{result} = synchronising.mbarrier_wait(c, {address}, {phase_state}, {is_try_wait},"
+        f"{result_name} = synchronising.mbarrier_wait(c, {address_text}, {phase_text}, {is_try_wait},"
         f" {g.guard or 'None'}, {instruction.number})"
     )
     if is_try_wait:
-        g.line(f"if {result} is None: return -1")
-    g.define(target, result, "?")
+        g.line(f"if {result_name} is None: return -1")
+    g.define(target_operand, result_name, "?")
 
 
 @emits("setmaxnreg")
@@ -176,59 +176,59 @@ def set_registers(g: Generator, instruction: Instruction) -> None:
 def shuffle(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `shfl.sync`."""
     shuffle_mode = instruction.parts[2]
-    target, value, source_lane, clamp, _ = instruction.operands  # the scheduler reads the mask
-    has_predicate = isinstance(target, OperandGroup)
-    result_register = target.items[0] if isinstance(target, OperandGroup) else target
-    dtype = g.dtypes[value.index] if isinstance(value, Register) else "u4"
-    arguments = f"{g.value(value, dtype)}, {g.value(source_lane, 'u4')}, {g.value(clamp, 'u4')}"
-    name, valid_name = g.temporary(), g.temporary()
-    g.line(f"{name}, {valid_name} = warps.shuffle(c, {shuffle_mode!r}, {arguments}, {has_predicate})")
-    g.define(result_register, name, dtype)
-    if isinstance(target, OperandGroup):
-        g.define(target.items[1], valid_name, "?")
+    target_operand, value_operand, source_lane, clamp_operand, _ = instruction.operands  # the scheduler reads the mask
+    has_predicate = isinstance(target_operand, OperandGroup)
+    result_register = target_operand.items[0] if isinstance(target_operand, OperandGroup) else target_operand
+    dtype = g.dtypes[value_operand.index] if isinstance(value_operand, Register) else "u4"
+    arguments = f"{g.value(value_operand, dtype)}, {g.value(source_lane, 'u4')}, {g.value(clamp_operand, 'u4')}"
+    result_name, valid_name = g.temporary(), g.temporary()
+    g.line(f"{result_name}, {valid_name} = warps.shuffle(c, {shuffle_mode!r}, {arguments}, {has_predicate})")
+    g.define(result_register, result_name, dtype)
+    if isinstance(target_operand, OperandGroup):
+        g.define(target_operand.items[1], valid_name, "?")
 
 
 @emits("vote")
 def vote(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `vote.sync`."""
     vote_mode = instruction.parts[2]
-    target, predicate, mask = instruction.operands
+    target_operand, predicate, mask = instruction.operands
     call_text = f"warps.vote(c, {vote_mode!r}, {g.value(predicate, '?')}, {g.value(mask, 'u4')}, {g.guard or 'None'})"
-    g.define(target, call_text, "u4" if vote_mode == "ballot" else "?")
+    g.define(target_operand, call_text, "u4" if vote_mode == "ballot" else "?")
 
 
 @emits("match")
 def match(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `match.any.sync` and `match.all.sync`."""
     match_mode = instruction.parts[1]
-    target, value, mask = instruction.operands
+    target_operand, value, mask = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
     name, all_equal_name = g.temporary(), g.temporary()
     g.line(f"{name}, {all_equal_name} = warps.match(c, {match_mode!r}, {g.value(value, dtype)}, {g.value(mask, 'u4')})")
-    g.define(target.items[0] if isinstance(target, OperandGroup) else target, name, "u4")
-    if isinstance(target, OperandGroup):
-        g.define(target.items[1], all_equal_name, "?")
+    g.define(target_operand.items[0] if isinstance(target_operand, OperandGroup) else target_operand, name, "u4")
+    if isinstance(target_operand, OperandGroup):
+        g.define(target_operand.items[1], all_equal_name, "?")
 
 
 @emits("redux")
 def reduce(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `redux.sync`."""
     opcode_parts = instruction.parts
-    target, value, mask = instruction.operands
+    target_operand, value, mask = instruction.operands
     dtype = dtype_of(opcode_parts[-1])
     code = f"warps.reduce(c, {opcode_parts[2]!r}, {g.value(value, dtype)}, {g.value(mask, 'u4')}, {g.guard or 'None'})"
-    g.define(target, code, dtype)
+    g.define(target_operand, code, dtype)
 
 
 @emits("elect")
 def elect(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `elect.sync`, which selects the lowest lane in a mask."""
-    target, mask = instruction.operands
-    name, leader_name = g.temporary(), g.temporary()
-    g.line(f"{name}, {leader_name} = warps.elect(c, {g.value(mask, 'u4')})")
-    result_items = g.items(target)
+    target_operand, mask_operand = instruction.operands
+    lane_name, leader_name = g.temporary(), g.temporary()
+    g.line(f"{lane_name}, {leader_name} = warps.elect(c, {g.value(mask_operand, 'u4')})")
+    result_items = g.items(target_operand)
     if isinstance(result_items[0], Register):
-        g.define(result_items[0], name, "u4")
+        g.define(result_items[0], lane_name, "u4")
     g.define(result_items[1], leader_name, "?")
 
 

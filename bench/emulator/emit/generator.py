@@ -64,10 +64,10 @@ EMITTERS: dict[str, Emitter] = {}
 
 def _unknown_modifier(parts: list[str]) -> str | None:
     """Returns the first unknown part of an opcode after its first part, or None if all parts are known."""
-    for modifier in parts[1:]:
-        for modifier_word in modifier.split("::"):
+    for opcode_part in parts[1:]:
+        for modifier_word in opcode_part.split("::"):
             if modifier_word not in _MODIFIERS and not _MODIFIER_PATTERN.fullmatch(modifier_word):
-                return modifier
+                return opcode_part
     return None
 
 
@@ -87,10 +87,10 @@ def emits(*families: str) -> Callable[[Emitter], Emitter]:
     """Returns a decorator.  It registers a function that emits Python code for the instructions `families`."""
 
     def register(emitter: Emitter) -> Emitter:
-        for name in families:
-            if name in EMITTERS:
-                raise ValueError(f"PTX: {name} is emitted twice")
-            EMITTERS[name] = emitter
+        for family_name in families:
+            if family_name in EMITTERS:
+                raise ValueError(f"PTX: {family_name} is emitted twice")
+            EMITTERS[family_name] = emitter
         return emitter
 
     return register
@@ -151,9 +151,9 @@ class Generator:
         """Makes `value` available to the generated functions, and returns its name there.  If `key` was used before,
         returns the earlier name."""
         if key not in self._constants:
-            name = f"k{len(self._constants)}"
-            self._constants[key] = name
-            self.namespace[name] = value
+            constant_name = f"k{len(self._constants)}"
+            self._constants[key] = constant_name
+            self.namespace[constant_name] = value
         return self._constants[key]
 
     def value(self, operand: syntax.Operand, dtype: str) -> str:
@@ -167,8 +167,8 @@ class Generator:
         if isinstance(operand, syntax.Special):
             return self._special(operand, dtype)
         if isinstance(operand, syntax.Symbol):
-            code_text = f"c.address({operand.name!r}, {dtype!r})"
-            return f"({code_text} + {self.constant(operand.offset, dtype)})" if operand.offset else code_text
+            address_text = f"c.address({operand.name!r}, {dtype!r})"
+            return f"({address_text} + {self.constant(operand.offset, dtype)})" if operand.offset else address_text
         raise syntax.PtxError(f"PTX: expected a value, got a {_named(operand)}")
 
     def define(self, operand: syntax.Operand, expression: str, dtype: str) -> None:
@@ -178,13 +178,13 @@ class Generator:
             return
         if not isinstance(operand, syntax.Register):
             raise syntax.PtxError(f"PTX: expected a register for a result, got a {_named(operand)}")
-        register_dtype, name = self.dtypes[operand.index], f"r{operand.index}"
+        register_dtype, register_name = self.dtypes[operand.index], f"r{operand.index}"
         if register_dtype != dtype:
             expression = self._convert(expression, dtype, register_dtype)
         if self._guard is not None:
-            old_value = self._register(operand, register_dtype)
-            expression = f"choose({self._guard}, {expression}, {old_value})"
-        self.line(f"{name} = {expression}")
+            old_text = self._register(operand, register_dtype)
+            expression = f"choose({self._guard}, {expression}, {old_text})"
+        self.line(f"{register_name} = {expression}")
         self._locals.add(operand.index)
         self._changed.add(operand.index)
         for view_key in [view_key for view_key in self._views if view_key[0] == operand.index]:
@@ -192,17 +192,17 @@ class Generator:
 
     def define_many(self, targets: tuple[syntax.Operand, ...], expression: str, dtype: str) -> None:
         """Emits an assignment of the results of an expression to several registers, in order."""
-        names = [self.temporary() for _ in targets]
-        self.line(f"{', '.join(names)}{',' if len(names) == 1 else ''} = {expression}")
-        for target, name in zip(targets, names, strict=True):
-            if not isinstance(target, syntax.Sink):
-                self.define(target, name, dtype)
+        temporary_names = [self.temporary() for _ in targets]
+        self.line(f"{', '.join(temporary_names)}{',' if len(temporary_names) == 1 else ''} = {expression}")
+        for target_operand, temporary_name in zip(targets, temporary_names, strict=True):
+            if not isinstance(target_operand, syntax.Sink):
+                self.define(target_operand, temporary_name, dtype)
 
     def unguarded(self, instruction: syntax.Instruction) -> None:
         """Raises `PtxError` if the instruction has a predicate.  Emitters that do not support predicates call this."""
         if self._guard is not None:
-            location = syntax.quoted(instruction.text, instruction.place)
-            raise syntax.PtxError(f"PTX: expected {instruction.parts[0]} without a predicate, got {location}")
+            instruction_text = syntax.quoted(instruction.text, instruction.place)
+            raise syntax.PtxError(f"PTX: expected {instruction.parts[0]} without a predicate, got {instruction_text}")
 
     def ends(self) -> None:
         """Records that the last emitted line leaves the basic block."""
@@ -210,8 +210,8 @@ class Generator:
 
     def is_local(self, name: str) -> bool:
         """Returns whether a variable is in local memory.  Parameters of function calls are there too."""
-        variable = self.kernel.variables.get(name)
-        return variable is not None and variable.space == "local"
+        ptx_variable = self.kernel.variables.get(name)
+        return ptx_variable is not None and ptx_variable.space == "local"
 
     def items(self, operand: syntax.Operand) -> tuple[syntax.Operand, ...]:
         """Returns the members of an operand group, or a tuple of the operand itself if it is a single operand."""
@@ -227,29 +227,29 @@ class Generator:
         # A result narrower than its register is extended by zeros or by its sign, as its own type says (ld, cvt).
         wide_type = f"i{target[1]}" if dtype[0] == "i" else f"u{target[1]}"
         bits_text = f"({expression}).view(u{dtype[1]})" if dtype[0] == "f" else f"({expression})"
-        extended_text = f"{bits_text}.astype({wide_type})"
-        return extended_text if wide_type == target else f"{extended_text}.view({target})"
+        wide_text = f"{bits_text}.astype({wide_type})"
+        return wide_text if wide_type == target else f"{wide_text}.view({target})"
 
     def _register(self, register: syntax.Register, dtype: str) -> str:
-        index, register_dtype = register.index, self.dtypes[register.index]
-        if index not in self._locals:
-            self.line(f"r{index} = R[{index}]")
-            if index in self._perhaps_unwritten:
+        register_index, register_dtype = register.index, self.dtypes[register.index]
+        if register_index not in self._locals:
+            self.line(f"r{register_index} = R[{register_index}]")
+            if register_index in self._perhaps_unwritten:
                 # Poison, as in `context.merged`: a compiler may copy it, and then not select the copy.
-                self.line(f"if r{index} is None: r{index} = {self.constant(-1, register_dtype)}")
-            self._locals.add(index)
+                self.line(f"if r{register_index} is None: r{register_index} = {self.constant(-1, register_dtype)}")
+            self._locals.add(register_index)
         if dtype == register_dtype:
-            return f"r{index}"
-        view_key = (index, dtype)
+            return f"r{register_index}"
+        view_key = (register_index, dtype)
         if view_key not in self._views:
             if "?" in (dtype, register_dtype):
                 raise syntax.PtxError(f"PTX: expected {register.name} to be used as what it is, a .{register.type}")
             name = self.temporary()
             if dtype[1] == register_dtype[1]:
-                self.line(f"{name} = r{index}.view({dtype})")
+                self.line(f"{name} = r{register_index}.view({dtype})")
             else:  # the low bits of a wider register
                 unsigned_dtype = f"u{dtype[1]}"
-                low_bits = f"r{index}.view(u{register_dtype[1]}).astype({unsigned_dtype})"
+                low_bits = f"r{register_index}.view(u{register_dtype[1]}).astype({unsigned_dtype})"
                 self.line(f"{name} = {low_bits}" if dtype == unsigned_dtype else f"{name} = {low_bits}.view({dtype})")
             self._views[view_key] = name
         return self._views[view_key]
@@ -274,32 +274,32 @@ class Generator:
             body_lines = [*body_lines[:-1], *store_lines, body_lines[-1]]
         else:
             body_lines = [*body_lines, *store_lines, f"return {block.end}"]
-        return "\n".join([f"def block(c, R):  # {block.start}", *(f"    {line}" for line in body_lines)])
+        return "\n".join([f"def block(c, R):  # {block.start}", *(f"    {body_line}" for body_line in body_lines)])
 
     def _live(self, start: int) -> frozenset[int]:
         return self.flow.live.get(start, frozenset())
 
     def _instruction(self, instruction: syntax.Instruction) -> None:
-        name, location = instruction.parts[0], syntax.quoted(instruction.text, instruction.place)
-        if name not in EMITTERS:
+        op_name, location = instruction.parts[0], syntax.quoted(instruction.text, instruction.place)
+        if op_name not in EMITTERS:
             raise syntax.PtxError(f"PTX: expected an instruction that is known, got {location}")
-        if (modifier := _unknown_modifier(instruction.parts)) is not None:
-            raise syntax.PtxError(f"PTX: expected an instruction that is known, got .{modifier} in {location}")
+        if (unknown_modifier := _unknown_modifier(instruction.parts)) is not None:
+            raise syntax.PtxError(f"PTX: expected an instruction that is known, got .{unknown_modifier} in {location}")
         try:
-            self._emit(EMITTERS[name], instruction)
+            self._emit(EMITTERS[op_name], instruction)
         except syntax.PtxError as error:
             raise error if instruction.text in str(error) else syntax.PtxError(f"{error} in {location}") from None
         except (ValueError, IndexError, KeyError, StopIteration) as error:
             # An emitter raises these errors when it unpacks operands or looks up modifiers.
-            raise syntax.PtxError(f"PTX: expected the operands and modifiers of .{name}, got {location}") from error
-        if name in BRANCH_FAMILIES:
+            raise syntax.PtxError(f"PTX: expected the operands and modifiers of .{op_name}, got {location}") from error
+        if op_name in BRANCH_FAMILIES:
             self._ended = True
 
     def _emit(self, emitter: Emitter, instruction: syntax.Instruction) -> None:
         self._guard = None
         if instruction.predicate is not None:
-            code_text = self._register(instruction.predicate, "?")
-            self._guard = f"~{code_text}" if instruction.negated else code_text
+            predicate_text = self._register(instruction.predicate, "?")
+            self._guard = f"~{predicate_text}" if instruction.negated else predicate_text
             if instruction.predicate in syntax.definitions(instruction):
                 old_guard, self._guard = self._guard, self.temporary()
                 self.line(f"{self._guard} = {old_guard}")
@@ -313,18 +313,18 @@ class Generator:
         if instruction.opcode.startswith("wgmma"):  # `multiply_async` checks what it reads
             self._looked_at.clear()
             return
-        target, *source_operands = instruction.operands or (None,)
+        target_operand, *source_operands = instruction.operands or (None,)
         is_guarded = instruction.predicate is not None
-        registers = [operand for operand in (target, *source_operands) if isinstance(operand, syntax.Register)]
+        registers = [operand for operand in (target_operand, *source_operands) if isinstance(operand, syntax.Register)]
         if instruction.opcode.startswith("mov") and len(registers) == 2 and not is_guarded:
             return  # both registers share one row, which the wait fills
         # Lanes whose predicate is false keep the old result, which is copied.
-        results = syntax.definitions(instruction) if is_guarded else ()
-        for register in (*syntax.uses(instruction), *results):
+        result_registers = syntax.definitions(instruction) if is_guarded else ()
+        for register in (*syntax.uses(instruction), *result_registers):
             if register.index in self._accumulators and register.index not in self._looked_at:
                 self._looked_at.add(register.index)
-                name = self._register(register, self.dtypes[register.index])
-                self.line(f"if c.group.accumulators: matrices.check_settled(c, {name}, {instruction.number})")
+                register_name = self._register(register, self.dtypes[register.index])
+                self.line(f"if c.group.accumulators: matrices.check_settled(c, {register_name}, {instruction.number})")
 
     def function(self, block: BasicBlock) -> BlockFunction:
         """Compiles the function for a basic block and returns it."""

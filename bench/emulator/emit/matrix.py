@@ -16,17 +16,17 @@ from rooflab.bench.emulator.tiles.shared_layout import K_BYTES
 def move_matrices(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `ldmatrix` and `stmatrix`."""
     g.unguarded(instruction)
-    parts, operands = instruction.parts, instruction.operands
-    is_load = parts[0] == "ldmatrix"
+    opcode_parts, operands = instruction.parts, instruction.operands
+    is_load = opcode_parts[0] == "ldmatrix"
     registers, address_operand = operands if is_load else operands[::-1]
-    if "m8n8" not in parts or "b16" not in parts or not isinstance(address_operand, Address):
+    if "m8n8" not in opcode_parts or "b16" not in opcode_parts or not isinstance(address_operand, Address):
         raise unknown(instruction)
-    matrix_count = int(next(modifier for modifier in parts if re.fullmatch(r"x[124]", modifier))[1])
+    matrix_count = int(next(modifier for modifier in opcode_parts if re.fullmatch(r"x[124]", modifier))[1])
     register_items = g.items(registers)
     if len(register_items) != matrix_count:
         raise PtxError(f"PTX: expected {matrix_count} registers for .x{matrix_count}, got {instruction.text!r}")
-    values = str(matrix_count) if is_load else f"({', '.join(g.value(item, 'u4') for item in register_items)},)"
-    arguments = f"{address(g, address_operand, 'shared')}, {values}, {'trans' in parts}, {instruction.number}"
+    values = str(matrix_count) if is_load else f"({', '.join(g.value(register, 'u4') for register in register_items)},)"
+    arguments = f"{address(g, address_operand, 'shared')}, {values}, {'trans' in opcode_parts}, {instruction.number}"
     if is_load:
         g.define_many(register_items, f"matrices.load(c, {arguments})", "u4")
     else:
@@ -36,39 +36,39 @@ def move_matrices(g: Generator, instruction: Instruction) -> None:
 @emits("mma")
 def multiply(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `mma.sync`."""
-    parts = instruction.parts
-    shape = next(modifier for modifier in parts if re.fullmatch(r"m\d+n\d+k\d+", modifier))
-    matrix_types = parts[parts.index("col") + 1 :] if "col" in parts else []
-    matrix_types = [kind for kind in matrix_types if kind not in ("satfinite", "and", "xor", "popc")]
-    if len(matrix_types) != 4 or "sp" in parts or "row" not in parts:
+    opcode_parts = instruction.parts
+    shape_text = next(modifier for modifier in opcode_parts if re.fullmatch(r"m\d+n\d+k\d+", modifier))
+    matrix_types = opcode_parts[opcode_parts.index("col") + 1 :] if "col" in opcode_parts else []
+    matrix_types = [mma_type for mma_type in matrix_types if mma_type not in ("satfinite", "and", "xor", "popc")]
+    if len(matrix_types) != 4 or "sp" in opcode_parts or "row" not in opcode_parts:
         raise unknown(instruction)
     d_type, a_type, b_type, c_type = matrix_types
     dtype_by_type = {"f32": "f4", "f64": "f8"}
-    result, input_dtype = dtype_by_type.get(d_type, "u4"), "f8" if a_type == "f64" else "u4"
+    result_dtype, input_dtype = dtype_by_type.get(d_type, "u4"), "f8" if a_type == "f64" else "u4"
     a, b = (", ".join(g.value(item, input_dtype) for item in g.items(operand)) for operand in instruction.operands[1:3])
     c = ", ".join(g.value(item, dtype_by_type.get(c_type, "u4")) for item in g.items(instruction.operands[3]))
     call_text = (
-        f"matrices.multiply(c, {shape!r}, {a_type!r}, {b_type!r}, {d_type!r}, ({a},), ({b},), ({c},),"
-        f" {'satfinite' in parts}, {instruction.number})"
+        f"matrices.multiply(c, {shape_text!r}, {a_type!r}, {b_type!r}, {d_type!r}, ({a},), ({b},), ({c},),"
+        f" {'satfinite' in opcode_parts}, {instruction.number})"
     )
-    g.define_many(g.items(instruction.operands[0]), call_text, result)
+    g.define_many(g.items(instruction.operands[0]), call_text, result_dtype)
 
 
 @emits("wgmma")
 def warpgroup(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for the `wgmma` instructions, including their fences, commits and waits."""
-    parts = instruction.parts
-    name = parts[1]
+    opcode_parts = instruction.parts
+    operation_name = opcode_parts[1]
     g.unguarded(instruction)
-    if name == "fence":
+    if operation_name == "fence":
         return  # `wgmma_registers.unfenced` checks the fences in the kernel's text
-    if name == "commit_group":
+    if operation_name == "commit_group":
         g.line(f"matrices.commit(c, {instruction.number})")
-    elif name == "wait_group":
+    elif operation_name == "wait_group":
         newest_count = instruction.operands[0]
         assert isinstance(newest_count, Immediate)
         g.line(f"matrices.wait(c, {newest_count.value}, {instruction.number})")
-    elif name == "mma_async" and "sp" not in parts:
+    elif operation_name == "mma_async" and "sp" not in opcode_parts:
         _multiply_async(g, instruction)
     else:
         raise unknown(instruction)
@@ -76,24 +76,24 @@ def warpgroup(g: Generator, instruction: Instruction) -> None:
 
 def _multiply_async(g: Generator, instruction: Instruction) -> None:
     parts, operands = instruction.parts, instruction.operands
-    shape_index = next(index for index, modifier in enumerate(parts) if re.fullmatch(r"m64n\d+k\d+", modifier))
+    shape_index = next(part_no for part_no, modifier in enumerate(parts) if re.fullmatch(r"m64n\d+k\d+", modifier))
     n, k = map(int, re.findall(r"\d+", parts[shape_index])[1:])
     d_type, a_type, b_type = [modifier for modifier in parts[shape_index + 1 :] if modifier != "satfinite"]
     if a_type in ELEMENT_BYTES and k * ELEMENT_BYTES[a_type] != K_BYTES:
         raise PtxError(
             f"PTX: expected a K of {K_BYTES // ELEMENT_BYTES[a_type]} for {a_type}, got {instruction.text!r}"
         )
-    constant_values = [item.value if isinstance(item, Immediate) else None for item in operands[4:]]
+    constant_values = [register.value if isinstance(register, Immediate) else None for register in operands[4:]]
     scale_a, scale_b = (1, 1) if d_type == "s32" else (_scale(constant_values[0]), _scale(constant_values[1]))
-    transpose_flags = [bool(value) for value in constant_values[2:]] if d_type != "s32" else []
+    transpose_flags = [bool(constant_value) for constant_value in constant_values[2:]] if d_type != "s32" else []
     a_in_registers = isinstance(operands[1], OperandGroup)
     a_transposed = transpose_flags[0] if transpose_flags and not a_in_registers else False
     b_transposed = transpose_flags[-1] if transpose_flags else False
     shape = WgmmaShape(n, d_type, a_type, b_type, scale_a, scale_b, a_transposed, b_transposed, "satfinite" in parts)
-    result = {"f32": "f4"}.get(d_type, "u4")
-    d = ", ".join(g.value(item, result) for item in g.items(operands[0]))
+    result_dtype = {"f32": "f4"}.get(d_type, "u4")
+    d = ", ".join(g.value(register, result_dtype) for register in g.items(operands[0]))
     if isinstance(operands[1], OperandGroup):
-        a = "(" + ", ".join(g.value(item, "u4") for item in operands[1].items) + ",)"
+        a = "(" + ", ".join(g.value(register, "u4") for register in operands[1].items) + ",)"
     else:
         a = g.value(operands[1], "u8")
     scale_d = operands[3]
@@ -102,7 +102,7 @@ def _multiply_async(g: Generator, instruction: Instruction) -> None:
     call_text = (
         f"matrices.multiply_async(c, ({d},), {a}, {g.value(operands[2], 'u8')}, {keep_d}, {name}, {instruction.number})"
     )
-    g.define_many(g.items(operands[0]), call_text, result)
+    g.define_many(g.items(operands[0]), call_text, result_dtype)
 
 
 def _scale(value: int | None) -> int:

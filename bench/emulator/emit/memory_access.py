@@ -15,26 +15,26 @@ _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 
 def space_of(instruction: syntax.Instruction) -> str:
     """Returns the state space that an opcode names (such as `shared`), or `generic` if it names no space."""
-    for modifier in instruction.parts[1:]:
-        if modifier.split("::")[0] in SPACES:
-            return modifier.split("::")[0]
+    for opcode_part in instruction.parts[1:]:
+        if opcode_part.split("::")[0] in SPACES:
+            return opcode_part.split("::")[0]
     return "generic"
 
 
 def address(g: Generator, operand: syntax.Address, space: str) -> str:
     """Returns the Python expression of an address in the state space `space`: uint32 if it is `shared`, else uint64."""
     size = "u4" if space == "shared" else "u8"
-    base, offset = operand.base, operand.offset
-    if isinstance(base, syntax.Symbol):
-        address_text = f"c.address({base.name!r}, {size})"
-    elif isinstance(base, syntax.Immediate):
-        address_text = g.constant(base.value, size)
+    base_op, base_offset = operand.base, operand.offset
+    if isinstance(base_op, syntax.Symbol):
+        address_text = f"c.address({base_op.name!r}, {size})"
+    elif isinstance(base_op, syntax.Immediate):
+        address_text = g.constant(base_op.value, size)
     else:
-        dtype = g.dtypes[base.index]
+        dtype = g.dtypes[base_op.index]
         # Some compilers keep a shared address in 64 bits, or a generic address in 32 bits.
         is_narrow = int(dtype[1]) < int(size[1])
-        address_text = f"{g.value(base, 'u' + dtype[1])}.astype({size})" if is_narrow else g.value(base, size)
-    return f"{address_text} + {g.constant(offset, size)}" if offset else address_text
+        address_text = f"{g.value(base_op, 'u' + dtype[1])}.astype({size})" if is_narrow else g.value(base_op, size)
+    return f"{address_text} + {g.constant(base_offset, size)}" if base_offset else address_text
 
 
 def width(kind: str) -> int:
@@ -45,43 +45,43 @@ def width(kind: str) -> int:
 @emits("ld", "ldu")
 def load(g: Generator, instruction: syntax.Instruction) -> None:
     """Emits Python code for `ld`."""
-    parts, space = instruction.parts, space_of(instruction)
-    kind = parts[-1]
-    target, source = instruction.operands[0], address_of(instruction.operands[1], instruction)
-    if space == "param" and isinstance(source.base, syntax.Symbol) and g.is_local(source.base.name):
+    opcode_parts, space = instruction.parts, space_of(instruction)
+    kind = opcode_parts[-1]
+    target_operand, source_address = instruction.operands[0], address_of(instruction.operands[1], instruction)
+    if space == "param" and isinstance(source_address.base, syntax.Symbol) and g.is_local(source_address.base.name):
         space = "local"
     if kind == "b128":
         raise syntax.PtxError(f"PTX: expected a type of at most 64 bits in {instruction.text!r}")
-    items = g.items(target)
+    items = g.items(target_operand)
     value_names = [g.temporary() for _ in items]
     lhs = ", ".join(value_names) + ("," if len(value_names) == 1 else "")
-    pointer = address(g, source, space)
+    ptr_text = address(g, source_address, space)
     mask = g.guard or "None"
-    if not STRONG_ORDERS.isdisjoint(parts):
+    if not STRONG_ORDERS.isdisjoint(opcode_parts):
         address_name = g.temporary()
-        g.line(f"{address_name} = {pointer}")
+        g.line(f"{address_name} = {ptr_text}")
         g.line(f"c.polls({instruction.number}, {address_name})")
-        pointer = address_name
-    g.line(f"{lhs} = access.load(c, {space!r}, {pointer}, {mask}, {width(kind)}, {len(items)}, {instruction.number})")
+        ptr_text = address_name
+    g.line(f"{lhs} = access.load(c, {space!r}, {ptr_text}, {mask}, {width(kind)}, {len(items)}, {instruction.number})")
     dtype = dtype_of(kind)
-    for operand, name in zip(items, value_names, strict=True):
+    for operand, value_name in zip(items, value_names, strict=True):
         if not isinstance(operand, syntax.Sink):
-            g.define(operand, name if dtype[0] == "u" else f"{name}.view({dtype})", dtype)
+            g.define(operand, value_name if dtype[0] == "u" else f"{value_name}.view({dtype})", dtype)
 
 
 @emits("st")
 def store(g: Generator, instruction: syntax.Instruction) -> None:
     """Emits Python code for `st`."""
-    parts, space = instruction.parts, space_of(instruction)
-    if "bulk" in parts or ("async" in parts and len(instruction.operands) != 3):
+    opcode_parts, space = instruction.parts, space_of(instruction)
+    if "bulk" in opcode_parts or ("async" in opcode_parts and len(instruction.operands) != 3):
         raise unknown(instruction)
-    target, source = address_of(instruction.operands[0], instruction), instruction.operands[1]
-    if space == "param" and isinstance(target.base, syntax.Symbol) and g.is_local(target.base.name):
+    target_address, source_operand = address_of(instruction.operands[0], instruction), instruction.operands[1]
+    if space == "param" and isinstance(target_address.base, syntax.Symbol) and g.is_local(target_address.base.name):
         space = "local"
-    size = width(parts[-1])
-    values = ", ".join(g.value(operand, f"u{size}") for operand in g.items(source))
-    addr = address(g, target, space)
-    if "async" in parts:
+    size = width(opcode_parts[-1])
+    values = ", ".join(g.value(operand, f"u{size}") for operand in g.items(source_operand))
+    addr = address(g, target_address, space)
+    if "async" in opcode_parts:
         mbar = address(g, address_of(instruction.operands[2], instruction), "shared")
         g.line(f"bulk.store_remote(c, {addr}, ({values},), {size}, {mbar}, {g.guard or 'None'}, {instruction.number})")
         return
@@ -92,31 +92,31 @@ def store(g: Generator, instruction: syntax.Instruction) -> None:
 def atomic(g: Generator, instruction: syntax.Instruction) -> None:
     """Emits Python code for `atom` and `red`."""
     parts, space = instruction.parts, space_of(instruction)
-    operation = next((modifier for modifier in parts if modifier in _ATOMIC_OPERATIONS), None)
+    op_name = next((modifier for modifier in parts if modifier in _ATOMIC_OPERATIONS), None)
     kind = next(modifier for modifier in reversed(parts) if modifier in DTYPES)
-    if operation is None or "async" in parts or ("noftz" in parts and kind not in ("f16", "bf16", "f16x2", "bf16x2")):
+    if op_name is None or "async" in parts or ("noftz" in parts and kind not in ("f16", "bf16", "f16x2", "bf16x2")):
         raise unknown(instruction)
     operands = list(instruction.operands)
-    target = operands.pop(0) if parts[0] == "atom" else syntax.Sink()
-    pointer = address_of(operands.pop(0), instruction)
+    target_operand = operands.pop(0) if parts[0] == "atom" else syntax.Sink()
+    address_operand = address_of(operands.pop(0), instruction)
     dtype = dtype_of(kind)
     operand_groups = [g.items(operand) for operand in operands]
-    results = g.items(target)
+    result_operands = g.items(target_operand)
     memory_order = next((modifier for modifier in parts if modifier in ("acquire", "release", "acq_rel")), "relaxed")
     if "cta" in parts:
         memory_order = "relaxed"  # for other CTAs
-    for index in range(len(operand_groups[0])):
-        values = ", ".join(g.value(operand_group[index], dtype) for operand_group in operand_groups)
-        address_text = address(g, pointer, space)
-        if index:
-            address_text = f"({address_text}) + {g.constant(index * width(kind), 'u8')}"
+    for item_index in range(len(operand_groups[0])):
+        values = ", ".join(g.value(operand_group[item_index], dtype) for operand_group in operand_groups)
+        address_text = address(g, address_operand, space)
+        if item_index:
+            address_text = f"({address_text}) + {g.constant(item_index * width(kind), 'u8')}"
         call_text = (
-            f"atomics.atomic(c, {space!r}, {address_text}, {operation!r}, {kind!r}, ({values},), {g.guard or 'None'},"
+            f"atomics.atomic(c, {space!r}, {address_text}, {op_name!r}, {kind!r}, ({values},), {g.guard or 'None'},"
             f" {memory_order!r}, {instruction.number})"
         )
-        result = results[index] if len(results) > index else syntax.Sink()
-        if isinstance(result, syntax.Register):
-            g.define(result, call_text, dtype)
+        result_operand = result_operands[item_index] if len(result_operands) > item_index else syntax.Sink()
+        if isinstance(result_operand, syntax.Register):
+            g.define(result_operand, call_text, dtype)
         else:
             g.line(call_text)
 
@@ -126,10 +126,10 @@ def fence(g: Generator, instruction: syntax.Instruction) -> None:
     """Emits Python code for fences.  Proxy fences are also reported to the race detector."""
     parts = instruction.parts
     if "proxy" in parts or any(modifier.startswith("mbarrier_init") for modifier in parts):
-        kind, mask = ".".join(parts[1:]), g.guard or "None"
+        kind, guard_text = ".".join(parts[1:]), g.guard or "None"
         if "tensormap::generic" in parts and isinstance(pointer := (*instruction.operands, None)[0], syntax.Address):
-            g.line(f"tensor_maps.fence(c, {address(g, pointer, 'generic')}, {mask})")
-        g.line(f"synchronising.proxy_fence(c, {kind!r}, {mask})")
+            g.line(f"tensor_maps.fence(c, {address(g, pointer, 'generic')}, {guard_text})")
+        g.line(f"synchronising.proxy_fence(c, {kind!r}, {guard_text})")
     elif "cta" not in parts:  # in this model only barriers order accesses within a CTA
         g.unguarded(instruction)
         g.line(f"synchronising.fence(c, {instruction.number})")
@@ -161,8 +161,8 @@ def copy(g: Generator, instruction: syntax.Instruction) -> None:
     if opcode.startswith(("cp.async.bulk", "cp.reduce.async.bulk")):
         _bulk(g, instruction, mask, instruction_number)
     elif opcode.startswith("cp.async.mbarrier.arrive"):
-        barrier = located(g, operands[0], "shared", instruction)
-        g.line(f"copying.arrive_after(c, {barrier}, {'noinc' in instruction.parts}, {mask}, {instruction_number})")
+        barrier_text = located(g, operands[0], "shared", instruction)
+        g.line(f"copying.arrive_after(c, {barrier_text}, {'noinc' in instruction.parts}, {mask}, {instruction_number})")
     elif opcode == "cp.async.commit_group":
         g.unguarded(instruction)
         g.line("copying.commit(c)")
@@ -207,7 +207,7 @@ def _bulk(g: Generator, instruction: syntax.Instruction, mask: str, number: int)
     if "wait_group" in parts:
         g.line(f"bulk.wait_bulk(c, {_constant(operands[0])}, {'read' in parts}, {mask})")
         return
-    operation = next((part for part in parts if part in _REDUCTIONS), None) if opcode.startswith("cp.reduce") else None
+    op_name = next((part for part in parts if part in _REDUCTIONS), None) if opcode.startswith("cp.reduce") else None
     if ".global" not in opcode:
         _between(g, instruction, mask)
         return
@@ -215,57 +215,57 @@ def _bulk(g: Generator, instruction: syntax.Instruction, mask: str, number: int)
     if "tensor" in parts:
         if any(part.startswith(("im2col", "tile::")) for part in parts):
             raise unknown(instruction)
-        _tensor(g, instruction, into_shared, operation, mask)
+        _tensor(g, instruction, into_shared, op_name, mask)
         return
     size = g.value(operands[2], "u4")
     if into_shared:
         target, source = located(g, operands[0], "shared", instruction), located(g, operands[1], "global", instruction)
-        barrier = located(g, operands[3], "shared", instruction)
+        barrier_text = located(g, operands[3], "shared", instruction)
         cta_mask = g.value(operands[4], "u2") if "multicast::cluster" in opcode else "None"
-        g.line(f"bulk.bulk_load(c, {target}, {source}, {size}, {barrier}, {cta_mask}, {mask}, {number})")
+        g.line(f"bulk.bulk_load(c, {target}, {source}, {size}, {barrier_text}, {cta_mask}, {mask}, {number})")
     else:
         target, source = located(g, operands[0], "global", instruction), located(g, operands[1], "shared", instruction)
-        kind = parts[-1] if operation else ""
-        g.line(f"bulk.bulk_store(c, {target}, {source}, {size}, {operation!r}, {kind!r}, {mask}, {number})")
+        kind = parts[-1] if op_name else ""
+        g.line(f"bulk.bulk_store(c, {target}, {source}, {size}, {op_name!r}, {kind!r}, {mask}, {number})")
 
 
 def _between(g: Generator, instruction: syntax.Instruction, mask: str) -> None:
     operands = instruction.operands
     if instruction.opcode.startswith("cp.reduce") or len(operands) != 4:
         raise unknown(instruction)
-    target, source, barrier = (located(g, operands[index], "shared", instruction) for index in (0, 1, 3))
+    target_text, source_text, barrier_text = (located(g, operands[index], "shared", instruction) for index in (0, 1, 3))
     size = g.value(operands[2], "u4")
-    g.line(f"bulk.copy_between(c, {target}, {source}, {size}, {barrier}, {mask}, {instruction.number})")
+    g.line(f"bulk.copy_between(c, {target_text}, {source_text}, {size}, {barrier_text}, {mask}, {instruction.number})")
 
 
 def _tensor(g: Generator, instruction: syntax.Instruction, into_shared: bool, operation: str | None, mask: str) -> None:
     operands, number = instruction.operands, instruction.number
     tensor_index = 1 if into_shared else 0
     map_operand = address_of(operands[tensor_index], instruction)
-    pointer = address(g, syntax.Address(map_operand.base, map_operand.offset), "generic")
+    map_text = address(g, syntax.Address(map_operand.base, map_operand.offset), "generic")
     coordinates = ", ".join(g.value(operand, "i4") for operand in map_operand.coordinates)
     shared = located(g, operands[1 - tensor_index], "shared", instruction)
     if into_shared:
         barrier = located(g, operands[2], "shared", instruction)
         cta_mask = g.value(operands[3], "u2") if "multicast::cluster" in instruction.opcode else "None"
-        g.line(f"bulk.tensor_load(c, {shared}, {pointer}, ({coordinates},), {barrier}, {cta_mask}, {mask}, {number})")
+        g.line(f"bulk.tensor_load(c, {shared}, {map_text}, ({coordinates},), {barrier}, {cta_mask}, {mask}, {number})")
     else:
-        g.line(f"bulk.tensor_store(c, {pointer}, ({coordinates},), {shared}, {operation!r}, {mask}, {number})")
+        g.line(f"bulk.tensor_store(c, {map_text}, ({coordinates},), {shared}, {operation!r}, {mask}, {number})")
 
 
 @emits("tensormap")
 def tensor_maps(g: Generator, instruction: syntax.Instruction) -> None:
     """Emits Python code for `tensormap.replace` and `tensormap.cp_fenceproxy`."""
-    parts, operands = instruction.parts, instruction.operands
+    opcode_parts, operands = instruction.parts, instruction.operands
     mask, number = g.guard or "None", instruction.number
-    if parts[1] == "cp_fenceproxy":
+    if opcode_parts[1] == "cp_fenceproxy":
         target, source = located(g, operands[0], "global", instruction), located(g, operands[1], "shared", instruction)
         g.line(f"tensor_maps.copy(c, {target}, {source}, {mask}, {number})")
         return
-    space = "shared" if any(modifier.startswith("shared") for modifier in parts) else "generic"
+    space = "shared" if any(modifier.startswith("shared") for modifier in opcode_parts) else "generic"
     map_address = located(g, operands[0], space, instruction)
-    map_field = parts[3]
+    map_field = opcode_parts[3]
     field_index = _constant(operands[1]) if len(operands) == 3 else 0
-    size = "u8" if parts[-1] == "b64" else "u4"
+    size = "u8" if opcode_parts[-1] == "b64" else "u4"
     value = g.value(operands[-1], size)
     g.line(f"tensor_maps.replace(c, {space!r}, {map_address}, {map_field!r}, {field_index}, {value}, {mask}, {number})")

@@ -30,16 +30,16 @@ _WINDOW_BY_SPACE = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PAR
 @emits("mov")
 def move(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `mov`, which can also pack several registers into one, or unpack one register."""
-    target, source = instruction.operands
+    target_operand, source_operand = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
-    if isinstance(target, OperandGroup):
-        _unpack(g, target, source)
-    elif isinstance(source, OperandGroup):
-        _pack(g, target, source)
-    elif isinstance(target, Register):
-        register_dtype = g.dtypes[target.index]
+    if isinstance(target_operand, OperandGroup):
+        _unpack(g, target_operand, source_operand)
+    elif isinstance(source_operand, OperandGroup):
+        _pack(g, target_operand, source_operand)
+    elif isinstance(target_operand, Register):
+        register_dtype = g.dtypes[target_operand.index]
         result_dtype = register_dtype if register_dtype == "?" or register_dtype[1] == dtype[1] else dtype
-        g.define(target, g.value(source, result_dtype), result_dtype)
+        g.define(target_operand, g.value(source_operand, result_dtype), result_dtype)
 
 
 def _pack(g: Generator, target: Operand, source: OperandGroup) -> None:
@@ -71,22 +71,22 @@ def _unpack(g: Generator, target: OperandGroup, source: Operand) -> None:
 @emits("selp")
 def select(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `selp`, which selects an operand by a predicate."""
-    target, a, b, predicate = instruction.operands
+    target_operand, a, b, predicate = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
-    if isinstance(target, Register) and g.dtypes[target.index][1:] == dtype[1:]:
-        dtype = g.dtypes[target.index]
-    values = f"{g.value(predicate, '?')}, {g.value(a, dtype)}, {g.value(b, dtype)}"
-    g.define(target, f"choose({values})", dtype)
+    if isinstance(target_operand, Register) and g.dtypes[target_operand.index][1:] == dtype[1:]:
+        dtype = g.dtypes[target_operand.index]
+    value_texts = f"{g.value(predicate, '?')}, {g.value(a, dtype)}, {g.value(b, dtype)}"
+    g.define(target_operand, f"choose({value_texts})", dtype)
 
 
 @emits("slct")
 def select_by_sign(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `slct`, which selects an operand by the sign of the last operand."""
     types = [modifier for modifier in instruction.parts if modifier in DTYPES]
-    target, a, b, sign_operand = instruction.operands
+    target_operand, a, b, sign_operand = instruction.operands
     dtype = dtype_of(types[0])
     sign_test = f"{_flushed(g.value(sign_operand, dtype_of(types[1])), types[1], 'ftz' in instruction.parts)} >= 0"
-    g.define(target, f"choose({sign_test}, {g.value(a, dtype)}, {g.value(b, dtype)})", dtype)
+    g.define(target_operand, f"choose({sign_test}, {g.value(a, dtype)}, {g.value(b, dtype)})", dtype)
 
 
 def comparison(g: Generator, name: str, kind: str, a: Operand, b: Operand, ftz: bool) -> str:
@@ -129,48 +129,48 @@ def _compared(name: str, kind: str, left: str, right: str) -> str:
 @emits("setp")
 def set_predicate(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `setp`, which may combine the result with a predicate, and write the negated result."""
-    parts = [modifier for modifier in instruction.parts if modifier != "ftz"]
-    name, kind, ftz = parts[1], parts[-1], "ftz" in instruction.parts
-    target, a, b, *extra_operands = instruction.operands
-    result = g.temporary()
-    values = [result, f"~{result}"]
+    opcode_parts = [modifier for modifier in instruction.parts if modifier != "ftz"]
+    name, kind, ftz = opcode_parts[1], opcode_parts[-1], "ftz" in instruction.parts
+    target_operand, a, b, *extra_operands = instruction.operands
+    result_name = g.temporary()
+    value_texts = [result_name, f"~{result_name}"]
     if kind.endswith("x2"):
         # Each half has a predicate.
-        values[1] = g.temporary()
+        value_texts[1] = g.temporary()
         half_shift = g.constant(16, "u4")
-        for value, shift in zip(values, ("", f" >> {half_shift}"), strict=True):
+        for value_name, shift in zip(value_texts, ("", f" >> {half_shift}"), strict=True):
             halves = (_flushed(f"({g.value(operand, 'u4')}{shift}).astype(u2)", kind[:-2], ftz) for operand in (a, b))
-            g.line(f"{value} = {_compared(name, kind[:-2], *halves)}")
+            g.line(f"{value_name} = {_compared(name, kind[:-2], *halves)}")
     else:
-        g.line(f"{result} = {comparison(g, name, kind, a, b, ftz)}")
-    results = target.items if isinstance(target, OperandGroup) else (target,)
-    if len(parts) == 4:
-        operator = {"and": "&", "or": "|", "xor": "^"}[parts[2]]
+        g.line(f"{result_name} = {comparison(g, name, kind, a, b, ftz)}")
+    result_operands = target_operand.items if isinstance(target_operand, OperandGroup) else (target_operand,)
+    if len(opcode_parts) == 4:
+        logic_operator = {"and": "&", "or": "|", "xor": "^"}[opcode_parts[2]]
         # The register of the first result may also be the register of this operand.
         predicate_name = g.temporary()
         g.line(f"{predicate_name} = {g.value(extra_operands[0], '?')}")
-        values = [f"({value}) {operator} {predicate_name}" for value in values]
-    for item, value in zip(results, values, strict=False):
-        if not isinstance(item, Sink):
-            g.define(item, value, "?")
+        value_texts = [f"({value_name}) {logic_operator} {predicate_name}" for value_name in value_texts]
+    for result_operand, value_name in zip(result_operands, value_texts, strict=False):
+        if not isinstance(result_operand, Sink):
+            g.define(result_operand, value_name, "?")
 
 
 @emits("set")
 def set_value(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `set`, which writes 1.0 (float) or all ones (integer) if the comparison is true."""
-    parts = [modifier for modifier in instruction.parts if modifier != "ftz"]
-    result, kind = parts[-2], parts[-1]
-    target, a, b = instruction.operands[:3]
-    dtype = dtype_of(result)
-    if "f16" in result:
+    opcode_parts = [modifier for modifier in instruction.parts if modifier != "ftz"]
+    result_type, kind = opcode_parts[-2], opcode_parts[-1]
+    target_operand, a, b = instruction.operands[:3]
+    dtype = dtype_of(result_type)
+    if "f16" in result_type:
         raise unknown(instruction)
-    true_value = g.constant(0x3F800000, "u4") + ".view(f4)" if result == "f32" else g.constant(-1, dtype)
+    true_value = g.constant(0x3F800000, "u4") + ".view(f4)" if result_type == "f32" else g.constant(-1, dtype)
     false_value = g.constant(0, dtype)
-    condition = comparison(g, parts[1], kind, a, b, "ftz" in instruction.parts)
-    if len(parts) == 5:
-        operator = {"and": "&", "or": "|", "xor": "^"}[parts[2]]
-        condition = f"({condition}) {operator} {g.value(instruction.operands[3], '?')}"
-    g.define(target, f"choose({condition}, {true_value}, {false_value})", dtype)
+    condition_text = comparison(g, opcode_parts[1], kind, a, b, "ftz" in instruction.parts)
+    if len(opcode_parts) == 5:
+        logic_operator = {"and": "&", "or": "|", "xor": "^"}[opcode_parts[2]]
+        condition_text = f"({condition_text}) {logic_operator} {g.value(instruction.operands[3], '?')}"
+    g.define(target_operand, f"choose({condition_text}, {true_value}, {false_value})", dtype)
 
 
 @emits("cvt")
@@ -181,35 +181,35 @@ def convert(g: Generator, instruction: Instruction) -> None:
     target, source = ptx_types[0], ptx_types[-1]
     if "pack" in parts:
         target = parts[parts.index("sat") + 1]
-        values = ", ".join(g.value(operand, "i4") for operand in operands[1:3])
+        value_texts = ", ".join(g.value(operand, "i4") for operand in operands[1:3])
         extra_argument = f", {g.value(operands[3], 'u4')}" if len(operands) == 4 else ""
-        g.define(operands[0], f"formats.cvt_pack({values}, {target!r}{extra_argument})", "u4")
+        g.define(operands[0], f"formats.cvt_pack({value_texts}, {target!r}{extra_argument})", "u4")
         return
     active_flags = [name for name in ("ftz", "sat", "relu", "satfinite") if name in parts]
     modifiers = "".join(f", {name}=True" for name in active_flags)
-    rounding = rounding_of(parts) or next((part for part in parts if part in ("rni", "rzi", "rmi", "rpi")), "")
-    result = dtype_of(target)
-    if target[0] in "us" and source[0] not in "us" and rounding in ROUNDINGS:
+    round_mode = rounding_of(parts) or next((part for part in parts if part in ("rni", "rzi", "rmi", "rpi")), "")
+    result_dtype = dtype_of(target)
+    if target[0] in "us" and source[0] not in "us" and round_mode in ROUNDINGS:
         raise PtxError(f"PTX: expected cvt.rni, .rzi, .rmi or .rpi from {source} to {target}, got {instruction.text!r}")
     if target.endswith("x2"):
-        _check_packed(instruction, target, source, rounding)
+        _check_packed(instruction, target, source, round_mode)
     if target.endswith("x2") and source == "f32":
         inputs = ", ".join(g.value(operand, "f4") for operand in operands[1:3])
-        option_text = f"{target!r}, {rounding!r}{_only(active_flags, 'relu', 'satfinite')}"
-        is_rn = target == "bf16x2" and rounding == "rn" and not active_flags
-        code = f"formats.cvt_rn_bf16x2_f32({inputs})" if is_rn else f"formats.cvt_pair({inputs}, {option_text})"
-        g.define(operands[0], code, result)
+        option_text = f"{target!r}, {round_mode!r}{_only(active_flags, 'relu', 'satfinite')}"
+        is_rn = target == "bf16x2" and round_mode == "rn" and not active_flags
+        call_text = f"formats.cvt_rn_bf16x2_f32({inputs})" if is_rn else f"formats.cvt_pair({inputs}, {option_text})"
+        g.define(operands[0], call_text, result_dtype)
     elif target.endswith("x2"):
         value = g.value(operands[1], dtype_of(source))
         name = "cvt_fp8x2_f16x2" if source == "f16x2" else "cvt_f16x2_fp8x2"
-        kind = target if source == "f16x2" else source
-        g.define(operands[0], f"formats.{name}({value}, {kind!r}{_only(active_flags, 'relu')})", result)
+        half_kind = target if source == "f16x2" else source
+        g.define(operands[0], f"formats.{name}({value}, {half_kind!r}{_only(active_flags, 'relu')})", result_dtype)
     elif target[0] in "us" and source[0] in "us" and not active_flags:
         value = g.value(operands[1], dtype_of(source))
-        g.define(operands[0], f"{value}.astype({result})", result)
+        g.define(operands[0], f"{value}.astype({result_dtype})", result_dtype)
     else:
         value = g.value(operands[1], dtype_of(source))
-        g.define(operands[0], f"formats.cvt({value}, {target!r}, {source!r}, {rounding!r}{modifiers})", result)
+        g.define(operands[0], f"formats.cvt({value}, {target!r}, {source!r}, {round_mode!r}{modifiers})", result_dtype)
 
 
 def _check_packed(instruction: Instruction, to: str, source: str, rounding: str) -> None:
@@ -234,20 +234,20 @@ def addresses(g: Generator, instruction: Instruction) -> None:
     space = next((space_name for space_name in space_names if space_name in (*_WINDOW_BY_SPACE, "global", "const")), "")
     address_dtype = "u8" if parts[-1].endswith("64") else "u4"
     if name == "cvta":
-        value = g.value(operands[1], address_dtype)
+        address_text = g.value(operands[1], address_dtype)
         if space in _WINDOW_BY_SPACE:
             offset_mask = g.constant((1 << 60) - 1, address_dtype)
             window_base = g.constant(_WINDOW_BY_SPACE[space], address_dtype)
-            value = f"{value} & {offset_mask}" if "to" in parts else f"{value} | {window_base}"
-        g.define(operands[0], value, address_dtype)
+            address_text = f"{address_text} & {offset_mask}" if "to" in parts else f"{address_text} | {window_base}"
+        g.define(operands[0], address_text, address_dtype)
     elif name == "isspacep":
         if space == "const":
             raise PtxError(f"PTX: expected a space that addresses tell apart, got {instruction.text!r}")
         window_number = g.constant(_WINDOW_BY_SPACE.get(space, 0) >> 60, "u8")
         g.define(operands[0], f"({g.value(operands[1], 'u8')} >> {g.constant(60, 'u8')}) == {window_number}", "?")
     elif name == "mapa":
-        mask = (1 << RANK_SHIFT) - 1 | (SHARED_WINDOW if address_dtype == "u8" else 0)
-        offset = f"{g.value(operands[1], address_dtype)} & {g.constant(mask, address_dtype)}"
+        address_mask = (1 << RANK_SHIFT) - 1 | (SHARED_WINDOW if address_dtype == "u8" else 0)
+        offset = f"{g.value(operands[1], address_dtype)} & {g.constant(address_mask, address_dtype)}"
         rank_text = f"{g.value(operands[2], 'u4')}.astype({address_dtype}) + {g.constant(1, address_dtype)}"
         g.define(operands[0], f"({offset}) | (({rank_text}) << {g.constant(RANK_SHIFT, address_dtype)})", address_dtype)
     else:

@@ -38,26 +38,26 @@ def atomic(
     if not len(lanes):
         return old_result
     lane_addresses = c.vector(addresses)
-    values = [c.vector(value)[lanes] for value in operands]
-    run, mask = c.group.run, np.zeros(c.size, np.bool_)
-    mask[lanes] = True
-    observer, run.observer = run.observer, None
-    changes_before = run.changes
+    op_values = [c.vector(operand)[lanes] for operand in operands]
+    launch_run, lane_mask = c.group.run, np.zeros(c.size, np.bool_)
+    lane_mask[lanes] = True
+    observer, launch_run.observer = launch_run.observer, None
+    changes_before = launch_run.changes
     try:
-        (loaded_values,) = access.load(c, space, lane_addresses, mask, dtype.itemsize, 1, instruction)
+        (loaded_values,) = access.load(c, space, lane_addresses, lane_mask, dtype.itemsize, 1, instruction)
         old_values = loaded_values[lanes].view(dtype)
-        locations = _places(c, space, lane_addresses, lanes, instruction)
+        lane_places = _places(c, space, lane_addresses, lanes, instruction)
         flush_mask = _flushed(operation, kind, space, lane_addresses[lanes])
-        old_result[lanes], new_values = _one_by_one(operation, kind, locations, old_values, values, flush_mask)
+        old_result[lanes], new_values = _one_by_one(operation, kind, lane_places, old_values, op_values, flush_mask)
         has_changed = new_values.tobytes() != old_values.tobytes()
-        final_values = np.zeros(c.size, _UNSIGNED_DTYPES[dtype.itemsize])
-        final_values[lanes] = new_values.view(final_values.dtype)
-        access.store(c, space, lane_addresses, (final_values,), mask, dtype.itemsize, instruction)
+        stored_values = np.zeros(c.size, _UNSIGNED_DTYPES[dtype.itemsize])
+        stored_values[lanes] = new_values.view(stored_values.dtype)
+        access.store(c, space, lane_addresses, (stored_values,), lane_mask, dtype.itemsize, instruction)
     finally:
-        run.observer = observer
+        launch_run.observer = observer
     _observe(c, space, lane_addresses[lanes], lanes, dtype.itemsize, order, instruction)
     if not has_changed:
-        run.changes = changes_before
+        launch_run.changes = changes_before
         c.polls(instruction, lane_addresses[lanes])
     return old_result
 
@@ -75,8 +75,8 @@ def _observe(c: LaneContext, space: str, addresses: Any, lanes: Any, size: int, 
                 _observe(c, memory_space, addresses[space_mask], lanes[space_mask], size, order, instruction)
     elif space == "shared":
         shared_addresses = addresses.astype(np.uint32)  # without the window of a generic address
-        offsets = np.asarray(shared_offsets(c, shared_addresses, size, lanes, instruction)).astype(np.int64)
-        observer.shared_atomic(c, lanes, offsets, size, instruction)
+        byte_offsets = np.asarray(shared_offsets(c, shared_addresses, size, lanes, instruction)).astype(np.int64)
+        observer.shared_atomic(c, lanes, byte_offsets, size, instruction)
     else:
         observer.global_atomic(c, lanes, addresses, size, order, instruction)
 
@@ -115,10 +115,10 @@ def _one_by_one(
     group_starts = np.flatnonzero(is_group_start)
     group_sizes = np.diff(np.r_[group_starts, len(sort_order)])
     lane_values, final_values = before.copy(), before.copy()
-    function = None if kind.startswith(("f16", "bf16")) else REDUCTION_UFUNCS.get(operation)
-    if function is not None and len(group_starts) < group_sizes.max():
+    reduction_ufunc = None if kind.startswith(("f16", "bf16")) else REDUCTION_UFUNCS.get(operation)
+    if reduction_ufunc is not None and len(group_starts) < group_sizes.max():
         for lanes in np.split(sort_order, group_starts[1:]):
-            running_values = function.accumulate(np.r_[before[lanes[:1]], values[0][lanes]], dtype=before.dtype)
+            running_values = reduction_ufunc.accumulate(np.r_[before[lanes[:1]], values[0][lanes]], dtype=before.dtype)
             if flushed is not None and flushed[lanes[0]]:
                 running_values = _flushed_sums(running_values, values[0][lanes])
             lane_values[lanes], final_values[lanes] = running_values[:-1], running_values[-1]
@@ -131,7 +131,7 @@ def _one_by_one(
         lanes, group_ids = sort_order[ranked_lanes], group_of_lane[ranked_lanes]
         lane_values[lanes] = memory[group_ids]
         memory[group_ids] = _combined(
-            operation, kind, memory[group_ids], [value[lanes] for value in values], _of(flushed, lanes)
+            operation, kind, memory[group_ids], [operand_value[lanes] for operand_value in values], _of(flushed, lanes)
         )
     final_values[sort_order] = memory[group_of_lane]
     return lane_values, final_values
@@ -146,8 +146,8 @@ def _flushed_sums(steps: Any, values: Any) -> Any:
     if (flush(steps) == steps).all() and (flush(values) == values).all():
         return steps
     running_sums = steps.copy()
-    for index, value in enumerate(flush(values)):
-        running_sums[index + 1 : index + 2] = flush(flush(running_sums[index : index + 1]) + value)
+    for value_no, next_value in enumerate(flush(values)):
+        running_sums[value_no + 1 : value_no + 2] = flush(flush(running_sums[value_no : value_no + 1]) + next_value)
     return running_sums
 
 
@@ -158,8 +158,8 @@ def _combined(operation: str, kind: str, old: Any, values: list[Any], flushed: B
         return flushed_total if flushed.all() else np.where(flushed, flushed_total, old + new_values)
     if kind.startswith(("f16", "bf16")):
         half_type = kind.removesuffix("x2")
-        functions: dict[str, Any] = {"add": half.add, "min": half.fmin, "max": half.fmax}
-        return functions[operation](old, new_values, half_type)
+        half_functions: dict[str, Any] = {"add": half.add, "min": half.fmin, "max": half.fmax}
+        return half_functions[operation](old, new_values, half_type)
     if operation == "cas":
         return np.where(old == new_values, values[1], old)
     if operation == "inc":

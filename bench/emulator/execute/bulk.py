@@ -64,22 +64,22 @@ def tensor_load(
     instruction: int,
 ) -> None:
     """Runs `cp.async.bulk.tensor` from global to shared memory."""
-    group = c.group
+    cta_group = c.group
     for lane in map(int, c.lanes_under(guard)):
         lane_slot = int(c.slots[lane])
         box = _tensor(c, value_of(tensor, lane), lane, instruction)
-        slot, offset = _place_of(lane_slot, value_of(shared, lane))
-        box_coords = [value_of(coordinate, lane) for coordinate in coordinates]
+        cta_slot, offset = _place_of(lane_slot, value_of(shared, lane))
+        box_coordinates = [value_of(coordinate, lane) for coordinate in coordinates]
         barrier_slot, mbar_pos = _place_of(lane_slot, value_of(barrier, lane))
         cta_mask = None if multicast is None else value_of(multicast, lane)
-        tile = _tile(box, box_coords, offset, instruction)
+        tile = _tile(box, box_coordinates, offset, instruction)
         read_data = cache(partial(_gathered, c, box, tile, lane, instruction))  # reads once, even for several receivers
-        _check_room(group, offset, box.box_bytes, instruction)
-        for target_cta in _destinations(group, slot, barrier_slot, cta_mask, instruction):
-            cta_base, unit = target_cta * group.shared_size, tile.unit_bytes
-            unit_index = (tile.shared_addresses + cta_base) >> SHIFT[unit]
+        _check_room(cta_group, offset, box.box_bytes, instruction)
+        for target_cta in _destinations(cta_group, cta_slot, barrier_slot, cta_mask, instruction):
+            cta_base, unit = target_cta * cta_group.shared_size, tile.unit_bytes
+            unit_ids = (tile.shared_addresses + cta_base) >> SHIFT[unit]
             _start_load(
-                c, lane, cta_base + offset, box.box_bytes, unit, unit_index, read_data, cta_base + mbar_pos, instruction
+                c, lane, cta_base + offset, box.box_bytes, unit, unit_ids, read_data, cta_base + mbar_pos, instruction
             )
 
 
@@ -110,20 +110,20 @@ def _start_load(
 
     The copy runs later.  It then calls `read`, which returns the data in units of `unit` bytes.  `index` gives the
     positions of the units in shared memory.  Last, the mbarrier at the offset `barrier` counts the copied bytes."""
-    group, observer = c.group, c.group.run.observer
-    transfer = None if observer is None else observer.load_begins(c, lane, start, size, barrier, instruction)
-    if group.run.checks.asynchronous:
-        group.shared[start : start + size] = POISON
-    if group.written is not None:
-        group.written[start : start + size] = True
+    cta_group, observer = c.group, c.group.run.observer
+    race_record = None if observer is None else observer.load_begins(c, lane, start, size, barrier, instruction)
+    if cta_group.run.checks.asynchronous:
+        cta_group.shared[start : start + size] = POISON
+    if cta_group.written is not None:
+        cta_group.written[start : start + size] = True
 
     def run() -> None:
-        group.views[unit][index] = read()
-        if transfer is not None and group.run.observer is not None:
-            group.run.observer.load_ends(group, transfer, barrier)
-        waiting_of(group).mbarriers.complete_bytes(barrier, size, instruction)
+        cta_group.views[unit][index] = read()
+        if race_record is not None and cta_group.run.observer is not None:
+            cta_group.run.observer.load_ends(cta_group, race_record, barrier)
+        waiting_of(cta_group).mbarriers.complete_bytes(barrier, size, instruction)
 
-    waiting_of(group).transfers.start(Transfer(run, instruction))
+    waiting_of(cta_group).transfers.start(Transfer(run, instruction))
 
 
 def _check_room(group: CtaGroup, shared: int, size: int, instruction: int) -> None:
@@ -158,14 +158,14 @@ def tensor_store(
     instruction: int,
 ) -> None:
     """Runs `cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor` from shared to global memory."""
-    group = c.group
+    cta_group = c.group
     for lane in map(int, c.lanes_under(guard)):
         tensor_box = _tensor(c, value_of(tensor, lane), lane, instruction)
-        slot, offset = _place_of(int(c.slots[lane]), value_of(shared, lane))
-        tile = _tile(tensor_box, [value_of(coordinate, lane) for coordinate in coordinates], offset, instruction)
-        _check_room(group, offset, tensor_box.box_bytes, instruction)
-        shared_base = slot * group.shared_size
-        _start_store(c, lane, shared_base + offset, tile, shared_base, tensor_box, operation, instruction)
+        cta_slot, box_offset = _place_of(int(c.slots[lane]), value_of(shared, lane))
+        tile = _tile(tensor_box, [value_of(coordinate, lane) for coordinate in coordinates], box_offset, instruction)
+        _check_room(cta_group, box_offset, tensor_box.box_bytes, instruction)
+        shared_base = cta_slot * cta_group.shared_size
+        _start_store(c, lane, shared_base + box_offset, tile, shared_base, tensor_box, operation, instruction)
 
 
 def _start_store(
@@ -178,19 +178,19 @@ def _start_store(
     operation: str | None,
     instruction: int,
 ) -> None:
-    group, unit = c.group, tile.unit_bytes
+    cta_group, unit = c.group, tile.unit_bytes
     if operation is not None and tensor.element not in tensor_map.REDUCIBLE_TYPES[operation]:
         raise Fault(f"a reduction that there is not: {operation} of {tensor.element}", instruction)
     race_record = None
-    if group.run.observer is not None:
-        race_record = group.run.observer.store_begins(c, lane, start, tensor.box_bytes, instruction)
+    if cta_group.run.observer is not None:
+        race_record = cta_group.run.observer.store_begins(c, lane, start, tensor.box_bytes, instruction)
     addresses, shared_addresses = tile.global_addresses.astype(np.uint64), tile.shared_addresses + base
     if tile.inside is not None:
         addresses, shared_addresses = addresses[tile.inside], shared_addresses[tile.inside]
-    if group.written is not None and len(shared_addresses):
+    if cta_group.written is not None and len(shared_addresses):
         check_written(c, shared_addresses, unit, instruction)
 
-    read_data = cache(lambda: group.views[unit].take(shared_addresses >> SHIFT[unit]))
+    read_data = cache(lambda: cta_group.views[unit].take(shared_addresses >> SHIFT[unit]))
 
     def run() -> None:
         data = read_data()
@@ -204,7 +204,7 @@ def _start_store(
                 data = np.ascontiguousarray(new_units).view(UNIT_DTYPES[unit])
             tensor_maps.store_bytes(c, addresses, data, unit, instruction, lane=lane, reduces=operation is not None)
 
-    waiting_of(group).transfers.start(Transfer(run, instruction, read_data, mark=race_record), int(c.lanes[lane]))
+    waiting_of(cta_group).transfers.start(Transfer(run, instruction, read_data, mark=race_record), int(c.lanes[lane]))
 
 
 def _check_aligned(size: int, target: int, source: int, instruction: int) -> None:
@@ -218,38 +218,38 @@ def bulk_load(
     """Runs `cp.async.bulk` from global to shared memory."""
     group = c.group
     for lane in map(int, c.lanes_under(guard)):
-        lane_slot, nbytes = int(c.slots[lane]), value_of(size, lane)
-        slot, offset = _place_of(lane_slot, value_of(shared, lane))
-        _check_aligned(nbytes, offset, value_of(source, lane), instruction)
-        if not nbytes:
+        lane_slot, n_bytes = int(c.slots[lane]), value_of(size, lane)
+        cta_slot, offset = _place_of(lane_slot, value_of(shared, lane))
+        _check_aligned(n_bytes, offset, value_of(source, lane), instruction)
+        if not n_bytes:
             continue
-        _check_room(group, offset, nbytes, instruction)
+        _check_room(group, offset, n_bytes, instruction)
         barrier_slot, mbar_pos = _place_of(lane_slot, value_of(barrier, lane))
         cta_mask = None if multicast is None else value_of(multicast, lane)
-        addresses = np.arange(0, nbytes, 16, dtype=np.uint64) + np.uint64(value_of(source, lane))
+        addresses = np.arange(0, n_bytes, 16, dtype=np.uint64) + np.uint64(value_of(source, lane))
         read_data = cache(partial(tensor_maps.load_bytes, c, addresses, 16, instruction, lane=lane))
-        for target_cta in _destinations(group, slot, barrier_slot, cta_mask, instruction):
+        for target_cta in _destinations(group, cta_slot, barrier_slot, cta_mask, instruction):
             start, barrier_offset = target_cta * group.shared_size + offset, target_cta * group.shared_size + mbar_pos
-            _start_load(c, lane, start, nbytes, 16, _chunks(start, nbytes), read_data, barrier_offset, instruction)
+            _start_load(c, lane, start, n_bytes, 16, _chunks(start, n_bytes), read_data, barrier_offset, instruction)
 
 
 def bulk_store(
     c: LaneContext, target: Any, shared: Any, size: Any, operation: str | None, kind: str, guard: Any, instruction: int
 ) -> None:
     """Runs `cp.async.bulk` and `cp.reduce.async.bulk` from shared to global memory."""
-    group = c.group
+    cta_group = c.group
     for lane in map(int, c.lanes_under(guard)):
-        nbytes, (slot, offset) = value_of(size, lane), _place_of(int(c.slots[lane]), value_of(shared, lane))
-        _check_aligned(nbytes, offset, value_of(target, lane), instruction)
-        if not nbytes:
+        n_bytes, (cta_slot, source_offset) = value_of(size, lane), _place_of(int(c.slots[lane]), value_of(shared, lane))
+        _check_aligned(n_bytes, source_offset, value_of(target, lane), instruction)
+        if not n_bytes:
             continue
-        _check_room(group, offset, nbytes, instruction)
-        source_start = slot * group.shared_size + offset
-        addresses = np.arange(0, nbytes, 16, dtype=np.uint64) + np.uint64(value_of(target, lane))
+        _check_room(cta_group, source_offset, n_bytes, instruction)
+        source_start = cta_slot * cta_group.shared_size + source_offset
+        addresses = np.arange(0, n_bytes, 16, dtype=np.uint64) + np.uint64(value_of(target, lane))
         element_type = {"b": "u"}.get(kind[:1], kind[:1]) + kind[1:] if kind else "u8"
-        tile = TileIndex(addresses.view(np.int64), np.arange(source_start, source_start + nbytes, 16), None, 16)
-        flat_map = _Flat(element_type, nbytes, tensor_map.ELEMENT_BYTES[element_type])
-        _start_store(c, lane, source_start, tile, 0, flat_map, operation, instruction)  # type: ignore[arg-type]
+        copy_tile = TileIndex(addresses.view(np.int64), np.arange(source_start, source_start + n_bytes, 16), None, 16)
+        flat_map = _Flat(element_type, n_bytes, tensor_map.ELEMENT_BYTES[element_type])
+        _start_store(c, lane, source_start, copy_tile, 0, flat_map, operation, instruction)  # type: ignore[arg-type]
 
 
 class _Flat(NamedTuple):
@@ -267,33 +267,33 @@ def commit_bulk(c: LaneContext, guard: Any) -> None:
 
 def wait_bulk(c: LaneContext, newest: int, only_reads: bool, guard: Any) -> None:
     """Runs `cp.async.bulk.wait_group`."""
-    copies = waiting_of(c.group).transfers.wait_bulk(c.lanes[c.lanes_under(guard)], newest, only_reads=only_reads)
-    if copies and c.group.run.observer is not None:
-        c.group.run.observer.stores_done(c.group, [(copy.lane, copy.mark) for copy in copies])
+    bulk_copies = waiting_of(c.group).transfers.wait_bulk(c.lanes[c.lanes_under(guard)], newest, only_reads=only_reads)
+    if bulk_copies and c.group.run.observer is not None:
+        c.group.run.observer.stores_done(c.group, [(bulk_copy.lane, bulk_copy.mark) for bulk_copy in bulk_copies])
 
 
 def copy_between(
     c: LaneContext, target: Any, source: Any, size: Any, barrier: Any, guard: Any, instruction: int
 ) -> None:
     """Runs `cp.async.bulk.shared::cluster.shared::cta`, a copy into another CTA's shared memory."""
-    group = c.group
+    cta_group = c.group
     for lane in map(int, c.lanes_under(guard)):
         lane_slot, count = int(c.slots[lane]), value_of(size, lane)
-        target_slot, offset = _place_of(lane_slot, value_of(target, lane))
-        slot, start = _place_of(lane_slot, value_of(source, lane))
-        _check_aligned(count, offset, start, instruction)
-        _check_room(group, offset, count, instruction)
-        _check_room(group, start, count, instruction)
-        first = slot * group.shared_size + start
-        if group.written is not None:
+        target_slot, target_offset = _place_of(lane_slot, value_of(target, lane))
+        source_slot, start = _place_of(lane_slot, value_of(source, lane))
+        _check_aligned(count, target_offset, start, instruction)
+        _check_room(cta_group, target_offset, count, instruction)
+        _check_room(cta_group, start, count, instruction)
+        first = source_slot * cta_group.shared_size + start
+        if cta_group.written is not None:
             check_written(c, np.arange(first, first + count, 16), 16, instruction)
-        barrier_slot, mbar_pos = _place_of(lane_slot, value_of(barrier, lane))
+        barrier_slot, mbar_offset = _place_of(lane_slot, value_of(barrier, lane))
 
         def read(first: int = first, count: int = count) -> Units:
-            return group.views[16][_chunks(first, count)].copy()
+            return cta_group.views[16][_chunks(first, count)].copy()
 
-        barrier_offset = barrier_slot * group.shared_size + mbar_pos
-        target_start = target_slot * group.shared_size + offset
+        barrier_offset = barrier_slot * cta_group.shared_size + mbar_offset
+        target_start = target_slot * cta_group.shared_size + target_offset
         _start_load(c, lane, target_start, count, 16, _chunks(target_start, count), read, barrier_offset, instruction)
 
 
@@ -301,15 +301,15 @@ def store_remote(
     c: LaneContext, addresses: Any, values: access.Values, width: int, barrier: Any, guard: Any, instruction: int
 ) -> None:
     """Runs `st.async`, a store that reports its bytes to an mbarrier.  The emulator does the store immediately."""
-    run, mbarriers = c.group.run, waiting_of(c.group).mbarriers
+    launch_run, mbarriers = c.group.run, waiting_of(c.group).mbarriers
     barriers = mbarriers.lots(c, barrier, guard, instruction)
     store_bytes = width * len(values)
     _watch(c, addresses, store_bytes, [barrier_offset for barrier_offset, _ in barriers], guard, instruction)
-    observer, run.observer = run.observer, None
+    observer, launch_run.observer = launch_run.observer, None
     try:
         access.store(c, "shared", addresses, values, guard, width, instruction)
     finally:
-        run.observer = observer
+        launch_run.observer = observer
     for barrier_offset, lanes in barriers:
         mbarriers.complete_bytes(barrier_offset, len(lanes) * store_bytes, instruction)
     waiting_of(c.group).wake_mbarriers()
@@ -317,17 +317,17 @@ def store_remote(
 
 def _watch(c: LaneContext, addresses: Any, size: int, places: list[int], guard: Any, instruction: int) -> None:
     """Reports stores to the race detector.  All stores into one CTA's shared memory count as one asynchronous copy."""
-    group = c.group
+    cta_group = c.group
     lanes = c.lanes_under(guard)
-    if group.races is None or not len(lanes):
+    if cta_group.races is None or not len(lanes):
         return
     lane_addresses = c.vector(addresses)
-    offsets = np.asarray(shared_offsets(c, lane_addresses[lanes], size, lanes, instruction)).astype(np.int64)
-    warps = np.unique(c.warps[lanes] % group.race_warps)
-    for slot in np.unique(offsets // group.shared_size):
-        slot_offsets = offsets[offsets // group.shared_size == slot]
-        transfer = group.races.begin_async(int(slot_offsets[0]) // group.race_bytes, warps, TMA_LOAD)
-        group.races.async_write(transfer, slot_offsets, size, instruction)
+    byte_offsets = np.asarray(shared_offsets(c, lane_addresses[lanes], size, lanes, instruction)).astype(np.int64)
+    warps = np.unique(c.warps[lanes] % cta_group.race_warps)
+    for cta_slot in np.unique(byte_offsets // cta_group.shared_size):
+        slot_offsets = byte_offsets[byte_offsets // cta_group.shared_size == cta_slot]
+        race_record = cta_group.races.begin_async(int(slot_offsets[0]) // cta_group.race_bytes, warps, TMA_LOAD)
+        cta_group.races.async_write(race_record, slot_offsets, size, instruction)
         for barrier_offset in places:
-            if barrier_offset // group.shared_size == slot:
-                group.races.signal_async(transfer, barrier_offset)
+            if barrier_offset // cta_group.shared_size == cta_slot:
+                cta_group.races.signal_async(race_record, barrier_offset)

@@ -28,24 +28,24 @@ def copy(c: LaneContext, targets: Any, sources: Any, size: int, taken: Any, guar
     target_addresses = c.vector(targets)[lanes]
     source = c.vector(sources)[lanes]
     byte_counts = np.full(len(lanes), size) if taken is None else c.vector(taken)[lanes].astype(np.int64)
-    offsets = np.asarray(shared_offsets(c, target_addresses, size, lanes, instruction)).astype(np.int64)
+    target_offsets = np.asarray(shared_offsets(c, target_addresses, size, lanes, instruction)).astype(np.int64)
     if taken is not None:
         _check_pieces(c, source, byte_counts, size, lanes, instruction)
-    group = c.group
-    if group.run.observer is not None:
-        group.run.observer.copy_async(c, lanes, offsets, size, instruction)
-    if group.run.checks.asynchronous:
-        group.views[size][offsets >> SHIFT[size]] = _POISON_UNITS[size]
-    if group.written is not None:
-        group.written.view(UNIT_DTYPES[size])[offsets >> SHIFT[size]] = WRITTEN_UNITS[size]
-    unit_index = offsets >> SHIFT[size]
+    cta_group = c.group
+    if cta_group.run.observer is not None:
+        cta_group.run.observer.copy_async(c, lanes, target_offsets, size, instruction)
+    if cta_group.run.checks.asynchronous:
+        cta_group.views[size][target_offsets >> SHIFT[size]] = _POISON_UNITS[size]
+    if cta_group.written is not None:
+        cta_group.written.view(UNIT_DTYPES[size])[target_offsets >> SHIFT[size]] = WRITTEN_UNITS[size]
+    unit_indices = target_offsets >> SHIFT[size]
 
     def run(mask: npt.NDArray[np.bool_] | None) -> None:
         lane_index = slice(None) if mask is None else mask
         read_units = _read_some(c, source[lane_index], byte_counts[lane_index], size, lanes[lane_index], instruction)
-        group.views[size][unit_index[lane_index]] = read_units
+        cta_group.views[size][unit_indices[lane_index]] = read_units
 
-    waiting_of(group).transfers.copy(Copies(c.lanes[lanes], 0, run))
+    waiting_of(cta_group).transfers.copy(Copies(c.lanes[lanes], 0, run))
 
 
 def _check_pieces(
@@ -58,12 +58,12 @@ def _check_pieces(
 ) -> None:
     """Raises `Fault` if a lane reads more than `size` bytes, or if an address is not a multiple of `size`."""
     if (max_bytes := int(counts.max())) > size:
-        message = f"cp.async takes at most its {size} bytes from memory, and here are {max_bytes}"
-        raise Fault(message, instruction, lane_of(c, counts, max_bytes, lanes))
+        fault_text = f"cp.async takes at most its {size} bytes from memory, and here are {max_bytes}"
+        raise Fault(fault_text, instruction, lane_of(c, counts, max_bytes, lanes))
     misaligned_sources = sources[(counts > 0) & (sources & np.uint64(size - 1) != 0)]
     if len(misaligned_sources):
-        message = f"address 0x{int(misaligned_sources[0]):x} is not a multiple of {size} bytes"
-        raise Fault(message, instruction, lane_of(c, sources, misaligned_sources[0], lanes))
+        fault_text = f"address 0x{int(misaligned_sources[0]):x} is not a multiple of {size} bytes"
+        raise Fault(fault_text, instruction, lane_of(c, sources, misaligned_sources[0], lanes))
 
 
 def _read_some(

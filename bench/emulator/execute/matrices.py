@@ -46,24 +46,24 @@ class WgmmaShape(NamedTuple):
 
 def load(c: LaneContext, addresses: Any, number: int, transposed: bool, instruction: int) -> list[Any]:
     """Runs `ldmatrix`."""
-    group, (row_offsets, active_lanes) = c.group, _rows(c, addresses, number, instruction)
-    if group.run.observer is not None:
-        group.run.observer.shared_read(c, active_lanes, row_offsets[active_lanes], 16, instruction)
-    if group.written is not None:
+    cta_group, (row_offsets, active_lanes) = c.group, _rows(c, addresses, number, instruction)
+    if cta_group.run.observer is not None:
+        cta_group.run.observer.shared_read(c, active_lanes, row_offsets[active_lanes], 16, instruction)
+    if cta_group.written is not None:
         check_written(c, row_offsets[active_lanes], 16, instruction)
-    return shared_layout.load_matrices(group.shared, row_offsets, number, transposed)
+    return shared_layout.load_matrices(cta_group.shared, row_offsets, number, transposed)
 
 
 def store(c: LaneContext, addresses: Any, values: tuple[Any, ...], transposed: bool, instruction: int) -> None:
     """Runs `stmatrix`."""
-    group, (offsets, active_lanes) = c.group, _rows(c, addresses, len(values), instruction)
-    row_offsets = offsets[active_lanes]
+    cta_group, (address_offsets, active_lanes) = c.group, _rows(c, addresses, len(values), instruction)
+    row_offsets = address_offsets[active_lanes]
     rows = shared_layout.row_values(values, c.size, transposed)
-    if group.run.observer is not None:
-        group.run.observer.shared_write(c, active_lanes, row_offsets, 16, instruction, rows)
-    if group.written is not None:
-        group.written.view("c16")[row_offsets >> 4] = WRITTEN_UNITS[16]
-    group.views[16][row_offsets >> 4] = rows
+    if cta_group.run.observer is not None:
+        cta_group.run.observer.shared_write(c, active_lanes, row_offsets, 16, instruction, rows)
+    if cta_group.written is not None:
+        cta_group.written.view("c16")[row_offsets >> 4] = WRITTEN_UNITS[16]
+    cta_group.views[16][row_offsets >> 4] = rows
 
 
 def _check_warps(c: LaneContext, instruction: int) -> None:
@@ -125,8 +125,8 @@ class Accumulators:
 
     def fill(self, place: int) -> None:
         """Copies the matrix of the warpgroup with index `place` into the accumulator registers."""
-        registers = matrix_to_registers(self.matrices[place], self.d_type)
-        self.buffer[:, place * WARPGROUP : (place + 1) * WARPGROUP] = registers.view(self.buffer.dtype)
+        register_values = matrix_to_registers(self.matrices[place], self.d_type)
+        self.buffer[:, place * WARPGROUP : (place + 1) * WARPGROUP] = register_values.view(self.buffer.dtype)
 
 
 @dataclass
@@ -144,13 +144,13 @@ class Warpgroup:
 
 def _pieces(c: LaneContext, instruction: int) -> list[int]:
     """Returns the numbers of the warpgroups (pieces) that run.  Raises `Fault` if a warpgroup is incomplete."""
-    group, warpgroups = c.group, []
+    cta_group, warpgroups = c.group, []
     for lane_index in range(0, c.size, WARPGROUP):
         first_lane, last_lane = int(c.lanes[lane_index]), int(c.lanes[min(lane_index + WARPGROUP, c.size) - 1])
-        slot, lane_offset = divmod(first_lane, group.lanes_per_cta)
+        cta_slot, lane_offset = divmod(first_lane, cta_group.lanes_per_cta)
         if last_lane - first_lane != WARPGROUP - 1 or lane_offset % WARPGROUP:
             raise Fault(f"wgmma wants whole warpgroups of 128 threads, and here are {c.size}", instruction)
-        warpgroups.append(slot * group.pieces_per_cta + lane_offset // WARPGROUP)
+        warpgroups.append(cta_slot * cta_group.pieces_per_cta + lane_offset // WARPGROUP)
     return warpgroups
 
 
@@ -158,36 +158,36 @@ def multiply_async(
     c: LaneContext, d: tuple[Any, ...], a: Any, b: Any, keeps: Any, shape: WgmmaShape, instruction: int
 ) -> list[Any]:
     """Runs `wgmma.mma_async`.  Returns the registers that will hold the result after a wait."""
-    group, warpgroup_ids = c.group, _pieces(c, instruction)
+    cta_group, warpgroup_ids = c.group, _pieces(c, instruction)
     if isinstance(keeps, np.ndarray):
         if not (keeps == keeps[0]).all():
             raise Fault("wgmma wants one scale-d for all threads", instruction)
         keeps = keeps[0]
-    chain = _chain_of(group, d)
-    for value in (*(a if isinstance(a, tuple) else ()), *(d if chain is None and keeps else ())):
-        check_settled(c, value, instruction)
+    wgmma_chain = _chain_of(cta_group, d)
+    for register_value in (*(a if isinstance(a, tuple) else ()), *(d if wgmma_chain is None and keeps else ())):
+        check_settled(c, register_value, instruction)
     try:
         check_shape(shape.n, shape.d_type, shape.a_type, shape.b_type, len(d))
         operand_pairs = _operands(c, a, b, shape, len(warpgroup_ids), instruction)
     except ValueError as error:
         raise Fault(str(error), instruction) from None
-    old_d = chain.matrices if chain is not None else None
+    old_d = wgmma_chain.matrices if wgmma_chain is not None else None
     if old_d is None and keeps:
-        rows = np.stack([c.vector(value) for value in d])
+        rows = np.stack([c.vector(register_value) for register_value in d])
         old_d = list(registers_to_matrix(rows.view(np.int32) if shape.d_type == "s32" else rows, shape.d_type))
-    results = [
-        _product(group, old_d[index] if keeps and old_d is not None else None, *operand_pairs[index], shape)
+    result_matrices = [
+        _product(cta_group, old_d[index] if keeps and old_d is not None else None, *operand_pairs[index], shape)
         for index in range(len(warpgroup_ids))
     ]
-    if chain is None or not all(chain.in_flight):
-        chain = _fresh(group, results, shape, c.size)
-    chain.matrices = results
+    if wgmma_chain is None or not all(wgmma_chain.in_flight):
+        wgmma_chain = _fresh(cta_group, result_matrices, shape, c.size)
+    wgmma_chain.matrices = result_matrices
     for index, warpgroup_id in enumerate(warpgroup_ids):
-        warpgroup = group.warpgroups.setdefault(warpgroup_id, Warpgroup())
-        if not any(chain is accumulators for accumulators, _ in warpgroup.open):
-            warpgroup.open.append((chain, index))
-            chain.in_flight[index] += 1
-    return chain.rows
+        warpgroup = cta_group.warpgroups.setdefault(warpgroup_id, Warpgroup())
+        if not any(wgmma_chain is accumulators for accumulators, _ in warpgroup.open):
+            warpgroup.open.append((wgmma_chain, index))
+            wgmma_chain.in_flight[index] += 1
+    return wgmma_chain.rows
 
 
 def _chain_of(group: CtaGroup, d: tuple[Any, ...]) -> Accumulators | None:
@@ -204,14 +204,14 @@ def _fresh(group: CtaGroup, results: list[Any], shape: WgmmaShape, lanes: int) -
     buffer = np.empty((rows, lanes), np.float32 if shape.d_type == "f32" else np.uint32)
     if group.run.checks.asynchronous:
         buffer.view(np.uint32).fill(0x7FFFFFFF)
-    chain_state = Accumulators(buffer, results, shape.d_type, list(buffer), [0] * len(results))
+    new_chain = Accumulators(buffer, results, shape.d_type, list(buffer), [0] * len(results))
     # The newest chains are enough: an older chain continues from the values of its registers, once they are filled.
     if len(group.accumulators) > 64:
-        idle_keys = (idle_key for idle_key, chain in group.accumulators.items() if not any(chain.in_flight))
+        idle_keys = (idle_key for idle_key, wgmma_chain in group.accumulators.items() if not any(wgmma_chain.in_flight))
         if (oldest_key := next(idle_keys, None)) is not None:
             del group.accumulators[oldest_key]
-    group.accumulators[id(buffer)] = chain_state
-    return chain_state
+    group.accumulators[id(buffer)] = new_chain
+    return new_chain
 
 
 def _product(group: CtaGroup, old: Any, a: Any, b: Any, shape: WgmmaShape) -> npt.NDArray[Any]:
@@ -236,10 +236,10 @@ def _operands(
 def _read(
     c: LaneContext, descriptor: Any, rows: int, kind: str, transposed: bool, count: int, instruction: int
 ) -> list[npt.NDArray[Any]]:
-    group = c.group
-    cta_start = (c.slot or 0) * group.shared_size
+    cta_group = c.group
+    cta_start = (c.slot or 0) * cta_group.shared_size
     # This leaves out the padding after the CTA's own memory, because no instruction may read the padding.
-    shared_memory = group.shared[cta_start : cta_start + group.run.shared_limit // 16 * 16]
+    shared_memory = cta_group.shared[cta_start : cta_start + cta_group.run.shared_limit // 16 * 16]
     matrices: dict[int, npt.NDArray[Any]] = {}
     descriptors = (
         [int(descriptor)] * count if isinstance(descriptor, np.generic) else list(map(int, descriptor[::WARPGROUP]))
@@ -247,17 +247,17 @@ def _read(
     for pair_index, descriptor_bits in enumerate(descriptors):
         if descriptor_bits not in matrices:
             matrices[descriptor_bits] = read_operand(shared_memory, descriptor_bits, rows, kind, transposed)
-        if group.written is None and group.run.observer is None:
+        if cta_group.written is None and cta_group.run.observer is None:
             continue
-        chunks = operand_chunks(descriptor_bits, rows, transposed)[0].ravel() * 16 + cta_start
-        if group.written is not None:
-            check_written(c, chunks, 16, instruction)
-        if group.run.observer is not None:
+        chunk_offsets = operand_chunks(descriptor_bits, rows, transposed)[0].ravel() * 16 + cta_start
+        if cta_group.written is not None:
+            check_written(c, chunk_offsets, 16, instruction)
+        if cta_group.run.observer is not None:
             lanes = c.lanes[pair_index * WARPGROUP : (pair_index + 1) * WARPGROUP]
-            warpgroup_id = int(group.pieces(lanes[:1], WARPGROUP)[0])
-            warpgroup = group.warpgroups.setdefault(warpgroup_id, Warpgroup())
+            warpgroup_id = int(cta_group.pieces(lanes[:1], WARPGROUP)[0])
+            warpgroup = cta_group.warpgroups.setdefault(warpgroup_id, Warpgroup())
             warps = np.arange(lanes[0] >> 5, (lanes[0] >> 5) + 4)
-            warpgroup.last = group.run.observer.wgmma_read(group, warps, chunks, instruction)
+            warpgroup.last = cta_group.run.observer.wgmma_read(cta_group, warps, chunk_offsets, instruction)
     return [matrices[descriptor_bits] for descriptor_bits in descriptors]
 
 
@@ -274,12 +274,12 @@ def wait(c: LaneContext, newest: int, instruction: int) -> None:
     """Runs `wgmma.wait_group`: completes all groups except the last `newest` groups."""
     for warpgroup_number in _pieces(c, instruction):
         warpgroup = c.group.warpgroups.setdefault(warpgroup_number, Warpgroup())
-        done_count = max(0, len(warpgroup.groups) - newest)
-        for group_items in warpgroup.groups[:done_count]:
-            for accumulators, index in group_items:
+        done_groups = max(0, len(warpgroup.groups) - newest)
+        for wgmma_group in warpgroup.groups[:done_groups]:
+            for accumulators, index in wgmma_group:
                 accumulators.settle(index)
-        marks = [race_record for race_record in warpgroup.marks[:done_count] if race_record is not None]
-        warpgroup.groups, warpgroup.marks = warpgroup.groups[done_count:], warpgroup.marks[done_count:]
+        marks = [race_record for race_record in warpgroup.marks[:done_groups] if race_record is not None]
+        warpgroup.groups, warpgroup.marks = warpgroup.groups[done_groups:], warpgroup.marks[done_groups:]
         if marks and c.group.run.observer is not None:
             c.group.run.observer.wgmma_done(
                 c.group, np.unique(c.warps[c.group.pieces(c.lanes, 128) == warpgroup_number]), marks
@@ -292,8 +292,8 @@ def check_settled(c: LaneContext, value: Any, instruction: int) -> None:
     The instruction still gets the right result, because ptxas detects such reads and adds a wait (ptxas note C7517).
     Triton 3.7 relies on this wait if `tl.dot` has `max_num_imprecise_acc`."""
     base_array = value.base if isinstance(value, np.ndarray) else None
-    chain = c.group.accumulators.get(id(base_array)) if base_array is not None else None
-    if chain is not None and any(chain.in_flight):
+    wgmma_chain = c.group.accumulators.get(id(base_array)) if base_array is not None else None
+    if wgmma_chain is not None and any(wgmma_chain.in_flight):
         c.group.run.register_races[instruction] = None
-        for group_index in range(len(chain.matrices)):
-            chain.fill(group_index)
+        for group_index in range(len(wgmma_chain.matrices)):
+            wgmma_chain.fill(group_index)

@@ -27,9 +27,9 @@ def _split(c: LaneContext, keys: Any) -> int:
 
 def _barrier(c: LaneContext, number: Any, count: Any, instruction: int) -> tuple[int, int | None] | int:
     """Returns the number and the thread count of the lanes' barrier, or `SPLIT` if the lanes must be split first."""
-    for value in (number, count):
-        if value is not None and _common(value) is None:
-            return _split(c, value)
+    for operand_value in (number, count):
+        if operand_value is not None and _common(operand_value) is None:
+            return _split(c, operand_value)
     barrier_number, thread_count = int(_common(number) or 0), None if count is None else _common(count)
     extra_lanes = waiting_of(c.group).barriers.too_many(c, barrier_number, thread_count, instruction)
     return (barrier_number, thread_count) if extra_lanes is None else _split(c, extra_lanes)
@@ -44,10 +44,10 @@ def sync(c: LaneContext, number: Any, count: Any, following: int, instruction: i
         return SPLIT
     if isinstance(guard, np.bool_) and not guard:
         return following
-    barrier = _barrier(c, number, count, instruction)
-    if isinstance(barrier, int):
-        return barrier
-    return waiting_of(c.group).barriers.sync(c, *barrier, following, instruction)
+    chosen_barrier = _barrier(c, number, count, instruction)
+    if isinstance(chosen_barrier, int):
+        return chosen_barrier
+    return waiting_of(c.group).barriers.sync(c, *chosen_barrier, following, instruction)
 
 
 def arrive(c: LaneContext, number: Any, count: Any, following: int, instruction: int, guard: Any) -> int:
@@ -56,10 +56,10 @@ def arrive(c: LaneContext, number: Any, count: Any, following: int, instruction:
         raise Fault("bar.arrive under a predicate that does not hold for all its threads", instruction)
     if count is None:
         raise Fault("bar.arrive wants the number of threads that the barrier waits for", instruction)
-    barrier = _barrier(c, number, count, instruction)
-    if isinstance(barrier, int):
-        return barrier
-    waiting_of(c.group).barriers.arrive(c, *barrier, instruction)
+    chosen_barrier = _barrier(c, number, count, instruction)
+    if isinstance(chosen_barrier, int):
+        return chosen_barrier
+    waiting_of(c.group).barriers.arrive(c, *chosen_barrier, instruction)
     return following
 
 
@@ -74,16 +74,16 @@ def reduce(
     instruction: int,
 ) -> int:
     """Runs `bar.red`, a barrier that also combines the predicates of its threads."""
-    barrier = _barrier(c, number, count, instruction)
-    if isinstance(barrier, int):
-        return barrier
+    chosen_barrier = _barrier(c, number, count, instruction)
+    if isinstance(chosen_barrier, int):
+        return chosen_barrier
     c.registers[target] = None
 
     def settle(votes: int, voters: int) -> None:
-        results = {"popc": np.uint32(votes), "and": np.bool_(votes == voters), "or": np.bool_(votes > 0)}
-        c.registers[target] = results[operation]
+        vote_results = {"popc": np.uint32(votes), "and": np.bool_(votes == voters), "or": np.bool_(votes > 0)}
+        c.registers[target] = vote_results[operation]
 
-    return waiting_of(c.group).barriers.sync(c, *barrier, following, instruction, (c.vector(predicate), settle))
+    return waiting_of(c.group).barriers.sync(c, *chosen_barrier, following, instruction, (c.vector(predicate), settle))
 
 
 def proxy_fence(c: LaneContext, kind: str, guard: Any) -> None:
@@ -131,13 +131,13 @@ def mbarrier_wait(c: LaneContext, addresses: Any, state: Any, blocks: bool, guar
     awaited_phases: list[tuple[int, int]] = []
     complete_lanes: list[Lanes] = []
     pending_count = 0
-    for offset, lanes in mbarriers.lots(c, addresses, guard, instruction):
+    for mbarrier_offset, lanes in mbarriers.lots(c, addresses, guard, instruction):
         for parity, phase_lanes in _by_parity(state, lanes):
-            if mbarriers.is_complete(offset, parity, instruction):
-                mbarriers.acquired(c, offset, phase_lanes, instruction)
+            if mbarriers.is_complete(mbarrier_offset, parity, instruction):
+                mbarriers.acquired(c, mbarrier_offset, phase_lanes, instruction)
                 complete_lanes.append(phase_lanes)
             else:
-                awaited_phases.append((offset, parity))
+                awaited_phases.append((mbarrier_offset, parity))
                 pending_count += len(phase_lanes)
     if not awaited_phases:
         return np.bool_(True)

@@ -40,9 +40,9 @@ def store_bytes(
 def read_map(c: LaneContext, address: int, lane: int, instruction: int) -> bytes:
     """Returns the bytes of a tensor map at a generic address, for a TMA copy.  Also checks for a missing fence."""
     if c.group.maps is not None:
-        map_maker = c.group.maps.use(*_warp(c, lane), address)
-        if map_maker is not None:
-            c.group.run.map_races[instruction, map_maker] = None
+        map_writer = c.group.maps.use(*_warp(c, lane), address)
+        if map_writer is not None:
+            c.group.run.map_races[instruction, map_writer] = None
     return map_bytes(c, address, lane, instruction)
 
 
@@ -61,12 +61,12 @@ def map_bytes(c: LaneContext, address: int, lane: int, instruction: int) -> byte
 def shared_map(c: LaneContext, address: int, lane: int, instruction: int) -> bytes:
     """Returns the bytes of a tensor map in the shared memory of the lane's CTA.  Unwritten bytes count as zero."""
     map_start = _shared_start(c, address, lane, instruction)
-    group, chunk_offsets = c.group, np.arange(map_start, map_start + tensor_map.MAP_BYTES, 16)
-    if group.run.observer is not None:
-        group.run.observer.shared_read(c, np.full(len(chunk_offsets), lane), chunk_offsets, 16, instruction)
-    map_bytes_copy = group.shared[map_start : map_start + tensor_map.MAP_BYTES].copy()
-    if group.written is not None:
-        map_bytes_copy[~group.written[map_start : map_start + tensor_map.MAP_BYTES]] = 0
+    cta_group, chunk_offsets = c.group, np.arange(map_start, map_start + tensor_map.MAP_BYTES, 16)
+    if cta_group.run.observer is not None:
+        cta_group.run.observer.shared_read(c, np.full(len(chunk_offsets), lane), chunk_offsets, 16, instruction)
+    map_bytes_copy = cta_group.shared[map_start : map_start + tensor_map.MAP_BYTES].copy()
+    if cta_group.written is not None:
+        map_bytes_copy[~cta_group.written[map_start : map_start + tensor_map.MAP_BYTES]] = 0
     return map_bytes_copy.tobytes()
 
 
@@ -136,9 +136,9 @@ def fence(c: LaneContext, addresses: Any, guard: Any) -> None:
 
 def _one_lane_each(c: LaneContext, addresses: Any, guard: Any) -> Iterator[int]:
     """Yields one lane per warp and address.  Several lanes of a warp may have the same address."""
-    seen_keys: set[tuple[int, int]] = set()
+    seen_addresses: set[tuple[int, int]] = set()
     for lane in map(int, c.lanes_under(guard)):
         warp_address = int(c.warps[lane]), value_of(addresses, lane)
-        if warp_address not in seen_keys:
-            seen_keys.add(warp_address)
+        if warp_address not in seen_addresses:
+            seen_addresses.add(warp_address)
             yield lane

@@ -35,10 +35,10 @@ def in_warps(c: LaneContext, value: Any, absent: int = 0) -> tuple[npt.NDArray[A
 def _places(c: LaneContext) -> npt.NDArray[np.intp] | None:
     if not c.warps_known:
         c.warps_known = True
-        _, index = np.unique(c.warps, return_inverse=True)
-        indices = index * WARP + (c.lanes & (WARP - 1))
-        is_full = c.size == (int(indices[-1]) // WARP + 1) * WARP and bool((indices == np.arange(c.size)).all())
-        c.warp_places = None if is_full else indices
+        _, warp_index = np.unique(c.warps, return_inverse=True)
+        lane_places = warp_index * WARP + (c.lanes & (WARP - 1))
+        is_full = c.size == (int(lane_places[-1]) // WARP + 1) * WARP and bool((lane_places == np.arange(c.size)).all())
+        c.warp_places = None if is_full else lane_places
     return c.warp_places
 
 
@@ -87,38 +87,38 @@ def shuffle(c: LaneContext, mode: str, value: Any, lane: Any, clamp: Any, wants_
             return value, _sources(mode, int(lane), int(clamp))[1][c.lanes & (WARP - 1)]
     rows, indices = in_warps(c, value, POISON)
     if is_uniform:
-        source, is_valid = _sources(mode, int(lane), int(clamp))
-        results = rows[:, source]
-        return _back(results, indices), _back(np.broadcast_to(is_valid, rows.shape), indices) if wants_valid else None
+        source_columns, is_valid = _sources(mode, int(lane), int(clamp))
+        new_rows = rows[:, source_columns]
+        return _back(new_rows, indices), _back(np.broadcast_to(is_valid, rows.shape), indices) if wants_valid else None
     reader_lanes = np.broadcast_to(np.arange(WARP), rows.shape)
     source_lanes = in_warps(c, lane)[0].astype(np.int64)
-    clamps = in_warps(c, clamp)[0].astype(np.int64)
-    source, is_valid = _source_lanes(mode, reader_lanes, source_lanes, clamps)
-    return _back(np.take_along_axis(rows, source, axis=1), indices), _back(is_valid, indices)
+    clamp_rows = in_warps(c, clamp)[0].astype(np.int64)
+    source_columns, is_valid = _source_lanes(mode, reader_lanes, source_lanes, clamp_rows)
+    return _back(np.take_along_axis(rows, source_columns, axis=1), indices), _back(is_valid, indices)
 
 
 def _by_mask(mask: Any, call: Callable[[np.uint32], tuple[Any, ...]]) -> tuple[Any, ...]:
     """Calls `call` once for each different mask.  Each lane gets the result for its own mask."""
     if isinstance(mask, np.generic):
         return call(np.uint32(mask))
-    masks = np.unique(mask)
-    results = call(masks[0])
-    for lane_mask in masks[1:]:
+    lane_masks = np.unique(mask)
+    lane_results = call(lane_masks[0])
+    for lane_mask in lane_masks[1:]:
         lanes = mask == lane_mask
-        results = tuple(
+        lane_results = tuple(
             None if new_result is None else np.where(lanes, new_result, old_result)
-            for new_result, old_result in zip(call(lane_mask), results, strict=True)
+            for new_result, old_result in zip(call(lane_mask), lane_results, strict=True)
         )
-    return results
+    return lane_results
 
 
 def _members(c: LaneContext, mask: np.uint32, guard: Any) -> npt.NDArray[np.bool_]:
     """Returns a mask `[warps, 32]` of the lanes that take part in an instruction."""
     mask_bits = np.uint32(mask) >> np.arange(WARP, dtype=np.uint32) & 1 == 1
-    members: npt.NDArray[np.bool_] = mask_bits & present(c)
+    member_rows: npt.NDArray[np.bool_] = mask_bits & present(c)
     if guard is not None:
-        members &= in_warps(c, guard)[0]
-    return members
+        member_rows &= in_warps(c, guard)[0]
+    return member_rows
 
 
 def vote(c: LaneContext, mode: str, predicate: Any, mask: Any, guard: Any) -> Any:
@@ -127,13 +127,13 @@ def vote(c: LaneContext, mode: str, predicate: Any, mask: Any, guard: Any) -> An
 
 
 def _vote(c: LaneContext, mode: str, predicate: Any, mask: np.uint32, guard: Any) -> Any:
-    members = _members(c, mask, guard)
+    member_rows = _members(c, mask, guard)
     predicate_rows, lane_index = in_warps(c, predicate)
-    true_lanes = predicate_rows & members
+    true_lanes = predicate_rows & member_rows
     if mode == "ballot":
         return _spread(_bits(true_lanes), lane_index)
-    n_true, voters = true_lanes.sum(axis=1), members.sum(axis=1)
-    vote_results = {"any": n_true > 0, "all": n_true == voters, "uni": (n_true == voters) | (n_true == 0)}[mode]
+    n_true, n_voters = true_lanes.sum(axis=1), member_rows.sum(axis=1)
+    vote_results = {"any": n_true > 0, "all": n_true == n_voters, "uni": (n_true == n_voters) | (n_true == 0)}[mode]
     return _spread(vote_results, lane_index)
 
 
@@ -155,14 +155,14 @@ def match(c: LaneContext, mode: str, value: Any, mask: Any) -> tuple[Any, ...]:
 
 
 def _match(c: LaneContext, mode: str, value: Any, mask: np.uint32) -> tuple[Any, Any]:
-    members = _members(c, mask, None)
+    member_rows = _members(c, mask, None)
     value_rows, lane_index = in_warps(c, value)
-    equal_lanes = (value_rows[:, :, None] == value_rows[:, None, :]) & members[:, None, :]
+    equal_lanes = (value_rows[:, :, None] == value_rows[:, None, :]) & member_rows[:, None, :]
     lane_bits = (equal_lanes.astype(np.uint64) << _BIT_POSITIONS).sum(axis=2).astype(np.uint32)
     if mode == "any":
         return _back(lane_bits, lane_index), None
-    member_bits = _bits(members)
-    is_equal = ((lane_bits == member_bits[:, None]) | ~members).all(axis=1)
+    member_bits = _bits(member_rows)
+    is_equal = ((lane_bits == member_bits[:, None]) | ~member_rows).all(axis=1)
     return _spread(np.where(is_equal, member_bits, np.uint32(0)), lane_index), _spread(is_equal, lane_index)
 
 
@@ -172,11 +172,11 @@ def reduce(c: LaneContext, operation: str, value: Any, mask: Any, guard: Any) ->
 
 
 def _reduce(c: LaneContext, operation: str, value: Any, mask: np.uint32, guard: Any) -> Any:
-    members = _members(c, mask, guard)
+    member_rows = _members(c, mask, guard)
     value_rows, lane_index = in_warps(c, value)
     dtype_limits = np.iinfo(value_rows.dtype)
     neutral_value = {"min": dtype_limits.max, "max": dtype_limits.min, **_NEUTRAL_VALUES}[operation]
-    filled_rows = np.where(members, value_rows, np.array(neutral_value).astype(value_rows.dtype))
+    filled_rows = np.where(member_rows, value_rows, np.array(neutral_value).astype(value_rows.dtype))
     return _spread(REDUCTION_UFUNCS[operation].reduce(filled_rows, axis=1, dtype=value_rows.dtype), lane_index)
 
 
@@ -186,8 +186,8 @@ def elect(c: LaneContext, mask: Any) -> tuple[Any, ...]:
 
 
 def _elect(c: LaneContext, mask: np.uint32) -> tuple[Any, Any]:
-    members = _members(c, mask, None)
-    leader_lane = members.argmax(axis=1)
+    member_rows = _members(c, mask, None)
+    leader_lane = member_rows.argmax(axis=1)
     is_leader = np.arange(WARP) == leader_lane[:, None]
     return _spread(leader_lane.astype(np.uint32), _places(c)), _back(is_leader, _places(c))
 

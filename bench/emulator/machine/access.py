@@ -31,7 +31,7 @@ WINDOW_MASK = (1 << 60) - 1
 Values = tuple[Any, ...]
 _UNSIGNED_DTYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _INVALID_OFFSET = 0xFFFFFFF0
-_SPACES = {SHARED_WINDOW >> 60: "shared", LOCAL_WINDOW >> 60: "local", PARAM_WINDOW >> 60: "param"}
+_SPACE_NAMES = {SHARED_WINDOW >> 60: "shared", LOCAL_WINDOW >> 60: "local", PARAM_WINDOW >> 60: "param"}
 
 
 def load(c: LaneContext, space: str, addresses: Any, mask: Any, width: int, count: int, instruction: int) -> Values:
@@ -40,11 +40,11 @@ def load(c: LaneContext, space: str, addresses: Any, mask: Any, width: int, coun
     if active_lanes is not None and not len(active_lanes):
         return (_UNSIGNED_DTYPES[width](0),) * count
     lane_addresses = addresses if active_lanes is None or isinstance(addresses, np.generic) else addresses[active_lanes]
-    loaded_units = _LOADS[space](c, lane_addresses, width * count, active_lanes, instruction)
+    loaded_units = _LOADERS[space](c, lane_addresses, width * count, active_lanes, instruction)
     values = _unpacked(loaded_units, width, count)
     if active_lanes is None:
         return values
-    return tuple(_scattered(value, active_lanes, c.size) for value in values)
+    return tuple(_scattered(element_value, active_lanes, c.size) for element_value in values)
 
 
 def store(c: LaneContext, space: str, addresses: Any, values: Values, mask: Any, width: int, instruction: int) -> None:
@@ -57,7 +57,7 @@ def store(c: LaneContext, space: str, addresses: Any, values: Values, mask: Any,
         values = tuple(value if isinstance(value, np.generic) else value[active_lanes] for value in values)
     lane_count = c.size if active_lanes is None else len(active_lanes)
     c.group.run.changes += 1
-    _STORES[space](c, addresses, _packed(values, width, lane_count), width * len(values), active_lanes, instruction)
+    _STORERS[space](c, addresses, _packed(values, width, lane_count), width * len(values), active_lanes, instruction)
 
 
 def _active(mask: Any, size: int) -> npt.NDArray[np.int64] | None:
@@ -89,12 +89,12 @@ def _packed(values: Values, width: int, lanes: int) -> Any:
     if len(values) == 1:
         return values[0]
     element_dtype, unit_dtype = _UNSIGNED_DTYPES[width], UNIT_DTYPES[width * len(values)]
-    if all(isinstance(value, np.generic) for value in values):
+    if all(isinstance(element_value, np.generic) for element_value in values):
         return np.array(values, element_dtype).view(unit_dtype)[0]
-    elements = np.empty((lanes, len(values)), element_dtype)
-    for index, value in enumerate(values):
-        elements[:, index] = value
-    return elements.view(unit_dtype)[:, 0]
+    element_rows = np.empty((lanes, len(values)), element_dtype)
+    for element_index, element_value in enumerate(values):
+        element_rows[:, element_index] = element_value
+    return element_rows.view(unit_dtype)[:, 0]
 
 
 # Shared memory, of a CTA and of its cluster
@@ -136,25 +136,25 @@ def _cluster_offsets(c: LaneContext, addresses: Any, limit: int, active: Any, in
             f"shared::cluster address 0x{int(np.max(addresses)):x} lies outside the cluster's memory", instruction
         )
     lane_slots = c.slots if active is None else c.slots[active]
-    slots = np.where(cta_ranks > 0, cta_ranks - 1, lane_slots if cta_ranks.ndim else lane_slots[0])
-    for slot in map(int, np.unique(slots)):
-        first_lane = slot * c.group.lanes_per_cta
+    target_slots = np.where(cta_ranks > 0, cta_ranks - 1, lane_slots if cta_ranks.ndim else lane_slots[0])
+    for cta_slot in map(int, np.unique(target_slots)):
+        first_lane = cta_slot * c.group.lanes_per_cta
         if not c.group.alive[first_lane : first_lane + c.group.lanes_per_cta].any():
-            raise Fault(f"the shared memory of CTA {c.group.ctas[slot]}, which has ended", instruction)
-    offsets = slots * c.group.shared_size + cta_offsets
-    return offsets if offsets.ndim else np.int64(offsets)
+            raise Fault(f"the shared memory of CTA {c.group.ctas[cta_slot]}, which has ended", instruction)
+    cluster_offsets = target_slots * c.group.shared_size + cta_offsets
+    return cluster_offsets if cluster_offsets.ndim else np.int64(cluster_offsets)
 
 
 def load_shared(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
     """Loads units of `size` bytes of shared memory."""
-    offsets = shared_offsets(c, addresses, size, active, instruction)
-    group = c.group
-    if group.run.observer is not None:
-        group.run.observer.shared_read(c, active, offsets, size, instruction)
-    if group.written is not None:
-        check_written(c, offsets, size, instruction)
-    unit_index = offsets >> SHIFT[size]
-    shared_view = group.views[size]
+    byte_offsets = shared_offsets(c, addresses, size, active, instruction)
+    cta_group = c.group
+    if cta_group.run.observer is not None:
+        cta_group.run.observer.shared_read(c, active, byte_offsets, size, instruction)
+    if cta_group.written is not None:
+        check_written(c, byte_offsets, size, instruction)
+    unit_index = byte_offsets >> SHIFT[size]
+    shared_view = cta_group.views[size]
     return shared_view.take(unit_index)
 
 
@@ -170,14 +170,14 @@ def check_written(c: LaneContext, offsets: Any, size: int, instruction: int) -> 
 
 def store_shared(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
     """Stores units of `size` bytes to shared memory."""
-    offsets = shared_offsets(c, addresses, size, active, instruction)
-    group = c.group
-    if group.run.observer is not None:
-        group.run.observer.shared_write(c, active, offsets, size, instruction, value)
-    unit_index = offsets >> SHIFT[size]
-    if group.written is not None:
-        np.put(group.written.view(UNIT_DTYPES[size]), unit_index, WRITTEN_UNITS[size])
-    assign(group.views[size], unit_index, value)
+    byte_offsets = shared_offsets(c, addresses, size, active, instruction)
+    cta_group = c.group
+    if cta_group.run.observer is not None:
+        cta_group.run.observer.shared_write(c, active, byte_offsets, size, instruction, value)
+    unit_index = byte_offsets >> SHIFT[size]
+    if cta_group.written is not None:
+        np.put(cta_group.written.view(UNIT_DTYPES[size]), unit_index, WRITTEN_UNITS[size])
+    assign(cta_group.views[size], unit_index, value)
 
 
 # Local memory and parameters
@@ -189,16 +189,16 @@ def _local_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instr
     if group.local is None:
         group.local = np.full(len(group.alive) * local_bytes, POISON, np.uint8)
         group.local_written = np.zeros(len(group.local), np.bool_) if group.run.checks.uninitialised else None
-    offsets = np.asarray(addresses).astype(np.int64) & WINDOW_MASK
-    top_offset = int(offsets.max())
+    lane_offsets = np.asarray(addresses).astype(np.int64) & WINDOW_MASK
+    top_offset = int(lane_offsets.max())
     if top_offset > local_bytes - size:
-        lane = lane_of(c, offsets, top_offset, active)
+        lane = lane_of(c, lane_offsets, top_offset, active)
         raise Fault(
             f"{size} bytes at local address 0x{top_offset:x} lie outside the {local_bytes} there", instruction, lane
         )
-    _check_aligned(offsets, size, "local", instruction)
+    _check_aligned(lane_offsets, size, "local", instruction)
     lane_numbers = c.lanes if active is None else c.lanes[active]
-    return lane_numbers * local_bytes + offsets
+    return lane_numbers * local_bytes + lane_offsets
 
 
 def _check_aligned(inside: Any, size: int, space: str, instruction: int) -> None:
@@ -209,37 +209,37 @@ def _check_aligned(inside: Any, size: int, space: str, instruction: int) -> None
 
 def load_local(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
     """Loads units of `size` bytes of each lane's local memory.  Raises `Fault` on bytes that the lane never wrote."""
-    offsets = _local_offsets(c, addresses, size, active, instruction)
+    byte_offsets = _local_offsets(c, addresses, size, active, instruction)
     assert c.group.local is not None
-    unit_index, written_flags = offsets >> SHIFT[size], c.group.local_written
+    unit_index, written_flags = byte_offsets >> SHIFT[size], c.group.local_written
     # The result of a call (`ld.param`) is written by the function, which is not emulated.
     if written_flags is not None and ".param" not in c.group.program.kernel.instructions[instruction].opcode:
         unit_flags = written_flags.view(UNIT_DTYPES[size]).take(unit_index).view(np.bool_)
         if not unit_flags.all():
             first_bad_lane = int(np.flatnonzero(~unit_flags)[0]) // size
             lane = int((c.lanes if active is None else c.lanes[active])[first_bad_lane])
-            address = int(offsets[first_bad_lane]) % c.group.run.local_size
+            address = int(byte_offsets[first_bad_lane]) % c.group.run.local_size
             raise Fault(f"a read of local memory at 0x{address:x}, which the thread has not written", instruction, lane)
     return c.group.local.view(UNIT_DTYPES[size]).take(unit_index)
 
 
 def store_local(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
     """Stores units of `size` bytes to each lane's local memory."""
-    offsets = _local_offsets(c, addresses, size, active, instruction)
+    byte_offsets = _local_offsets(c, addresses, size, active, instruction)
     assert c.group.local is not None
-    c.group.local.view(UNIT_DTYPES[size])[offsets >> SHIFT[size]] = value
+    c.group.local.view(UNIT_DTYPES[size])[byte_offsets >> SHIFT[size]] = value
     if c.group.local_written is not None:
-        c.group.local_written.view(UNIT_DTYPES[size])[offsets >> SHIFT[size]] = WRITTEN_UNITS[size]
+        c.group.local_written.view(UNIT_DTYPES[size])[byte_offsets >> SHIFT[size]] = WRITTEN_UNITS[size]
 
 
 def load_param(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
     """Loads units of `size` bytes of the kernel's parameters."""
     parameter_data = c.group.run.parameter_bytes
-    offsets = np.asarray(addresses).astype(np.int64) & WINDOW_MASK
-    if int(offsets.max()) > len(parameter_data) - size:
-        raise Fault(f"{size} bytes at parameter address 0x{int(offsets.max()):x} lie behind the last", instruction)
-    _check_aligned(offsets, size, "parameter", instruction)
-    loaded_units = parameter_data.view(UNIT_DTYPES[size])[offsets >> SHIFT[size]]
+    byte_offsets = np.asarray(addresses).astype(np.int64) & WINDOW_MASK
+    if int(byte_offsets.max()) > len(parameter_data) - size:
+        raise Fault(f"{size} bytes at parameter address 0x{int(byte_offsets.max()):x} lie behind the last", instruction)
+    _check_aligned(byte_offsets, size, "parameter", instruction)
+    loaded_units = parameter_data.view(UNIT_DTYPES[size])[byte_offsets >> SHIFT[size]]
     return loaded_units if isinstance(loaded_units, np.ndarray) and loaded_units.ndim else loaded_units[()]
 
 
@@ -270,30 +270,30 @@ def _load_generic(c: LaneContext, addresses: Any, size: int, active: Any, instru
     lane_windows = _spaces(addresses)
     first_window = int(lane_windows) if not lane_windows.ndim else int(lane_windows[0])
     if not lane_windows.ndim or (lane_windows == first_window).all():
-        space = _SPACES.get(first_window, "global")
-        return _LOADS[space](c, _inner(space, addresses), size, active, instruction)
+        space = _SPACE_NAMES.get(first_window, "global")
+        return _LOADERS[space](c, _inner(space, addresses), size, active, instruction)
     units = np.empty(len(addresses), UNIT_DTYPES[size])
     for window in np.unique(lane_windows):
         lane_indices = np.flatnonzero(lane_windows == window)
-        space, lanes = _SPACES.get(int(window), "global"), lane_indices if active is None else active[lane_indices]
-        units[lane_indices] = _LOADS[space](c, _inner(space, addresses[lane_indices]), size, lanes, instruction)
+        space, lanes = _SPACE_NAMES.get(int(window), "global"), lane_indices if active is None else active[lane_indices]
+        units[lane_indices] = _LOADERS[space](c, _inner(space, addresses[lane_indices]), size, lanes, instruction)
     return units
 
 
 def _store_generic(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
     lane_windows = _spaces(addresses)
-    for window in np.unique(lane_windows):
-        space = _SPACES.get(int(window), "global")
-        if not lane_windows.ndim or (lane_windows == window).all():
-            _STORES[space](c, _inner(space, addresses), value, size, active, instruction)
+    for window_number in np.unique(lane_windows):
+        space_name = _SPACE_NAMES.get(int(window_number), "global")
+        if not lane_windows.ndim or (lane_windows == window_number).all():
+            _STORERS[space_name](c, _inner(space_name, addresses), value, size, active, instruction)
             return
-        lane_indices = np.flatnonzero(lane_windows == window)
+        lane_indices = np.flatnonzero(lane_windows == window_number)
         lane_values = value if isinstance(value, np.generic) else value[lane_indices]
         lanes = lane_indices if active is None else active[lane_indices]
-        _STORES[space](c, _inner(space, addresses[lane_indices]), lane_values, size, lanes, instruction)
+        _STORERS[space_name](c, _inner(space_name, addresses[lane_indices]), lane_values, size, lanes, instruction)
 
 
-_LOADS = {
+_LOADERS = {
     "global": load_located,
     "const": load_located,
     "shared": load_shared,
@@ -301,7 +301,7 @@ _LOADS = {
     "param": load_param,
     "generic": _load_generic,
 }
-_STORES = {
+_STORERS = {
     "global": store_located,
     "const": _store_const,
     "shared": store_shared,

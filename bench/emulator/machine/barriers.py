@@ -78,7 +78,7 @@ class Barriers:
 
     def any(self) -> bool:
         """Returns whether any lanes wait at a barrier."""
-        return any(state.parked for state in self._states.values())
+        return any(barrier_state.parked for barrier_state in self._states.values())
 
     def sync(
         self,
@@ -94,23 +94,23 @@ class Barriers:
 
         `vote` is given for `bar.red`, as `(predicates, set_result)`.  `predicates` has one predicate per lane.  When
         the barrier is complete, `set_result(true_count, lane_count)` is called."""
-        group = self._group
+        cta_group = self._group
         if vote is not None:
             if context.slot is None:
                 raise Fault("bar.red runs one CTA at a time", instruction)
-            state = self._states.setdefault((context.slot, number), _BarrierState())
-            state.votes += int(np.count_nonzero(vote[0]))
-            state.voters += context.size
-            state.settlers.append(vote[1])
-        slots = np.unique(context.slots) if context.slot is None else [context.slot]
-        has_all_lanes = context.slot is None and context.size == np.count_nonzero(group.alive)
+            barrier_state = self._states.setdefault((context.slot, number), _BarrierState())
+            barrier_state.votes += int(np.count_nonzero(vote[0]))
+            barrier_state.voters += context.size
+            barrier_state.settlers.append(vote[1])
+        cta_slots = np.unique(context.slots) if context.slot is None else [context.slot]
+        has_all_lanes = context.slot is None and context.size == np.count_nonzero(cta_group.alive)
         if has_all_lanes and count is None and vote is None and not self._states:
-            if instruction not in group.met or context.size < self._threads:
-                _meet(group, context.warps, instruction, group.lanes_per_cta, ~group.alive)
-            _order_all(group, context.warps)
+            if instruction not in cta_group.met or context.size < self._threads:
+                _meet(cta_group, context.warps, instruction, cta_group.lanes_per_cta, ~cta_group.alive)
+            _order_all(cta_group, context.warps)
             return following
         context.place, missing_count = following, 0
-        for slot in map(int, slots):
+        for slot in map(int, cta_slots):
             lanes = context.lanes[context.slots == slot]
             missing_count += not self._arrive(context, slot, lanes, number, count, waits=True, instruction=instruction)
         if not missing_count:
@@ -133,19 +133,19 @@ class Barriers:
         if context.warps[0] == context.warps[-1]:
             return None
         extra_lanes = np.zeros(context.size, np.bool_)
-        for slot in map(int, np.unique(context.slots)):
-            state = self._states.get((slot, number))
-            warps = np.unique(context.warps[context.slots == slot])
-            free_warps = (count - state.arrived if state is not None else count) // 32
+        for cta_slot in map(int, np.unique(context.slots)):
+            barrier_state = self._states.get((cta_slot, number))
+            warps = np.unique(context.warps[context.slots == cta_slot])
+            free_warps = (count - barrier_state.arrived if barrier_state is not None else count) // 32
             if len(warps) > free_warps > 0:
-                extra_lanes |= (context.slots == slot) & (context.warps >= warps[free_warps])
+                extra_lanes |= (context.slots == cta_slot) & (context.warps >= warps[free_warps])
         return extra_lanes if extra_lanes.any() else None
 
     def arrive(self, context: LaneContext, number: int, count: int | None, instruction: int) -> None:
         """Runs `bar.arrive`: arrives at a barrier without waiting."""
-        for slot in map(int, np.unique(context.slots)):
-            lanes = context.lanes[context.slots == slot]
-            self._arrive(context, slot, lanes, number, count, waits=False, instruction=instruction)
+        for cta_slot in map(int, np.unique(context.slots)):
+            lanes = context.lanes[context.slots == cta_slot]
+            self._arrive(context, cta_slot, lanes, number, count, waits=False, instruction=instruction)
 
     def _arrive(
         self,
@@ -159,12 +159,12 @@ class Barriers:
         instruction: int,
     ) -> bool:
         """Records that lanes arrive at a barrier.  Returns whether the barrier is then complete."""
-        group, state = self._group, self._states.setdefault((slot, number), _BarrierState())
+        cta_group, state = self._group, self._states.setdefault((slot, number), _BarrierState())
         warps = np.unique(lanes >> 5)
         state.whole |= count is None
         if state.threads is None:
             state.threads = count
-        cta_threads = group.lanes_per_cta
+        cta_threads = cta_group.lanes_per_cta
         thread_counts = {n for n in (state.threads, count, cta_threads if state.whole else None) if n is not None}
         if state.threads is not None and len(thread_counts) > 1:
             count_texts = " and by ".join(str(n) for n in sorted(thread_counts))
@@ -175,8 +175,8 @@ class Barriers:
         if waits:
             state.parked.append(context)
             state.waiters.append(warps)
-        elif group.races is not None:  # the barrier does not order later accesses of these warps
-            group.races.signal(group.race_slot(slot), warps % group.race_warps, ("barrier", slot, number))
+        elif cta_group.races is not None:  # the barrier does not order later accesses of these warps
+            cta_group.races.signal(cta_group.race_slot(slot), warps % cta_group.race_warps, ("barrier", slot, number))
         if not self._complete(slot, state):
             return False
         if waits:
@@ -193,17 +193,17 @@ class Barriers:
         return state.arrived >= threads > 0
 
     def _release(self, slot: int, number: int, state: _BarrierState) -> None:
-        group = self._group
+        cta_group = self._group
         if state.threads is None:
             for warps, instruction in state.met:
-                _meet(group, warps, instruction, group.lanes_per_cta, ~group.alive)
+                _meet(cta_group, warps, instruction, cta_group.lanes_per_cta, ~cta_group.alive)
         del self._states[(slot, number)]
-        for set_result in state.settlers:
-            set_result(state.votes, state.voters)
+        for result_setter in state.settlers:
+            result_setter(state.votes, state.voters)
         waiters = np.concatenate(state.waiters) if state.waiters else np.empty(0, np.int64)
-        if group.races is not None:
-            warps = np.unique(waiters % group.race_warps)
-            group.races.barrier(group.race_slot(slot), warps, ("barrier", slot, number))
+        if cta_group.races is not None:
+            warps = np.unique(waiters % cta_group.race_warps)
+            cta_group.races.barrier(cta_group.race_slot(slot), warps, ("barrier", slot, number))
         resumed_contexts = []
         for context in state.parked:
             missing_ctas = self._missing.pop(id(context), 1) - 1
@@ -216,19 +216,19 @@ class Barriers:
     def recheck(self) -> bool:
         """Checks the barriers again after threads have ended.  Returns whether any lanes can continue."""
         has_resumed = False
-        for (slot, barrier_id), state in list(self._states.items()):
-            if state.parked and self._complete(slot, state):
-                self._release(slot, barrier_id, state)
+        for (cta_slot, barrier_id), barrier_state in list(self._states.items()):
+            if barrier_state.parked and self._complete(cta_slot, barrier_state):
+                self._release(cta_slot, barrier_id, barrier_state)
                 has_resumed = True
         return has_resumed
 
     def describe(self) -> list[tuple[LaneContext, str]]:
         """Lists all waiting groups of lanes, each with a text that says what they wait for."""
         waiting_contexts = []
-        for (_, barrier_id), state in self._states.items():
-            threads = "all" if state.threads is None else str(state.threads)
-            wait_text = f"for barrier {barrier_id}, where {state.arrived} of {threads} threads are,"
-            waiting_contexts += [(context, wait_text) for context in state.parked]
+        for (_, barrier_id), barrier_state in self._states.items():
+            threads = "all" if barrier_state.threads is None else str(barrier_state.threads)
+            wait_text = f"for barrier {barrier_id}, where {barrier_state.arrived} of {threads} threads are,"
+            waiting_contexts += [(context, wait_text) for context in barrier_state.parked]
         return waiting_contexts
 
 
@@ -271,15 +271,15 @@ class ClusterBarrier:
         return PARKED
 
     def _complete(self, context: LaneContext) -> bool:
-        arrivals = int(self._arrived[context.lanes].max())
-        return bool((self._arrived[self._group.alive] >= arrivals).all())
+        arrival_count = int(self._arrived[context.lanes].max())
+        return bool((self._arrived[self._group.alive] >= arrival_count).all())
 
     def _learn(self, context: LaneContext) -> None:
         missing_lanes = self._arrived < self._arrived[context.lanes].max()
         _meet(self._group, context.warps, context.place - 1, len(missing_lanes), missing_lanes & ~self._group.alive)
         if self._group.races is not None:
-            for slot, warps in self._warps(context):
-                self._group.races.wait(slot, warps, _CLUSTER_KEY)
+            for race_slot, warps in self._warps(context):
+                self._group.races.wait(race_slot, warps, _CLUSTER_KEY)
 
     def _warps(self, context: LaneContext) -> list[tuple[int, np.ndarray[Any, Any]]]:
         """Returns the warps of `context` for each slot of the race detector.  A slot is a CTA, or a whole cluster."""
@@ -293,8 +293,8 @@ class ClusterBarrier:
         if min_arrivals > self._phase:
             self._phase = min_arrivals
             if self._group.races is not None:  # waiting contexts learn what was released up to now
-                for slot in range(self._group.races.slots):
-                    self._group.races.complete(slot, _CLUSTER_KEY)
+                for race_slot in range(self._group.races.slots):
+                    self._group.races.complete(race_slot, _CLUSTER_KEY)
         resumed_contexts = [context for context in self._parked if self._complete(context)]
         for context in resumed_contexts:
             self._learn(context)
@@ -324,16 +324,16 @@ class Registers:
         if self._at_launch is None:
             raise Fault("setmaxnreg needs a kernel with .maxnreg, which says what the warps begin with", instruction)
         warps = np.unique(context.warps)
-        old_count = int(self._of_warp[warps].max()) if increase else int(self._of_warp[warps].min())
-        if (increase and count < old_count) or (not increase and count > old_count):
-            raise Fault(f"setmaxnreg.{'inc' if increase else 'dec'} from {old_count} to {count} registers", instruction)
+        reg_count = int(self._of_warp[warps].max()) if increase else int(self._of_warp[warps].min())
+        if (increase and count < reg_count) or (not increase and count > reg_count):
+            raise Fault(f"setmaxnreg.{'inc' if increase else 'dec'} from {reg_count} to {count} registers", instruction)
         self._of_warp[warps] = count
         self._last = instruction
         warps_per_cta = self._group.lanes_per_cta // 32
         first_warp = int(warps[0]) // warps_per_cta * warps_per_cta
-        registers = self._of_warp[first_warp : first_warp + warps_per_cta]
+        register_counts = self._of_warp[first_warp : first_warp + warps_per_cta]
         register_budget = self._at_launch * warps_per_cta * 32
-        if 32 * int(registers[warps - first_warp].sum()) > register_budget:
+        if 32 * int(register_counts[warps - first_warp].sum()) > register_budget:
             raise Fault(f"setmaxnreg asks for more registers than the CTA's {register_budget}", instruction)
 
     def check(self) -> None:

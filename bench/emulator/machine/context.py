@@ -35,12 +35,12 @@ class LaneContext:
         self.steps = 0
         self.children: list[LaneContext] = []
         """After `SPLIT`, the contexts that replace this context."""
-        slots = lanes // group.lanes_per_cta
-        first_slot = int(slots[0])
-        self.slot: int | None = first_slot if first_slot == int(slots[-1]) else None
+        cta_ids = lanes // group.lanes_per_cta
+        first_slot = int(cta_ids[0])
+        self.slot: int | None = first_slot if first_slot == int(cta_ids[-1]) else None
         """The index in the group of the lanes' CTA; None if the lanes belong to several CTAs."""
-        self.slots = slots
-        self.shared_base: Any = first_slot * group.shared_size if self.slot is not None else slots * group.shared_size
+        self.slots = cta_ids
+        self.shared_base: Any = first_slot * group.shared_size if self.slot is not None else cta_ids * group.shared_size
         """The offset of the CTA's shared memory in the group's shared memory."""
         self.warps = lanes >> 5
         """The warp of each lane; warps are numbered through the group of CTAs."""
@@ -87,8 +87,8 @@ class LaneContext:
         """Runs `brx.idx`: each lane continues at its own target."""
         values = np.unique(index)
         if int(values[-1]) >= len(targets):
-            message = f"brx.idx wants an index from 0 to {len(targets) - 1}, got {int(values[-1])}"
-            raise Fault(message, self.group.program.block(self.place, self.grain).end - 1)
+            fault_text = f"brx.idx wants an index from 0 to {len(targets) - 1}, got {int(values[-1])}"
+            raise Fault(fault_text, self.group.program.block(self.place, self.grain).end - 1)
         if len(values) == 1:
             return targets[int(values[0])]
         self.children = [self.part(index == value, targets[int(value)]) for value in values]
@@ -97,10 +97,10 @@ class LaneContext:
     def part(self, mask: npt.NDArray[np.bool_], place: int) -> LaneContext:
         """Returns a new context (group of lanes) with the lanes in `mask`.  Its next instruction is number `place`."""
         lane_indices = np.flatnonzero(mask)
-        first_pos, last_pos = int(lane_indices[0]), int(lane_indices[-1])
+        first_index, last_index = int(lane_indices[0]), int(lane_indices[-1])
         # A view where possible: a wgmma in flight then writes its accumulators here too.
         picked_lanes: Any = (
-            slice(first_pos, last_pos + 1) if last_pos - first_pos + 1 == len(lane_indices) else lane_indices
+            slice(first_index, last_index + 1) if last_index - first_index + 1 == len(lane_indices) else lane_indices
         )
         live_registers = self.group.live(place)
         registers: list[Any] = [None] * len(self.registers)
@@ -171,17 +171,17 @@ def merged(contexts: Sequence[LaneContext]) -> LaneContext:
     lane_order = np.argsort(lanes, kind="stable")
     is_sorted = bool((lane_order[1:] > lane_order[:-1]).all())
     registers: list[Any] = [None] * len(first_context.registers)
-    for index in first_context.group.live(first_context.place):
-        values = [context.registers[index] for context in contexts]
-        registers[index] = _joined(values, contexts, None if is_sorted else lane_order)
+    for register_index in first_context.group.live(first_context.place):
+        values = [context.registers[register_index] for context in contexts]
+        registers[register_index] = _joined(values, contexts, None if is_sorted else lane_order)
     return LaneContext(first_context.group, lanes if is_sorted else lanes[lane_order], registers, first_context.place)
 
 
 def _in_flight(group: CtaGroup, value: Any) -> Any:
     """Returns the chain of unfinished wgmmas that will write the register `value`, or None."""
     base_array = value.base if isinstance(value, np.ndarray) else None
-    chain = group.accumulators.get(id(base_array)) if base_array is not None else None
-    return chain if chain is not None and any(chain.in_flight) else None
+    wgmma_chain = group.accumulators.get(id(base_array)) if base_array is not None else None
+    return wgmma_chain if wgmma_chain is not None and any(wgmma_chain.in_flight) else None
 
 
 def _land(group: CtaGroup, values: Sequence[Any]) -> None:
@@ -205,11 +205,11 @@ def _whole_row(group: CtaGroup, values: Sequence[Any]) -> Any:
 
 
 def _joined(values: list[Any], contexts: Sequence[LaneContext], order: Any) -> Any:
-    group = contexts[0].group
-    if group.accumulators:
-        if (whole_row := _whole_row(group, values)) is not None:
+    cta_group = contexts[0].group
+    if cta_group.accumulators:
+        if (whole_row := _whole_row(cta_group, values)) is not None:
             return whole_row
-        _land(group, values)
+        _land(cta_group, values)
     first_value = next((value for value in values if value is not None), None)
     if first_value is None:
         return None

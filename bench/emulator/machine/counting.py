@@ -16,7 +16,7 @@ from rooflab.bench.emulator.machine.memory import Allocation, GlobalMemory
 
 SECTOR = 32
 """Bytes that L2 transfers at once."""
-BANKS = 32
+BANK_COUNT = 32
 BANK_BYTES = 4
 Ints = npt.NDArray[np.integer]
 
@@ -98,11 +98,11 @@ class Counter:
         if len(offset_array) == 1:
             wavefronts = min_wavefronts = len(np.unique(_lanes(c, active) // (32 // max(1, size // BANK_BYTES))))
         else:
-            distances = offset_array - offset_array[0]
-            bank_byte = int(offset_array[0]) % (BANKS * BANK_BYTES)
-            key = _key(c, active, instruction, bank_byte, distances)
+            lane_gaps = offset_array - offset_array[0]
+            bank_byte = int(offset_array[0]) % (BANK_COUNT * BANK_BYTES)
+            key = _key(c, active, instruction, bank_byte, lane_gaps)
             if key not in self._wavefronts:
-                self._wavefronts[key] = _wavefronts(distances.astype(np.int64) + bank_byte, _lanes(c, active), size)
+                self._wavefronts[key] = _wavefronts(lane_gaps.astype(np.int64) + bank_byte, _lanes(c, active), size)
             wavefronts, min_wavefronts = self._wavefronts[key]
         self.add("shared_wavefronts", wavefronts, instruction)
         self.add("shared_wavefronts_least", min_wavefronts, instruction)
@@ -137,15 +137,15 @@ def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple
     lane_phases = lanes.astype(np.int64) // (32 // words_per_lane)
     lane_phases -= lane_phases[0]
     lane_words = (offsets // BANK_BYTES)[:, None] + np.arange(words_per_lane)
-    min_word = lane_words.min()
-    word_span = int(lane_words.max() - min_word) + 1
+    low_word = lane_words.min()
+    word_span = int(lane_words.max() - low_word) + 1
     # The distinct words that each phase needs.
-    distinct_words = np.unique((lane_phases[:, None] * word_span + (lane_words - min_word)).ravel())
+    distinct_words = np.unique((lane_phases[:, None] * word_span + (lane_words - low_word)).ravel())
     phase_ids, word_offsets = np.divmod(distinct_words, word_span)
     bank_passes = np.bincount(
-        phase_ids * BANKS + (word_offsets + min_word) % BANKS, minlength=(int(phase_ids[-1]) + 1) * BANKS
+        phase_ids * BANK_COUNT + (word_offsets + low_word) % BANK_COUNT, minlength=(int(phase_ids[-1]) + 1) * BANK_COUNT
     )
-    pass_counts = bank_passes.reshape(-1, BANKS).max(axis=1)
+    pass_counts = bank_passes.reshape(-1, BANK_COUNT).max(axis=1)
     return int(pass_counts.sum()), int(np.count_nonzero(pass_counts))
 
 

@@ -14,8 +14,8 @@ from rooflab.bench.emulator.machine.run import Fault
 
 def lane_of(c: LaneContext, addresses: Any, address: int, active: Any) -> int:
     """Returns the number of the first lane that accesses `address`.  `active` selects the lanes; None means all."""
-    index = 0 if isinstance(addresses, np.generic) or not addresses.ndim else int((addresses == address).argmax())
-    return int(c.lanes[index if active is None else active[index]])
+    lane_index = 0 if isinstance(addresses, np.generic) or not addresses.ndim else int((addresses == address).argmax())
+    return int(c.lanes[lane_index if active is None else active[lane_index]])
 
 
 def load_located(
@@ -30,16 +30,16 @@ def load_located(
 ) -> Any:
     """Locates units of `size` bytes in global memory and loads them.  With `copy`, the reader is an asynchronous copy,
     not the lanes.  With `reduces`, the read is part of a reduction, which also stores its result in the same step."""
-    location = _located(c, addresses, size, active, instruction)
-    if location is None:
+    unit_location = _located(c, addresses, size, active, instruction)
+    if unit_location is None:
         return _each(c, addresses, size, active, instruction, copy, reduces)
-    allocation, unit_index = location
+    allocation, unit_index = unit_location
     if c.group.run.observer is not None:
         c.group.run.observer.global_read(c, active, allocation, addresses, size, instruction, copy, reduces)
     if allocation.written is not None:
         _check_written(allocation, addresses, size, instruction)
-    view = allocation.view(size)
-    return view[unit_index] if isinstance(unit_index, int) else view.take(unit_index)
+    unit_view = allocation.view(size)
+    return unit_view[unit_index] if isinstance(unit_index, int) else unit_view.take(unit_index)
 
 
 def store_located(
@@ -54,21 +54,21 @@ def store_located(
     reduces: bool = False,
 ) -> None:
     """Stores units of `size` bytes to global memory.  `copy` and `reduces` mean the same as for `load_located`."""
-    location = _located(c, addresses, size, active, instruction)
-    if location is None:
+    unit_location = _located(c, addresses, size, active, instruction)
+    if unit_location is None:
         for lane_position, address in enumerate(addresses):
             lane_value = value if isinstance(value, np.generic) else value[lane_position]
             lane = np.array([lane_position if active is None else active[lane_position]])
             store_located(c, address, lane_value, size, lane, instruction, copy=copy, reduces=reduces)
         return
-    allocation, unit_index = location
+    allocation, unit_index = unit_location
     if allocation.read_only:
         raise Fault(f"a store to {allocation.name}, which is constant", instruction)
     if c.group.run.observer is not None:
-        view = allocation.view(size)
-        read_old = lambda: view[unit_index] if isinstance(unit_index, int) else view.take(unit_index)
+        unit_view = allocation.view(size)
+        old_reader = lambda: unit_view[unit_index] if isinstance(unit_index, int) else unit_view.take(unit_index)
         c.group.run.observer.global_write(
-            c, active, allocation, addresses, size, instruction, copy, reduces, value, read_old
+            c, active, allocation, addresses, size, instruction, copy, reduces, value, old_reader
         )
     if allocation.written is not None:
         unit_starts = np.atleast_1d(addresses).astype(np.int64) - allocation.base

@@ -18,11 +18,11 @@ MAX_LANES = 8192
 """The most lanes of one vector.  More lanes gain nothing, because their registers no longer fit the caches."""
 MAX_WATCHED_LANES = 4096
 """The most lanes of one vector under the race detector, which keeps 100 bytes or more for each lane."""
-MOST_SHARED_BYTES = 64 << 20
+MAX_BATCH_BYTES = 64 << 20
 """The most bytes of shared and local memory of CTAs that run at once."""
 MOST_POLLS = 5000
 """The most rounds in which all threads only poll and no memory changes; after them the threads count as stuck."""
-MAX_LIMIT_BATCHES = 5
+MAX_DEADLINE_BATCHES = 5
 """The time limit for the next CTA to end grows with the number of running batches, but not beyond this number."""
 SURE = 4
 """The number of rounds without a change after which threads that repeat their states count as stuck."""
@@ -42,7 +42,7 @@ def _lots(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
     batch_size = max(1, max_lanes // lanes_per_cta)
     cta_bytes = run.shared_size + lanes_per_cta * run.local_size
     if cta_bytes:
-        batch_size = max(1, min(batch_size, MOST_SHARED_BYTES // cta_bytes))
+        batch_size = max(1, min(batch_size, MAX_BATCH_BYTES // cta_bytes))
     for batch_start in range(0, len(ctas), batch_size):
         yield list(ctas[batch_start : batch_start + batch_size])
 
@@ -66,20 +66,20 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
     """
     batch_iterator = _lots(run, ctas)
     batches: list[tuple[Schedule, Iterator[bool]]] = []
-    capacity, next_batch, idle_turns, begun_ctas = _Places(run, registers), next(batch_iterator, None), 0, 0
+    gpu_places, next_batch, idle_turns, begun_ctas = _Places(run, registers), next(batch_iterator, None), 0, 0
     with np.errstate(all="ignore"):
         while batches or next_batch is not None:
-            free_ctas = capacity.free(sum(len(schedule.group.ctas) for schedule, _ in batches), len(next_batch or ()))
+            free_ctas = gpu_places.free(sum(len(schedule.group.ctas) for schedule, _ in batches), len(next_batch or ()))
             if next_batch is not None and (not batches or free_ctas >= (len(next_batch) if run.has_clusters else 1)):
-                batch = next_batch if run.has_clusters else next_batch[:free_ctas]
-                batches.append(_begin(run, batch))
-                begun_ctas += len(batch)
+                batch_ctas = next_batch if run.has_clusters else next_batch[:free_ctas]
+                batches.append(_begin(run, batch_ctas))
+                begun_ctas += len(batch_ctas)
                 _wait_again(run, batches)
-                next_batch = next_batch[len(batch) :] or next(batch_iterator, None)
+                next_batch = next_batch[len(batch_ctas) :] or next(batch_iterator, None)
             changes_before, idle_turns = run.changes, idle_turns + 1
             for running_batch in list(batches):
-                schedule, batch_pauses = running_batch
-                is_polling = next(batch_pauses, None)
+                schedule, pause_iterator = running_batch
+                is_polling = next(pause_iterator, None)
                 if is_polling is None:
                     _end(run, schedule)
                     batches.remove(running_batch)
@@ -98,7 +98,7 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
 
 def _wait_again(run: Run, going: Sequence[object]) -> None:
     """Restarts the time limit for the end of a batch.  More batches that take turns get a longer limit."""
-    run.deadline = time.thread_time() + most_seconds() * min(len(going), MAX_LIMIT_BATCHES)
+    run.deadline = time.thread_time() + most_seconds() * min(len(going), MAX_DEADLINE_BATCHES)
 
 
 class _Places:
@@ -123,45 +123,45 @@ class _Places:
 
 
 def _waits_for_ever(run: Run, schedules: Sequence[Schedule]) -> str:
-    wait_texts = [wait_text for schedule in schedules for wait_text in schedule.describe()]
+    wait_texts = [wait_text for batch_schedule in schedules for wait_text in batch_schedule.describe()]
     suffix = f"; and {len(wait_texts) - MOST_NAMED} more" if len(wait_texts) > MOST_NAMED else ""
     name = run.program.kernel.name
     return f"{name}: nothing can go on: all wait for what nobody writes; {'; '.join(wait_texts[:MOST_NAMED])}{suffix}"
 
 
 def _begin(run: Run, ctas: list[int]) -> tuple[Schedule, Iterator[bool]]:
-    group = CtaGroup(run, ctas)
+    cta_group = CtaGroup(run, ctas)
     global_races = run.global_races if run.orders_ctas else None
     if run.checks.races and (run.shared_size or global_races is not None):
-        group.races = _races(run, group)
-        group.maps = MapOrder(group.races)
+        cta_group.races = _races(run, cta_group)
+        cta_group.maps = MapOrder(cta_group.races)
         if global_races is not None:
-            for index, cta in enumerate(ctas):
-                slot, first_warp = divmod(index * group.lanes_per_cta // 32, group.race_warps)
-                global_races.attach(cta, group.races, slot, first_warp, ctas[0] if run.has_clusters else None)
-    schedule = Schedule(group, run.seed or None)
-    return schedule, schedule.run()
+            for cta_index, cta in enumerate(ctas):
+                race_slot, first_warp = divmod(cta_index * cta_group.lanes_per_cta // 32, cta_group.race_warps)
+                global_races.attach(cta, cta_group.races, race_slot, first_warp, ctas[0] if run.has_clusters else None)
+    batch_schedule = Schedule(cta_group, run.seed or None)
+    return batch_schedule, batch_schedule.run()
 
 
 def _races(run: Run, group: CtaGroup) -> SharedRaces:
     """Returns a race detector.  It checks a cluster as one unit, because its CTAs access each other's memory."""
-    size, warps = run.shared_size or 1024, group.race_warps
+    n_bytes, warps = run.shared_size or 1024, group.race_warps
     if not run.has_clusters:
-        return SharedRaces(len(group.ctas), warps, size, run.program.granules["shared"])
+        return SharedRaces(len(group.ctas), warps, n_bytes, run.program.granules["shared"])
     ctas = len(group.ctas)
-    return SharedRaces(1, warps, ctas * size, run.program.granules["shared"], async_slots=64 * ctas, ctas=group.ctas)
+    return SharedRaces(1, warps, ctas * n_bytes, run.program.granules["shared"], async_slots=64 * ctas, ctas=group.ctas)
 
 
 def _end(run: Run, schedule: Schedule) -> None:
-    group = schedule.group
+    cta_group = schedule.group
     try:
         schedule.waiting.transfers.drain()
         schedule.waiting.registers.check()
     except Fault as fault:
-        raise EmulationError(schedule.text(fault, group.ctas[:1])) from None
-    if group.races is not None:
-        for slot in range(group.races.slots):
-            group.races.end(slot)
-        for race in group.races.found:
-            slot, address = divmod(race.slot * group.races.size + race.address, run.shared_size or 1024)
-            run.shared_races.append(replace(race, slot=group.ctas[slot], address=address))
+        raise EmulationError(schedule.text(fault, cta_group.ctas[:1])) from None
+    if cta_group.races is not None:
+        for race_slot in range(cta_group.races.slots):
+            cta_group.races.end(race_slot)
+        for race in cta_group.races.found:
+            race_slot, address = divmod(race.slot * cta_group.races.size + race.address, run.shared_size or 1024)
+            run.shared_races.append(replace(race, slot=cta_group.ctas[race_slot], address=address))

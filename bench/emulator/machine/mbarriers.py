@@ -46,29 +46,29 @@ class MBarriers:
             return []
         active_lanes = None if len(lanes) == context.size else lanes
         lane_addresses = addresses if active_lanes is None or isinstance(addresses, np.generic) else addresses[lanes]
-        offsets = shared_offsets(context, lane_addresses, 8, active_lanes, instruction)
-        if isinstance(offsets, np.generic | int):
-            return [(int(offsets), lanes)]
-        barriers, barrier_index = np.unique(offsets, return_inverse=True)
-        return [(int(offset), lanes[barrier_index == index]) for index, offset in enumerate(barriers)]
+        lane_offsets = shared_offsets(context, lane_addresses, 8, active_lanes, instruction)
+        if isinstance(lane_offsets, np.generic | int):
+            return [(int(lane_offsets), lanes)]
+        barriers, barrier_index = np.unique(lane_offsets, return_inverse=True)
+        return [(int(mbar_offset), lanes[barrier_index == bar_id]) for bar_id, mbar_offset in enumerate(barriers)]
 
     def init(self, context: LaneContext, addresses: Any, counts: Any, mask: Any, instruction: int) -> None:
         """Runs `mbarrier.init`."""
-        for offset, lanes in self.lots(context, addresses, mask, instruction):
+        for mbar_offset, lanes in self.lots(context, addresses, mask, instruction):
             count = _total(counts, lanes[:1])
             if not 0 < count < 1 << 20:
                 raise Fault(f"mbarrier.init wants a count from 1 to 1048575, got {count}", instruction)
-            self._states[offset] = _State(count, count)
-            self._made(context, offset, lanes, instruction, "mbarrier_init")
+            self._states[mbar_offset] = _State(count, count)
+            self._made(context, mbar_offset, lanes, instruction, "mbarrier_init")
             if self._group.written is not None:
-                self._group.written[offset : offset + 8] = True
+                self._group.written[mbar_offset : mbar_offset + 8] = True
 
     def inval(self, context: LaneContext, addresses: Any, mask: Any, instruction: int) -> None:
         """Runs `mbarrier.inval`."""
-        for offset, lanes in self.lots(context, addresses, mask, instruction):
-            self._state(offset, instruction)
-            del self._states[offset]
-            self._made(context, offset, lanes, instruction, "mbarrier_inval")
+        for mbar_offset, lanes in self.lots(context, addresses, mask, instruction):
+            self._state(mbar_offset, instruction)
+            del self._states[mbar_offset]
+            self._made(context, mbar_offset, lanes, instruction, "mbarrier_inval")
 
     def arrive(
         self,
@@ -86,47 +86,47 @@ class MBarriers:
 
         Returns each lane's phase number as its token.  Raises `Fault` if an arrival with `.noComplete` ends a phase."""
         barrier_lanes = self.lots(context, addresses, mask, instruction)
-        tokens = np.zeros(context.size, np.uint64)
-        for offset, lanes in barrier_lanes:
-            state, arrivals = self._state(offset, instruction), _total(count, lanes)
-            tokens[lanes] = state.phase
-            self._signal(context, offset, lanes, instruction)
+        phase_tokens = np.zeros(context.size, np.uint64)
+        for mbar_offset, lanes in barrier_lanes:
+            state, n_arrived = self._state(mbar_offset, instruction), _total(count, lanes)
+            phase_tokens[lanes] = state.phase
+            self._signal(context, mbar_offset, lanes, instruction)
             if expect is not None:
-                self._expect(offset, _total(expect, lanes), instruction)
+                self._expect(mbar_offset, _total(expect, lanes), instruction)
             if drop:
-                if arrivals > state.count:
-                    raise Fault(f"{arrivals} arrivals are dropped of the {state.count} of an mbarrier", instruction)
-                state.count -= arrivals
-            self.arrived(offset, arrivals, instruction)
-            if not may_complete and state.phase != tokens[lanes[0]]:
+                if n_arrived > state.count:
+                    raise Fault(f"{n_arrived} arrivals are dropped of the {state.count} of an mbarrier", instruction)
+                state.count -= n_arrived
+            self.arrived(mbar_offset, n_arrived, instruction)
+            if not may_complete and state.phase != phase_tokens[lanes[0]]:
                 raise Fault("an arrival with .noComplete ends the phase of its mbarrier", instruction)
-        return tokens if len(barrier_lanes) > 1 else tokens[barrier_lanes[0][1][0] if barrier_lanes else 0]
+        return phase_tokens if len(barrier_lanes) > 1 else phase_tokens[barrier_lanes[0][1][0] if barrier_lanes else 0]
 
     def expect(self, context: LaneContext, addresses: Any, size: Any, mask: Any, instruction: int) -> None:
         """Runs `mbarrier.expect_tx`."""
-        for offset, lanes in self.lots(context, addresses, mask, instruction):
-            self._use(context, offset, lanes, instruction)
-            self._expect(offset, _total(size, lanes), instruction)
-            self._settle(offset, self._state(offset, instruction))
+        for mbar_offset, lanes in self.lots(context, addresses, mask, instruction):
+            self._use(context, mbar_offset, lanes, instruction)
+            self._expect(mbar_offset, _total(size, lanes), instruction)
+            self._settle(mbar_offset, self._state(mbar_offset, instruction))
 
     def complete(self, context: LaneContext, addresses: Any, size: Any, mask: Any, instruction: int) -> None:
         """Runs `mbarrier.complete_tx`."""
-        for offset, lanes in self.lots(context, addresses, mask, instruction):
-            self.complete_bytes(offset, _total(size, lanes), instruction)
+        for mbar_offset, lanes in self.lots(context, addresses, mask, instruction):
+            self.complete_bytes(mbar_offset, _total(size, lanes), instruction)
 
     def complete_bytes(self, place: int, size: int, instruction: int) -> None:
         """Subtracts the `size` bytes of a finished transfer from the pending bytes of the mbarrier."""
-        state = self._state(place, instruction)
-        state.bytes -= size
-        if state.bytes < -MAX_PENDING_BYTES:
+        barrier_state = self._state(place, instruction)
+        barrier_state.bytes -= size
+        if barrier_state.bytes < -MAX_PENDING_BYTES:
             raise Fault("an mbarrier was told of more bytes than its count holds", instruction)
-        self._settle(place, state)
+        self._settle(place, barrier_state)
 
     def _expect(self, place: int, size: int, instruction: int) -> None:
-        state = self._state(place, instruction)
-        state.bytes += size
-        if state.bytes > MAX_PENDING_BYTES:
-            raise Fault(f"an mbarrier expects {state.bytes} bytes, more than its {MAX_PENDING_BYTES}", instruction)
+        bar_state = self._state(place, instruction)
+        bar_state.bytes += size
+        if bar_state.bytes > MAX_PENDING_BYTES:
+            raise Fault(f"an mbarrier expects {bar_state.bytes} bytes, more than its {MAX_PENDING_BYTES}", instruction)
 
     def arrived(self, place: int, count: int, instruction: int) -> None:
         """Counts `count` arrivals at an mbarrier, by threads or by finished copies."""
@@ -158,8 +158,8 @@ class MBarriers:
             tell(races, int(slot), np.unique(warps[warps // warps_per_slot == slot]) - int(slot) * warps_per_slot)
 
     def _made(self, context: LaneContext, place: int, lanes: Lanes, instruction: int, what: str) -> None:
-        report_race = lambda races, slot, warps: getattr(races, what)(slot, int(warps[0]), place, instruction)
-        self._watch(context, report_race, lanes)
+        race_reporter = lambda races, slot, warps: getattr(races, what)(slot, int(warps[0]), place, instruction)
+        self._watch(context, race_reporter, lanes)
 
     def _use(self, context: LaneContext, place: int, lanes: Lanes, instruction: int) -> None:
         self._watch(context, lambda races, slot, warps: races.mbarrier_use(slot, warps, place, instruction), lanes)
@@ -190,9 +190,9 @@ class MBarriers:
     def describe(self, waits: list[Wait]) -> str:
         """Describes the awaited phases in words."""
         phase_texts = []
-        for offset, parity in waits:
-            state = self._states.get(offset)
-            address = offset % max(1, self._group.shared_size)
+        for mbar_offset, parity in waits:
+            state = self._states.get(mbar_offset)
+            address = mbar_offset % max(1, self._group.shared_size)
             if state is None:
                 phase_texts.append(f"the mbarrier at 0x{address:x}, which is gone")
             else:

@@ -24,7 +24,7 @@ RANK_SHIFT = 24
 """In a shared::cluster address, the CTA's rank plus one starts at this bit; 0 there means the CTA's own memory."""
 POISON = 0xFF
 """The value of each byte in memory that was never written: it makes NaN in every floating type."""
-MAX_HINT_DISTANCE = 1 << 16
+MAX_HINT_BYTES = 1 << 16
 """A message relates a wild address to an allocation that is at most this many bytes away."""
 SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
 """The binary logarithm of each access width."""
@@ -127,16 +127,16 @@ class GlobalMemory:
                 raise BadAccess(self._outside(first_address, width), first_address)
             return allocation, (first_address - view_base) // width
         # Addresses below the base wrap to large numbers, so that one comparison checks both ends.
-        offsets = addresses - np.uint64(allocation.base)
-        if int(offsets.max()) > allocation.size - width:
+        byte_offsets = addresses - np.uint64(allocation.base)
+        if int(byte_offsets.max()) > allocation.size - width:
             self._check_each(addresses, width)
             return None
         if width > 1:
             if int(np.bitwise_or.reduce(addresses)) & (width - 1):
                 bad_address = int(addresses[(addresses & np.uint64(width - 1)) != 0][0])
                 raise BadAccess(f"address 0x{bad_address:x} is not a multiple of {width} bytes", bad_address)
-            offsets = (addresses - np.uint64(view_base)) >> np.uint64(SHIFT[width])
-        return allocation, offsets.view(np.int64)
+            byte_offsets = (addresses - np.uint64(view_base)) >> np.uint64(SHIFT[width])
+        return allocation, byte_offsets.view(np.int64)
 
     def _check_each(self, addresses: npt.NDArray[np.uint64], width: int) -> None:
         for address in map(int, addresses):
@@ -146,11 +146,11 @@ class GlobalMemory:
 
     def _outside(self, address: int, width: int) -> str:
         base_index = bisect_right(self._bases, address) - 1
-        neighbours = self.allocations[max(0, base_index) : base_index + 2]
-        alloc = min(neighbours, key=lambda item: min(abs(address - item.base), abs(address - item.end)), default=None)
+        near_ranges = self.allocations[max(0, base_index) : base_index + 2]
+        alloc = min(near_ranges, key=lambda item: min(abs(address - item.base), abs(address - item.end)), default=None)
         if not address >> 12:
             return f"{width} bytes at 0x{address:x}: a null pointer, or little behind one"
-        if alloc is None or min(abs(address - alloc.base), abs(address - alloc.end)) > MAX_HINT_DISTANCE:
+        if alloc is None or min(abs(address - alloc.base), abs(address - alloc.end)) > MAX_HINT_BYTES:
             hint_text = "if a pointer in memory led there, name its tensor (memory=)"
             return f"{width} bytes at 0x{address:x} lie far from every argument; {hint_text}"
         if address >= alloc.base:

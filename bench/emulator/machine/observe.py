@@ -87,8 +87,8 @@ class Observer:
         if c.group.races is not None:
             slots, warps = self._who(c, active)
             lane_offsets = _addresses(offsets, len(warps))
-            read_old = None if value is None else lambda: c.group.views[size].take(lane_offsets // size)
-            c.group.races.write(slots, warps, lane_offsets, size, instruction, value, read_old)
+            old_reader = None if value is None else lambda: c.group.views[size].take(lane_offsets // size)
+            c.group.races.write(slots, warps, lane_offsets, size, instruction, value, old_reader)
 
     def shared_atomic(self, c: Watched, active: Any, offsets: Any, size: int, instruction: int) -> None:
         """Reports that lanes do an atomic operation on shared memory."""
@@ -144,9 +144,9 @@ class Observer:
             self.counter.add("shared_matrix_bytes", 16 * len(chunks), instruction)
         if group.races is None:
             return None
-        transfer = group.races.begin_async(int(warps[0]) // group.race_warps, warps % group.race_warps, WGMMA)
-        group.races.async_read(transfer, chunks, 16, instruction)
-        return transfer
+        race_record = group.races.begin_async(int(warps[0]) // group.race_warps, warps % group.race_warps, WGMMA)
+        group.races.async_read(race_record, chunks, 16, instruction)
+        return race_record
 
     @staticmethod
     def wgmma_done(group: Ctas, warps: Lanes, marks: list[AsyncOperation]) -> None:
@@ -165,13 +165,13 @@ class Observer:
         if races is None:
             return None
         slots, warps = self._who(c, np.array([lane]))
-        transfer = races.begin_async(start // c.group.race_bytes, warps, TMA_LOAD)
+        race_record = races.begin_async(start // c.group.race_bytes, warps, TMA_LOAD)
         block_starts, block_bytes = _blocks(start, size)
-        races.async_write(transfer, block_starts, block_bytes, instruction)
+        races.async_write(race_record, block_starts, block_bytes, instruction)
         # A CTA's own mbarrier needs no fence in a cluster either: Triton emits a fence only where other CTAs signal.
-        is_remote = int(c.slots[lane]) != barrier // c.group.shared_size
-        races.mbarrier_use_async(transfer, barrier, instruction, needs_fence=is_remote)
-        return transfer
+        is_remote_barrier = int(c.slots[lane]) != barrier // c.group.shared_size
+        races.mbarrier_use_async(race_record, barrier, instruction, needs_fence=is_remote_barrier)
+        return race_record
 
     @staticmethod
     def load_ends(group: Ctas, transfer: AsyncOperation, barrier: int) -> None:
@@ -187,10 +187,10 @@ class Observer:
         if races is None:
             return None
         slots, warps = self._who(c, np.array([lane]))
-        transfer = races.begin_async(int(np.atleast_1d(slots)[0]), warps, BULK)
+        race_record = races.begin_async(int(np.atleast_1d(slots)[0]), warps, BULK)
         block_starts, block_bytes = _blocks(start, size)
-        races.async_read(transfer, block_starts, block_bytes, instruction)
-        return transfer
+        races.async_read(race_record, block_starts, block_bytes, instruction)
+        return race_record
 
     @staticmethod
     def stores_done(group: Ctas, done: Iterable[tuple[int, AsyncOperation | None]]) -> None:
@@ -220,12 +220,12 @@ class Observer:
         races = self.global_races
         # The read of a reduction is reported with its write, which is atomic.
         if races is not None and not allocation.read_only and not reduces:
-            actors, lane_addresses = self._actors(c, active, addresses)
+            lane_actors, lane_addresses = self._actors(c, active, addresses)
             if self._is_strong(instruction):
-                races.poll(actors, lane_addresses, size, instruction, self._is_near(instruction))
-                self._synchronise(actors, lane_addresses, self._strong[instruction], instruction, stores=False)
+                races.poll(lane_actors, lane_addresses, size, instruction, self._is_near(instruction))
+                self._synchronise(lane_actors, lane_addresses, self._strong[instruction], instruction, stores=False)
             else:
-                races.read(actors, lane_addresses, size, instruction)
+                races.read(lane_actors, lane_addresses, size, instruction)
 
     def global_write(
         self,
@@ -245,23 +245,23 @@ class Observer:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "write", copy)
         races = self.global_races
         if races is not None:
-            actors, lane_addresses = self._actors(c, active, addresses)
+            lane_actors, lane_addresses = self._actors(c, active, addresses)
             if reduces:
-                races.atomic(actors, lane_addresses, size, instruction)
+                races.atomic(lane_actors, lane_addresses, size, instruction)
             elif self._is_strong(instruction):
-                races.atomic(actors, lane_addresses, size, instruction, self._is_near(instruction))
-                self._synchronise(actors, lane_addresses, self._strong[instruction], instruction)
+                races.atomic(lane_actors, lane_addresses, size, instruction, self._is_near(instruction))
+                self._synchronise(lane_actors, lane_addresses, self._strong[instruction], instruction)
             else:
-                races.write(actors, lane_addresses, size, instruction, value, old)
+                races.write(lane_actors, lane_addresses, size, instruction, value, old)
 
     def _actors(self, c: Watched, active: Any, addresses: Any) -> tuple[Lanes, Any]:
         """Returns each lane's actor in the detector of global races, and its address.  An actor is a warp if CTAs may
         wait for each other, else a CTA."""
         slots, warps = (c.slots, c.warps) if active is None else (c.slots[active], c.warps[active])
         actors_per_cta = self._actors_per_cta
-        actors = np.asarray(c.group.ctas)[slots] * actors_per_cta + warps % actors_per_cta
+        lane_actors = np.asarray(c.group.ctas)[slots] * actors_per_cta + warps % actors_per_cta
         lane_addresses = np.full(len(slots), addresses) if isinstance(addresses, np.generic) else addresses
-        return actors, lane_addresses
+        return lane_actors, lane_addresses
 
     def _is_strong(self, instruction: int) -> bool:
         return instruction in self._strong and not self._within_cta(instruction)
@@ -280,8 +280,8 @@ class Observer:
         has_release, has_acquire = order in ("release", "acq_rel"), order in ("acquire", "acq_rel")
         is_cluster_scope = self._is_near(instruction)
         # In the lanes' order, in which `atomics` gives them their values: the last lane has seen all others.
-        for actor, address in dict.fromkeys(zip(actors.tolist(), where.tolist(), strict=True)):
-            self.global_races.synchronise(actor, address, has_release, has_acquire, stores, is_cluster_scope)
+        for actor_id, address in dict.fromkeys(zip(actors.tolist(), where.tolist(), strict=True)):
+            self.global_races.synchronise(actor_id, address, has_release, has_acquire, stores, is_cluster_scope)
 
     def global_atomic(self, c: Watched, active: Lanes, addresses: Any, size: int, order: str, instruction: int) -> None:
         """Reports that lanes do an atomic operation on global memory."""
@@ -290,18 +290,18 @@ class Observer:
         races = self.global_races
         if races is None:
             return
-        actors, lane_addresses = self._actors(c, active, addresses)
+        lane_actors, lane_addresses = self._actors(c, active, addresses)
         if self._within_cta(instruction):
-            races.write(actors, lane_addresses, size, instruction)
+            races.write(lane_actors, lane_addresses, size, instruction)
             return
-        races.atomic(actors, lane_addresses, size, instruction, self._is_near(instruction))
-        self._synchronise(actors, lane_addresses, order, instruction)
+        races.atomic(lane_actors, lane_addresses, size, instruction, self._is_near(instruction))
+        self._synchronise(lane_actors, lane_addresses, order, instruction)
 
     def fence(self, c: Watched, instruction: int) -> None:
         """Reports that lanes run a fence of cluster, device or system scope."""
         if self.global_races is not None and not self._within_cta(instruction):
-            for actor in np.unique(self._actors(c, None, np.uint64(0))[0]):
-                self.global_races.fence(int(actor), self._is_near(instruction))
+            for actor_id in np.unique(self._actors(c, None, np.uint64(0))[0]):
+                self.global_races.fence(int(actor_id), self._is_near(instruction))
 
 
 def _addresses(offsets: Any, lanes: int) -> Any:

@@ -237,13 +237,13 @@ class CtaGroup:
 
     def time(self, name: str) -> Any:
         """Returns the number of basic blocks that have run, as a clock.  It grows, but its rate means nothing."""
-        block_count = self.run.steps
-        return np.uint64(block_count) if name in ("clock64", "globaltimer") else np.uint32(block_count % (1 << 32))
+        blocks_run = self.run.steps
+        return np.uint64(blocks_run) if name in ("clock64", "globaltimer") else np.uint32(blocks_run % (1 << 32))
 
     def special(self, name: str, lanes: Lanes, slots: Lanes) -> Any:
         """Returns the value of the special register `name` for `lanes`.  `slots` gives the CTA of each lane."""
-        if (fixed_value := self._fixed(name)) is not None:
-            return fixed_value
+        if (constant_value := self._fixed(name)) is not None:
+            return constant_value
         lane_offsets = lanes % self.lanes_per_cta
         if name == "laneid":
             return (lane_offsets & 31).astype(np.uint32)
@@ -266,15 +266,15 @@ class CtaGroup:
             cta_numbers // self.grid[0] % self.grid[1],
             cta_numbers // self.grid[0] // self.grid[1],
         ]
-        cluster_position = [coordinate % size for coordinate, size in zip(grid_position, cluster, strict=True)]
+        cluster_position = [cta_coordinate % size for cta_coordinate, size in zip(grid_position, cluster, strict=True)]
         if base == "cluster_ctaid":
             return _scalar_if_same(cluster_position["xyz".index(axis)].astype(np.uint32))
         if base == "cluster_ctarank":
             cta_rank = cluster_position[0] + cluster[0] * (cluster_position[1] + cluster[1] * cluster_position[2])
             return _scalar_if_same(cta_rank.astype(np.uint32))
         if base == "clusterid":
-            index = "xyz".index(axis)
-            return _scalar_if_same((grid_position[index] // cluster[index]).astype(np.uint32))
+            axis_index = "xyz".index(axis)
+            return _scalar_if_same((grid_position[axis_index] // cluster[axis_index]).astype(np.uint32))
         if base == "smid":
             return _scalar_if_same((cta_numbers % SMS).astype(np.uint32))
         raise PtxError(f"PTX: expected a special register that is known, got %{base}")
@@ -285,31 +285,31 @@ class CtaGroup:
             "ntid": self.block,
             "nctaid": self.grid,
             "cluster_nctaid": self.run.cluster,
-            "nclusterid": tuple(size // ctas for size, ctas in zip(self.grid, self.run.cluster, strict=True)),  # type: ignore[dict-item]
+            "nclusterid": tuple(grid_size // ctas for grid_size, ctas in zip(self.grid, self.run.cluster, strict=True)),  # type: ignore[dict-item]
         }
         if register_name in size_by_name:
             return np.uint32(size_by_name[register_name]["xyz".index(axis_name)])
-        cluster = self.run.cluster
+        cluster_sizes = self.run.cluster
         register_values = {
             "nwarpid": self.lanes_per_cta // 32,
             "nsmid": SMS,
             "gridid": 0,
-            "cluster_nctarank": cluster[0] * cluster[1] * cluster[2],
+            "cluster_nctarank": cluster_sizes[0] * cluster_sizes[1] * cluster_sizes[2],
             "dynamic_smem_size": self.run.dynamic_shared,
             "total_smem_size": self.shared_size,
         }
         if name == "is_explicit_cluster":
-            return np.bool_(cluster != (1, 1, 1))
+            return np.bool_(cluster_sizes != (1, 1, 1))
         return np.uint32(register_values[name]) if name in register_values else None
 
 
 def _axis(numbers: npt.NDArray[np.int64], sizes: SizeTriple, axis: str) -> npt.NDArray[np.uint32]:
-    x, y, _ = sizes
+    x_size, y_size, _ = sizes
     if axis == "x":
-        return (numbers % x).astype(np.uint32)
+        return (numbers % x_size).astype(np.uint32)
     if axis == "y":
-        return (numbers // x % y).astype(np.uint32)
-    return (numbers // (x * y)).astype(np.uint32)
+        return (numbers // x_size % y_size).astype(np.uint32)
+    return (numbers // (x_size * y_size)).astype(np.uint32)
 
 
 def _scalar_if_same(values: npt.NDArray[np.uint32]) -> Any:
@@ -317,13 +317,13 @@ def _scalar_if_same(values: npt.NDArray[np.uint32]) -> Any:
 
 
 def _lane_mask(kind: str, lane: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
-    one_bit, all_bits = np.uint64(1), np.uint64(0xFFFFFFFF)
-    lower_bits = (one_bit << lane) - one_bit
+    word_one, warp_mask = np.uint64(1), np.uint64(0xFFFFFFFF)
+    lower_mask = (word_one << lane) - word_one
     mask_by_name = {
-        "eq": one_bit << lane,
-        "lt": lower_bits,
-        "le": lower_bits | one_bit << lane,
-        "gt": all_bits & ~(lower_bits | one_bit << lane),
-        "ge": all_bits & ~lower_bits,
+        "eq": word_one << lane,
+        "lt": lower_mask,
+        "le": lower_mask | word_one << lane,
+        "gt": warp_mask & ~(lower_mask | word_one << lane),
+        "ge": warp_mask & ~lower_mask,
     }
     return mask_by_name[kind].astype(np.uint32)

@@ -40,12 +40,12 @@ def may_run(context: LaneContext, instruction: Instruction) -> bool:
     if not instruction.opcode.startswith(MASKED_INSTRUCTIONS):
         return False
     mask = member_mask(context, instruction)
-    group = context.group
+    cta_group = context.group
     for warp in np.unique(context.warps):
         lane_0 = int(warp) * 32
         present_lanes = context.lanes[context.warps == warp]
         mask_bits = mask if isinstance(mask, int) else int(np.bitwise_or.reduce(mask[context.warps == warp]))
-        required_lanes = {lane_0 + bit for bit in range(32) if mask_bits >> bit & 1 and group.alive[lane_0 + bit]}
+        required_lanes = {lane_0 + bit for bit in range(32) if mask_bits >> bit & 1 and cta_group.alive[lane_0 + bit]}
         if not required_lanes <= set(map(int, present_lanes)):
             return False
     return True
@@ -53,11 +53,11 @@ def may_run(context: LaneContext, instruction: Instruction) -> bool:
 
 def member_mask(context: LaneContext, instruction: Instruction) -> Any:
     """Returns an instruction's last operand, which is its member mask: an integer, or one integer per lane."""
-    operand = instruction.operands[-1]
-    if isinstance(operand, Immediate):
-        return operand.value & 0xFFFFFFFF
-    assert isinstance(operand, Register)
-    mask_value = context.registers[operand.index]
+    mask_operand = instruction.operands[-1]
+    if isinstance(mask_operand, Immediate):
+        return mask_operand.value & 0xFFFFFFFF
+    assert isinstance(mask_operand, Register)
+    mask_value = context.registers[mask_operand.index]
     if isinstance(mask_value, np.generic):
         return int(mask_value.view(np.uint32)) if mask_value.dtype.itemsize == 4 else int(mask_value)
     return mask_value.view(np.uint32)
@@ -81,7 +81,7 @@ class Schedule:
         register_count = len(self.program.kernel.registers)
         if not self.program.sequential and self._random is None:
             return [LaneContext(self.group, lanes, [None] * register_count, 0)]
-        lane_sets = [lanes[lanes // self.group.lanes_per_cta == slot] for slot in range(len(self.group.ctas))]
+        lane_sets = [lanes[lanes // self.group.lanes_per_cta == cta_slot] for cta_slot in range(len(self.group.ctas))]
         if self._random is not None:
             lane_sets = [warp_subset for lane_set in lane_sets for warp_subset in self._cut(lane_set)]
         return [LaneContext(self.group, lane_set, [None] * register_count, 0) for lane_set in lane_sets]
@@ -90,8 +90,8 @@ class Schedule:
         """Cuts a CTA's lanes into random groups of complete warps."""
         assert self._random is not None
         warps = np.unique(lanes >> 5)
-        cut_warps = [warp for warp in warps[1:] if self._random.random() < 0.5]
-        return [lane_set for lane_set in np.split(lanes, np.searchsorted(lanes >> 5, cut_warps)) if len(lane_set)]
+        first_warps = [warp for warp in warps[1:] if self._random.random() < 0.5]
+        return [lane_set for lane_set in np.split(lanes, np.searchsorted(lanes >> 5, first_warps)) if len(lane_set)]
 
     def _resume(self, contexts: list[LaneContext]) -> None:
         self.ready += contexts
@@ -105,8 +105,8 @@ class Schedule:
                 if not self.meeting and not self.waiting.any():
                     return
                 if not self._wake():
-                    name = self.program.kernel.name
-                    raise EmulationError("; ".join([f"{name}: nothing can go on (deadlock)", *self.describe()]))
+                    kernel_name = self.program.kernel.name
+                    raise EmulationError("; ".join([f"{kernel_name}: nothing can go on (deadlock)", *self.describe()]))
             if time.thread_time() > self.group.run.deadline:
                 raise EmulationError(self._endless())
             context = self._next()
@@ -136,9 +136,9 @@ class Schedule:
         return all(context.spins and context.knows_all_changes for context in self.ready)
 
     def _endless(self) -> str:
-        name, state_texts = self.program.kernel.name, "; ".join(self.describe()[:MOST_NAMED])
-        message = f"{name}: no CTA has ended for {most_seconds():g} s of the processor or more; {state_texts}"
-        return f"{message}; {SECONDS}={10 * most_seconds():g} in the environment allows more"
+        kernel_name, state_texts = self.program.kernel.name, "; ".join(self.describe()[:MOST_NAMED])
+        fault_text = f"{kernel_name}: no CTA has ended for {most_seconds():g} s of the processor or more; {state_texts}"
+        return f"{fault_text}; {SECONDS}={10 * most_seconds():g} in the environment allows more"
 
     def _wake(self) -> bool:
         """Resumes lanes that met, or that waited for a finished copy.  Returns whether it resumed any."""
@@ -159,10 +159,10 @@ class Schedule:
         if context.grain == 1 and draws.random() < MEET_PROBABILITY:
             warp_peers = [other for other in self.ready if other.grain == 1 and _overlap(context, other)]
             context = min(warp_peers, key=lambda other: (other.steps, other.place))
-            same_place = [other for other in warp_peers if (other.steps, other.place) == (context.steps, context.place)]
-            if len(same_place) > 1 and self._joinable(same_place[0], same_place[1]):
-                self.ready = [other for other in self.ready if other not in same_place]
-                joined_context = merged(same_place)
+            tied_peers = [other for other in warp_peers if (other.steps, other.place) == (context.steps, context.place)]
+            if len(tied_peers) > 1 and self._joinable(tied_peers[0], tied_peers[1]):
+                self.ready = [other for other in self.ready if other not in tied_peers]
+                joined_context = merged(tied_peers)
                 joined_context.steps = context.steps
                 return joined_context
         self.ready.remove(context)
@@ -186,7 +186,7 @@ class Schedule:
         )
 
     def _joinable(self, a: LaneContext, b: LaneContext) -> bool:
-        if any(any(chain.in_flight) for chain in self.group.accumulators.values()):
+        if any(any(wgmma_chain.in_flight) for wgmma_chain in self.group.accumulators.values()):
             return False  # a copy of an accumulator would miss what a wgmma in flight writes later
         if self.program.sequential and a.slot != b.slot:
             return False
@@ -196,18 +196,18 @@ class Schedule:
         """Runs one basic block.  Returns whether the same lanes can also run their next block."""
         if not context.size:
             return False
-        entry, program = context.place, self.program
-        if entry >= program.size:  # the context waited at the last instruction
+        entry_no, program = context.place, self.program
+        if entry_no >= program.size:  # the context waited at the last instruction
             self._end(context)
             return False
-        if program.together[entry] > context.grain and not may_run(context, program.kernel.instructions[entry]):
+        if program.together[entry_no] > context.grain and not may_run(context, program.kernel.instructions[entry_no]):
             self.meeting.append(context)
-            self._meet(entry)
+            self._meet(entry_no)
             return False
-        run = self.group.run
-        run.count(entry, context.grain, context.size)
+        launch_run = self.group.run
+        launch_run.count(entry_no, context.grain, context.size)
         try:
-            next_place = program.function(entry, context.grain)(context, context.registers)
+            next_place = program.function(entry_no, context.grain)(context, context.registers)
         except Fault as fault:
             raise EmulationError(self._where(context, fault)) from None
         if next_place >= program.size:
@@ -268,9 +268,9 @@ class Schedule:
 
     def _where(self, context: LaneContext, fault: Fault) -> str:
         if fault.lane is None:
-            return self.text(fault, sorted({self.group.ctas[slot] for slot in np.unique(context.slots)}))
-        slot, thread = divmod(fault.lane, self.group.lanes_per_cta)
-        return self.text(fault, [self.group.ctas[slot]], f", thread {thread}")
+            return self.text(fault, sorted({self.group.ctas[cta_slot] for cta_slot in np.unique(context.slots)}))
+        cta_slot, thread = divmod(fault.lane, self.group.lanes_per_cta)
+        return self.text(fault, [self.group.ctas[cta_slot]], f", thread {thread}")
 
     def text(self, fault: Fault, ctas: list[int], who: str = "") -> str:
         """Returns the message for a fault, which names the kernel, its source line and the CTAs."""
@@ -280,8 +280,8 @@ class Schedule:
 
     def describe(self) -> list[str]:
         """Returns a text for each group of lanes, which says what the group runs or what it waits for."""
-        running = [(context, min(context.place, self.program.size - 1)) for context in self.ready]
-        states = [(context, "polling" if context.spins else "running", position) for context, position in running]
+        ready_places = [(context, min(context.place, self.program.size - 1)) for context in self.ready]
+        states = [(context, "polling" if context.spins else "running", position) for context, position in ready_places]
         wait_text = "waiting for the rest of its warp or warpgroup"
         states += [(context, wait_text, context.place) for context in self.meeting]
         states += [(context, f"waiting {text}", number) for context, text, number in self.waiting.describe()]
@@ -298,6 +298,6 @@ def describe(context: LaneContext) -> str:
     """Returns a text with the CTA and the warps of a group of lanes: `CTA 3, warps 0 to 3`."""
     warps_per_cta = context.group.lanes_per_cta // 32
     warps = sorted({int(warp) % warps_per_cta for warp in np.unique(context.warps)})
-    cta_numbers = sorted({context.group.ctas[slot] for slot in np.unique(context.slots)})
+    cta_numbers = sorted({context.group.ctas[cta_slot] for cta_slot in np.unique(context.slots)})
     warp_names = f"warp {warps[0]}" if len(warps) == 1 else f"warps {warps[0]} to {warps[-1]}"
     return f"CTA {', '.join(map(str, cta_numbers[:3]))}, {warp_names}"

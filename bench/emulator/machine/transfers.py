@@ -106,10 +106,10 @@ class Transfers:
 
     def commit_bulk(self, lanes: Lanes) -> None:
         """Runs `cp.async.bulk.commit_group` for the threads `lanes`.  Does nothing for threads without copies."""
-        for lane, bulk in self._bulk.items():
+        for lane, lane_bulk in self._bulk.items():
             if lane in lanes:
-                bulk.groups.append(bulk.open)
-                bulk.open = []
+                lane_bulk.groups.append(lane_bulk.open)
+                lane_bulk.open = []
 
     def wait_bulk(self, lanes: Lanes, newest: int, *, only_reads: bool) -> list[Transfer]:
         """Runs `cp.async.bulk.wait_group` for the threads `lanes`: finishes all groups except the last `newest`.
@@ -125,8 +125,8 @@ class Transfers:
                     bulk.read = max(bulk.read, done_count)
                 else:
                     bulk.groups, bulk.read = bulk.groups[done_count:], max(0, bulk.read - done_count)
-        for transfer in finished_copies:
-            self._finish(transfer, only_reads=only_reads)
+        for bulk_transfer in finished_copies:
+            self._finish(bulk_transfer, only_reads=only_reads)
         return finished_copies
 
     # `cp.async`
@@ -149,17 +149,17 @@ class Transfers:
         if not self._copies:
             return
         group_limits = self._committed[context.lanes] - newest if newest is not None else None
-        is_uniform = group_limits is None or bool((group_limits == group_limits[0]).all())
+        is_same_limit = group_limits is None or bool((group_limits == group_limits[0]).all())
         has_all_threads = context.size == int(np.count_nonzero(self._group.alive))
         pending_copies: list[Copies] = []
-        for copies in self._copies:
-            if has_all_threads and is_uniform and isinstance(copies.group, int):
-                if group_limits is None or copies.group < int(group_limits[0]):
-                    copies.run(None)
+        for copy_group in self._copies:
+            if has_all_threads and is_same_limit and isinstance(copy_group.group, int):
+                if group_limits is None or copy_group.group < int(group_limits[0]):
+                    copy_group.run(None)
                 else:
-                    pending_copies.append(copies)
+                    pending_copies.append(copy_group)
                 continue
-            pending_copies += self._wait_some(copies, self._limits(context.lanes, group_limits))
+            pending_copies += self._wait_some(copy_group, self._limits(context.lanes, group_limits))
         self._copies = pending_copies
 
     def _limits(self, lanes: Lanes, limit: Lanes | None) -> Lanes:
@@ -197,10 +197,10 @@ class Transfers:
 
     def drain(self) -> None:
         """Finishes all copies when the CTAs end.  Raises `Fault` if a copy may still read the CTAs' shared memory."""
-        for transfer in (*self._loads, *self._stores):
-            if transfer.read is not None and not transfer.has_read:
-                raise Fault("the CTA ended while this copy may still read its shared memory", transfer.instruction)
-            self._finish(transfer)
-        for copies in self._copies:
-            copies.run(None)
+        for bulk_transfer in (*self._loads, *self._stores):
+            if bulk_transfer.read is not None and not bulk_transfer.has_read:
+                raise Fault("the CTA ended while this copy may still read its shared memory", bulk_transfer.instruction)
+            self._finish(bulk_transfer)
+        for copy_group in self._copies:
+            copy_group.run(None)
         self._copies = []

@@ -15,8 +15,8 @@ Resume = Callable[[list[LaneContext]], None]
 
 def waiting_of(group: CtaGroup) -> Waiting:
     """Returns the barriers and transfers of a group of CTAs."""
-    waiting: Waiting = group.waiting
-    return waiting
+    group_waiting: Waiting = group.waiting
+    return group_waiting
 
 
 class Waiting:
@@ -41,9 +41,9 @@ class Waiting:
 
     def wake_mbarriers(self) -> bool:
         """Resumes lanes if a phase that they wait for is over.  Returns whether it resumed any lanes."""
-        resumed_items = [waiter for waiter in self._at_mbarriers if self.mbarriers.any_complete(waiter[1])]
+        resumed_items = [wait_item for wait_item in self._at_mbarriers if self.mbarriers.any_complete(wait_item[1])]
         if resumed_items:
-            self._at_mbarriers = [waiter for waiter in self._at_mbarriers if waiter not in resumed_items]
+            self._at_mbarriers = [wait_item for wait_item in self._at_mbarriers if wait_item not in resumed_items]
             self._resume([context for context, _ in resumed_items])
         return bool(resumed_items)
 

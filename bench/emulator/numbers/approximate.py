@@ -14,7 +14,7 @@ import numpy as np
 from rooflab.bench.emulator.numbers.bits import Value, flush, pick, some, with_sign
 
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
-_ONE = np.float32(1)
+_FLOAT_ONE = np.float32(1)
 _MAX_DIVISOR = np.float32(2.0**126)
 _HIGH_WORD = np.uint64(0xFFFFFFFF00000000)
 _F64_EXPONENT, _F64_SIGN = np.uint64(0x7FF0000000000000), np.uint64(0x8000000000000000)
@@ -55,7 +55,7 @@ def rsqrt(a: Value, ftz: bool = False) -> Value:
 
 def rcp(a: Value, ftz: bool = False) -> Value:
     """Returns `1 / a`.  The hardware's error is at most 1 ulp."""
-    return flush(_ONE / flush(a)) if ftz else _ONE / a
+    return flush(_FLOAT_ONE / flush(a)) if ftz else _FLOAT_ONE / a
 
 
 def sqrt(a: Value, ftz: bool = False) -> Value:
@@ -70,11 +70,11 @@ def div(a: Value, b: Value, ftz: bool = False) -> Value:
     if ftz:
         a, b = flush(a), flush(b)
     quotient = a / b
-    is_large = np.isfinite(b) & (np.abs(b) > _MAX_DIVISOR)
-    if some(is_large):
+    is_large_divisor = np.isfinite(b) & (np.abs(b) > _MAX_DIVISOR)
+    if some(is_large_divisor):
         signed_zero = with_sign(np.zeros_like(quotient)[()], a.view(np.uint32) ^ b.view(np.uint32))
         # The hardware multiplies the infinite a by the reciprocal of b, which is 0.
-        quotient = pick(is_large, pick(np.isfinite(a), signed_zero, np.float32(np.nan)), quotient)
+        quotient = pick(is_large_divisor, pick(np.isfinite(a), signed_zero, np.float32(np.nan)), quotient)
     return flush(quotient) if ftz else quotient
 
 
@@ -103,14 +103,14 @@ def rsqrt_f64(a: Value) -> Value:
 def _through(function: Callable[[Value], Value], a: Value, ftz: bool) -> Value:
     if ftz:
         a = flush(a)
-    result = function(a.astype(_F64)).astype(_F32)
-    return flush(result) if ftz else result
+    rounded_result = function(a.astype(_F64)).astype(_F32)
+    return flush(rounded_result) if ftz else rounded_result
 
 
 def _upper_words(function: Callable[[Value], Value], a: Value) -> Value:
-    result = function(_flushed(a.view(np.uint64) & _HIGH_WORD).view(np.float64))
-    result_bits = _flushed(result.view(np.uint64) & _HIGH_WORD)
-    return pick(result != result, _F64_NAN, result_bits).view(np.float64)
+    double_result = function(_flushed(a.view(np.uint64) & _HIGH_WORD).view(np.float64))
+    result_bits = _flushed(double_result.view(np.uint64) & _HIGH_WORD)
+    return pick(double_result != double_result, _F64_NAN, result_bits).view(np.float64)
 
 
 def _flushed(bits: Value) -> Value:

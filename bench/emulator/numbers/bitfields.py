@@ -15,7 +15,7 @@ from rooflab.bench.emulator.numbers.bits import UNSIGNED, Value, is_signed, pick
 
 _BYTE_MASK = np.uint32(0xFF)
 _NOT_FOUND = np.uint32(0xFFFFFFFF)
-_ONE, _WORD_BITS = np.uint32(1), np.uint32(32)
+_WORD_ONE, _WORD_BITS = np.uint32(1), np.uint32(32)
 _BIT_SWAPS = ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F))
 _LOGIC_FUNCTIONS: tuple[Callable[[Value, Value], Value], ...] = (
     lambda a, b: a & np.uint32(0),
@@ -36,7 +36,7 @@ _LOGIC_FUNCTIONS: tuple[Callable[[Value, Value], Value], ...] = (
     lambda a, b: a | np.uint32(0xFFFFFFFF),
 )
 """Logic functions of two words; bit 2 a + b of a function's index is the result for the bits `a` and `b`."""
-_MODE_SELECTORS = {
+_SELECTOR_TEXTS = {
     "f4e": ("3210", "4321", "5432", "6543"),
     "b4e": ("5670", "6701", "7012", "0123"),
     "rc8": ("0000", "1111", "2222", "3333"),
@@ -45,7 +45,7 @@ _MODE_SELECTORS = {
     "rc16": ("1010", "3232", "1010", "3232"),
 }
 """By mode, the four bytes that selectors 0 to 3 choose; each text begins with the highest byte."""
-_SELECTORS = {mode: np.array([int(text, 16) for text in texts], np.uint32) for mode, texts in _MODE_SELECTORS.items()}
+_MODE_WORDS = {mode: np.array([int(text, 16) for text in texts], np.uint32) for mode, texts in _SELECTOR_TEXTS.items()}
 _BYTE_NUMBER_MASK, _SIGN_FLAG = np.uint32(7), np.uint32(8)
 
 
@@ -77,8 +77,8 @@ def bfi(a: Value, b: Value, position: Value, length: Value) -> Value:
 
 def _ones(count: Value) -> Value:
     """Returns words with the lowest `count` bits set.  If `count` is the word's width or more, all bits are set."""
-    one_bit = count.dtype.type(1)
-    return (one_bit << count) - one_bit
+    word_one = count.dtype.type(1)
+    return (word_one << count) - word_one
 
 
 def bfind(a: Value, shift_amount: bool = False) -> Value:
@@ -90,7 +90,7 @@ def bfind(a: Value, shift_amount: bool = False) -> Value:
     bit_length = _bit_length(unsigned(a))
     if shift_amount:
         return pick(bit_length == 0, _NOT_FOUND, np.uint32(8 * a.itemsize) - bit_length)
-    return bit_length - _ONE
+    return bit_length - _WORD_ONE
 
 
 def clz(a: Value) -> Value:
@@ -134,12 +134,12 @@ def fns(mask: Value, base: Value, offset: Value) -> Value:
     remaining_bits = np.abs(offset).astype(np.int64)
     remaining_bits = pick(is_at_base, 1, remaining_bits)
     found_position = _NOT_FOUND
-    for bits_on in range(32):
-        candidate_bit = pick(offset < 0, base - np.uint32(bits_on), base + np.uint32(bits_on)).astype(np.uint32)
-        is_in_word = (candidate_bit < _WORD_BITS) & ((is_upward | (offset < 0)) if bits_on else True)
-        is_hit = is_in_word & (((mask >> (candidate_bit & np.uint32(31))) & _ONE) == _ONE)
-        remaining_bits = remaining_bits - is_hit
-        found_position = pick(is_hit & (remaining_bits == 0), candidate_bit, found_position)
+    for bit_step in range(32):
+        candidate_bit = pick(offset < 0, base - np.uint32(bit_step), base + np.uint32(bit_step)).astype(np.uint32)
+        is_in_word = (candidate_bit < _WORD_BITS) & ((is_upward | (offset < 0)) if bit_step else True)
+        is_set_bit = is_in_word & (((mask >> (candidate_bit & np.uint32(31))) & _WORD_ONE) == _WORD_ONE)
+        remaining_bits = remaining_bits - is_set_bit
+        found_position = pick(is_set_bit & (remaining_bits == 0), candidate_bit, found_position)
     return found_position.astype(np.uint32)
 
 
@@ -194,19 +194,19 @@ def prmt(a: Value, b: Value, selector: Value, mode: str = "") -> Value:
     selected byte fills the result's byte.  A mode has four fixed selections; the two lowest bits of `selector` choose
     one.  Raises `ValueError` on a mode that PTX lacks."""
     if mode:
-        if mode not in _SELECTORS:
-            raise ValueError(f"mode: expected one of {', '.join(_SELECTORS)}, got {mode!r}")
-        selector = _SELECTORS[mode][selector & np.uint32(3)]
+        if mode not in _MODE_WORDS:
+            raise ValueError(f"mode: expected one of {', '.join(_MODE_WORDS)}, got {mode!r}")
+        selector = _MODE_WORDS[mode][selector & np.uint32(3)]
     if np.ndim(selector) == 0:
         return _permuted(a, b, int(selector) & 0xFFFF)
     source_bytes = (b.astype(np.uint64) << 32) | a.astype(np.uint64)
-    result = np.uint32(0)
+    out_word = np.uint32(0)
     for byte_position in range(4):
-        nibble = selector >> np.uint32(4 * byte_position)
-        byte = (source_bytes >> (8 * (nibble & _BYTE_NUMBER_MASK))).astype(np.uint32) & _BYTE_MASK
+        selector_nibble = selector >> np.uint32(4 * byte_position)
+        byte = (source_bytes >> (8 * (selector_nibble & _BYTE_NUMBER_MASK))).astype(np.uint32) & _BYTE_MASK
         sign_byte = (byte >> np.uint32(7)) * _BYTE_MASK
-        result = result | (np.where(nibble & _SIGN_FLAG, sign_byte, byte) << np.uint32(8 * byte_position))
-    return result
+        out_word = out_word | (np.where(selector_nibble & _SIGN_FLAG, sign_byte, byte) << np.uint32(8 * byte_position))
+    return out_word
 
 
 @cache
@@ -219,9 +219,9 @@ def _moves(selector: int) -> tuple[list[tuple[bool, int, int]], list[tuple[bool,
     mask_by_move: dict[tuple[bool, int], int] = {}
     sign_moves = []
     for byte_position in range(4):
-        nibble = selector >> (4 * byte_position)
-        from_b, byte = bool(nibble & 4), nibble & 3
-        if nibble & 8:
+        selector_nibble = selector >> (4 * byte_position)
+        from_b, byte = bool(selector_nibble & 4), selector_nibble & 3
+        if selector_nibble & 8:
             sign_moves.append((from_b, byte, byte_position))
         else:
             move_key = (from_b, byte_position - byte)
@@ -232,15 +232,15 @@ def _moves(selector: int) -> tuple[list[tuple[bool, int, int]], list[tuple[bool,
 def _permuted(a: Value, b: Value, selector: int) -> Value:
     """Runs `prmt` with one selector for all lanes.  Bytes that move by the same distance are moved together."""
     byte_moves, sign_moves = _moves(selector)
-    result = None
+    result_word = None
     for from_b, distance, mask in byte_moves:
         operand = b if from_b else a
         if distance:
             operand = operand << np.uint32(8 * distance) if distance > 0 else operand >> np.uint32(-8 * distance)
         shifted_bytes = operand & np.uint32(mask)
-        result = shifted_bytes if result is None else result | shifted_bytes
+        result_word = shifted_bytes if result_word is None else result_word | shifted_bytes
     for from_b, byte, position in sign_moves:
         sign_bit = ((b if from_b else a) >> np.uint32(8 * byte + 7)) & np.uint32(1)
         shifted_bytes = sign_bit * np.uint32(0xFF << (8 * position))
-        result = shifted_bytes if result is None else result | shifted_bytes
-    return result
+        result_word = shifted_bytes if result_word is None else result_word | shifted_bytes
+    return result_word

@@ -59,8 +59,8 @@ def is_signed(x: Value) -> bool:
 
 def pick(where: Value, first: Value, second: Value) -> Value:
     """Selects per lane, like `np.where`: `first` if `where` is true, else `second`.  Returns a scalar for scalars."""
-    result: Value = np.where(where, first, second)
-    return result[()]
+    chosen_values: Value = np.where(where, first, second)
+    return chosen_values[()]
 
 
 def some(mask: Value) -> bool:
@@ -139,11 +139,11 @@ def narrow(x: Value, dtype: np.dtype, rounding: str = "rn") -> Value:
     if rounding == "rn":
         return nearest_value
     check_rounding(rounding)
-    nearest_wide = nearest_value.astype(x.dtype)
+    nearest_widened = nearest_value.astype(x.dtype)
     if rounding == "rz":
-        is_wrong_side = np.abs(nearest_wide) > np.abs(x)
+        is_wrong_side = np.abs(nearest_widened) > np.abs(x)
     else:
-        is_wrong_side = nearest_wide > x if rounding == "rm" else nearest_wide < x
+        is_wrong_side = nearest_widened > x if rounding == "rm" else nearest_widened < x
     return pick(is_wrong_side, np.nextafter(nearest_value, dtype.type(_ROUNDING_TARGETS[rounding])), nearest_value)
 
 
@@ -154,12 +154,12 @@ def narrow_odd(x: Value) -> Value:
     An inexact value becomes the neighbour with an odd last bit (Boldo and Melquiond 2008, "Emulation of a FMA and
     correctly rounded sums: proved algorithms using rounding to odd")."""
     nearest_value = x.astype(np.float32)
-    nearest_wide = nearest_value.astype(np.float64)
-    is_inexact = (nearest_wide != x) & (x == x)
+    nearest_widened = nearest_value.astype(np.float64)
+    is_inexact = (nearest_widened != x) & (x == x)
     if not some(is_inexact):
         return nearest_value
     bits = nearest_value.view(np.uint32)
-    odd_bits = (bits - (np.abs(nearest_wide) > np.abs(x))) | np.uint32(1)
+    odd_bits = (bits - (np.abs(nearest_widened) > np.abs(x))) | np.uint32(1)
     return pick(is_inexact, odd_bits.astype(np.uint32), bits).view(np.float32)
 
 
@@ -169,17 +169,17 @@ def odd_sum(a: Value, b: Value, rounding: str = "rn") -> Value:
 
     `rounding` is the mode of the caller's rounding.  It decides only the sign of a zero.  If `a` and `b` have different
     signs and their sum is 0, the result is -0 for `rm` and +0 for all other modes."""
-    total = a + b
-    b_virtual = total - a
-    sum_error = (a - (total - b_virtual)) + (b - b_virtual)
+    rounded_sum = a + b
+    b_recovered = rounded_sum - a
+    sum_error = (a - (rounded_sum - b_recovered)) + (b - b_recovered)
     is_inexact = np.abs(sum_error) > 0
     if some(is_inexact):
-        bits = total.view(np.uint64)
-        odd_bits = (bits - ((sum_error < 0) != (total < 0))) | np.uint64(1)
-        total = pick(is_inexact, odd_bits.astype(np.uint64), bits).view(np.float64)
+        bits = rounded_sum.view(np.uint64)
+        odd_bits = (bits - ((sum_error < 0) != (rounded_sum < 0))) | np.uint64(1)
+        rounded_sum = pick(is_inexact, odd_bits.astype(np.uint64), bits).view(np.float64)
     if rounding == "rm":
-        total = pick((total == 0) & (np.signbit(a) != np.signbit(b)), np.float64(-0.0), total)
-    return total
+        rounded_sum = pick((rounded_sum == 0) & (np.signbit(a) != np.signbit(b)), np.float64(-0.0), rounded_sum)
+    return rounded_sum
 
 
 def canonical(x: Value) -> Value:

@@ -37,7 +37,7 @@ _LARGEST_FLOAT64 = (2**53 - 1) * 2**971
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
 _EXTRA_F64_BITS = np.uint64(0x1FFFFFFF)  # the bits of a float64 that a normal float32 lacks
 _TIE_BITS = np.uint64(0x10000000)
-_SIGN_SHIFT, _TWO = np.uint64(1), np.uint64(2)
+_SIGN_SHIFT, _UINT64_TWO = np.uint64(1), np.uint64(2)
 _MIN_NORMAL_F32 = np.uint64((0x381 << 53) - 2)  # twice the bits of 2**-126, minus two, as the code below compares
 _SPLIT_FACTOR = np.float64(2**27 + 1)
 
@@ -71,9 +71,9 @@ def exact_fma(a: float, b: float, c: float, rounding: str) -> float:
         return a * b + c
     if not math.isfinite(c):
         return c
-    value = Fraction(a) * Fraction(b) + Fraction(c)
-    if value:
-        return round_fraction(value, rounding)
+    exact_value = Fraction(a) * Fraction(b) + Fraction(c)
+    if exact_value:
+        return round_fraction(exact_value, rounding)
     is_negative = math.copysign(1.0, a) * math.copysign(1.0, b) < 0
     if is_negative == (math.copysign(1.0, c) < 0):
         return c
@@ -165,7 +165,7 @@ def _rounded(
     """Computes an instruction in the mode `rounding`.  For rn, calls `nearest`.  For other modes and float64 operands,
     calls `exact` once per lane.  For other modes and float32, calls `wide` in float64 and rounds."""
     if ftz:
-        operands = [flush(x) for x in operands]
+        operands = [flush(operand) for operand in operands]
     if rounding == "rn":
         result = nearest(*operands)
     else:
@@ -173,7 +173,7 @@ def _rounded(
         if operands[0].itemsize == 8:
             result = exact_lanes(exact, rounding, *operands)
         else:
-            result = narrow(wide(*(x.astype(_F64) for x in operands)), _F32, rounding)
+            result = narrow(wide(*(operand.astype(_F64) for operand in operands)), _F32, rounding)
     if ftz:
         result = flush(result)
     return saturate(result) if sat else result
@@ -185,14 +185,14 @@ def fma_rn_f32(a: Value, b: Value, c: Value) -> Value:
     The product is exact in float64.  The sum is rounded to float64 and then to float32.  The second rounding can be
     wrong only if the float64 sum is halfway between two float32 numbers.  Such sums are then rounded to odd."""
     product, addend = a.astype(_F64) * b.astype(_F64), c.astype(_F64)
-    total = product + addend
-    bits = total.view(np.uint64)
+    rounded_sum = product + addend
+    bits = rounded_sum.view(np.uint64)
     # The bits of a tie of normal results end in a one and 28 zeros.  A denormal's tie bit lies elsewhere, so all
     # denormals count as ties.  Doubling the bits drops the sign; minus two, a zero wraps to the largest number.
-    is_tie = ((bits & _EXTRA_F64_BITS) == _TIE_BITS) | ((bits << _SIGN_SHIFT) - _TWO < _MIN_NORMAL_F32)
+    is_tie = ((bits & _EXTRA_F64_BITS) == _TIE_BITS) | ((bits << _SIGN_SHIFT) - _UINT64_TWO < _MIN_NORMAL_F32)
     if some(is_tie):
-        total = odd_sum(product, addend)
-    return total.astype(_F32)
+        rounded_sum = odd_sum(product, addend)
+    return rounded_sum.astype(_F32)
 
 
 def fma_rn_f64(a: Value, b: Value, c: Value) -> Value:
@@ -202,10 +202,10 @@ def fma_rn_f64(a: Value, b: Value, c: Value) -> Value:
     2008).  All other lanes use rational arithmetic."""
     product, product_error = _product_and_error(a, b)
     addend_sum, addend_error = _sum_and_error(c, product_error)
-    total, total_error = _sum_and_error(product, addend_sum)
-    result = total + odd_sum(addend_error, total_error)
-    size = np.abs(product)
-    is_in_range = ((size > 2.0**-900) | (a == 0) | (b == 0)) & (size < 2.0**1000) & (np.abs(c) < 2.0**1000)
+    rounded_sum, total_error = _sum_and_error(product, addend_sum)
+    result = rounded_sum + odd_sum(addend_error, total_error)
+    prod_size = np.abs(product)
+    is_in_range = ((prod_size > 2.0**-900) | (a == 0) | (b == 0)) & (prod_size < 2.0**1000) & (np.abs(c) < 2.0**1000)
     is_in_range &= (np.abs(a) < 2.0**990) & (np.abs(b) < 2.0**990)
     if full(is_in_range):
         # An exact zero takes the sign of the plain sum.
@@ -224,19 +224,19 @@ def _product_and_error(a: Value, b: Value) -> tuple[Value, Value]:
 
 def _sum_and_error(a: Value, b: Value) -> tuple[Value, Value]:
     """Returns the rounded sum `a + b` and its rounding error (Knuth's TwoSum)."""
-    total = a + b
-    b_virtual = total - a
-    return total, (a - (total - b_virtual)) + (b - b_virtual)
+    rounded_sum = a + b
+    b_recovered = rounded_sum - a
+    return rounded_sum, (a - (rounded_sum - b_recovered)) + (b - b_recovered)
 
 
 def _redone(function: Callable[..., float], where: Value, result: Value, *operands: Value) -> Value:
     """Returns a copy of `result` with new values in the lanes of the mask `where`: `function` computes them in rn."""
     if not np.ndim(result):
         return exact_lanes(function, "rn", *operands)
-    chosen_operands = [np.broadcast_to(x, result.shape)[where] for x in operands]
-    new_result = result.copy()
-    new_result[where] = exact_lanes(function, "rn", *chosen_operands)
-    return new_result
+    lane_operands = [np.broadcast_to(operand, result.shape)[where] for operand in operands]
+    corrected_result = result.copy()
+    corrected_result[where] = exact_lanes(function, "rn", *lane_operands)
+    return corrected_result
 
 
 def fmin(
@@ -303,16 +303,16 @@ def testp(a: Value, property: str) -> Value:
 
     `property` is `finite`, `infinite`, `number`, `notanumber`, `normal` or `subnormal`.  Zeros are normal.  Any other
     name raises `ValueError`."""
-    if property not in _PROPERTY_TESTS:
-        raise ValueError(f"property: expected one of {', '.join(_PROPERTY_TESTS)}, got {property!r}")
-    return _PROPERTY_TESTS[property](a)
+    if property not in _TEST_BY_PROPERTY:
+        raise ValueError(f"property: expected one of {', '.join(_TEST_BY_PROPERTY)}, got {property!r}")
+    return _TEST_BY_PROPERTY[property](a)
 
 
 def _subnormal(a: Value) -> Value:
     return (np.abs(a) < np.finfo(a.dtype).tiny) & (a != 0)
 
 
-_PROPERTY_TESTS: dict[str, Callable[[Value], Value]] = {
+_TEST_BY_PROPERTY: dict[str, Callable[[Value], Value]] = {
     "finite": np.isfinite,
     "infinite": np.isinf,
     "number": lambda a: a == a,

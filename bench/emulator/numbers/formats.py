@@ -39,7 +39,7 @@ from rooflab.bench.emulator.numbers.bits import (
 
 _F16, _F32 = np.dtype(np.float16), np.dtype(np.float32)
 _MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)
-_HALF_BITS, _LOWER_MASK, _ONE = np.uint32(16), np.uint32(0xFFFF), np.uint32(1)
+_HALF_BITS, _LOWER_MASK, _UINT32_ONE = np.uint32(16), np.uint32(0xFFFF), np.uint32(1)
 INTEGER_DTYPES = {
     f"{sign}{8 * size}": np.dtype(f"{code}{size}") for sign, code in (("u", "u"), ("s", "i")) for size in (1, 2, 4, 8)
 }
@@ -50,7 +50,7 @@ SMALL = ("f16", "bf16", "tf32")
 _INTEGER_ROUNDINGS = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 _F64 = np.dtype(np.float64)
 _LOW_WORD_MASK = 0xFFFFFFFF
-_BELOW_TIE, _UPPER_MASK = np.uint32(0x7FFF), np.uint32(0xFFFF0000)
+_BELOW_TIE_MASK, _UPPER_MASK = np.uint32(0x7FFF), np.uint32(0xFFFF0000)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _dropped(bits: Value, count: int, rounding: str) -> Value:
     """Adjusts the bits of a float32 so that the value is rounded once the caller has dropped the last `count` bits."""
     half_unit = 1 << (count - 1)
     if rounding == "rn":
-        return bits + np.uint32(half_unit - 1) + ((bits >> count) & _ONE)
+        return bits + np.uint32(half_unit - 1) + ((bits >> count) & _UINT32_ONE)
     if rounding == "rz":
         return bits
     if rounding == "rna":
@@ -170,9 +170,9 @@ def _encode_bf16(x: Value, rounding: str) -> Value:
 
 
 def _encode_tf32(x: Value, rounding: str) -> Value:
-    value = (_dropped(x.view(np.uint32), 13, rounding) & np.uint32(0xFFFFE000)).view(np.float32)
+    tf32_value = (_dropped(x.view(np.uint32), 13, rounding) & np.uint32(0xFFFFE000)).view(np.float32)
     is_nan = x != x
-    return pick(is_nan, F32_NAN, value) if some(is_nan) else value
+    return pick(is_nan, F32_NAN, tf32_value) if some(is_nan) else tf32_value
 
 
 def _encode_byte(x: Value, name: str, saturate: bool) -> Value:
@@ -224,14 +224,14 @@ def cvt(
     `to` has at most 32 bits.  Otherwise, NaN becomes the integer with only the highest bit set.  Raises `ValueError` on
     a type or mode that PTX does not have."""
     if source in INTEGER_DTYPES:
-        value = _integer(x, INTEGER_DTYPES[source])
+        decoded_value = _integer(x, INTEGER_DTYPES[source])
         if to in INTEGER_DTYPES:
-            return _resized(value, INTEGER_DTYPES[to], sat)
-        return _from_integer(value, to, rounding or "rn", sat)
-    value = _decoded(x, source, ftz)
+            return _resized(decoded_value, INTEGER_DTYPES[to], sat)
+        return _from_integer(decoded_value, to, rounding or "rn", sat)
+    decoded_value = _decoded(x, source, ftz)
     if to in INTEGER_DTYPES:
-        return _to_integer(value, INTEGER_DTYPES[to], source, rounding or "rzi")
-    return _to_float(value, to, source, rounding, ftz, sat, relu, satfinite)
+        return _to_integer(decoded_value, INTEGER_DTYPES[to], source, rounding or "rzi")
+    return _to_float(decoded_value, to, source, rounding, ftz, sat, relu, satfinite)
 
 
 def cvt_pair(
@@ -252,8 +252,8 @@ def cvt_rn_bf16x2_f32(high: Value, low: Value) -> Value:
     if some(is_nan):
         return pack_pair(encode(high, "bf16"), encode(low, "bf16"))
     # This rounds both halves in place, in half the time of encoding and packing.
-    upper_bits = upper_bits + ((upper_bits >> _HALF_BITS & _ONE) + _BELOW_TIE)
-    lower_bits = lower_bits + ((lower_bits >> _HALF_BITS & _ONE) + _BELOW_TIE)
+    upper_bits = upper_bits + ((upper_bits >> _HALF_BITS & _UINT32_ONE) + _BELOW_TIE_MASK)
+    lower_bits = lower_bits + ((lower_bits >> _HALF_BITS & _UINT32_ONE) + _BELOW_TIE_MASK)
     return (upper_bits & _UPPER_MASK) | (lower_bits >> _HALF_BITS)
 
 
@@ -265,8 +265,8 @@ def cvt_fp8x2_f16x2(x: Value, to: str, relu: bool = False) -> Value:
 
 def cvt_f16x2_fp8x2(x: Value, source: str, relu: bool = False) -> Value:
     """Runs `cvt.rn.f16x2.e4m3x2` or `...e5m2x2`: converts a pair of fp8 (uint16) exactly to a pair of f16 (uint32)."""
-    values = decode(parts(unsigned(x), np.uint8), source.removesuffix("x2"))
-    return whole(encode(values, "f16", "rn", False, relu), np.uint32)
+    decoded_pair = decode(parts(unsigned(x), np.uint8), source.removesuffix("x2"))
+    return whole(encode(decoded_pair, "f16", "rn", False, relu), np.uint32)
 
 
 def cvt_pack(a: Value, b: Value, to: str, c: Value | None = None) -> Value:
@@ -316,34 +316,34 @@ def _to_integer(x: Value, dtype: np.dtype, source: str, rounding: str) -> Value:
     if rounding not in _INTEGER_ROUNDINGS:
         raise ValueError(f"rounding: expected one of {', '.join(_INTEGER_ROUNDINGS)} for an integer, got {rounding!r}")
     integer_info, is_64_bit = np.iinfo(dtype), dtype.itemsize == 8
-    value = _INTEGER_ROUNDINGS[rounding](x).astype(_F64)
+    whole_value = _INTEGER_ROUNDINGS[rounding](x).astype(_F64)
     # A conversion to 64 bits is defined only up to the largest float64 below 2**63 or 2**64.
     max_value = np.nextafter(_F64.type(integer_info.max), 0) if is_64_bit else _F64.type(integer_info.max)
-    result = np.fmin(np.fmax(value, _F64.type(integer_info.min)), max_value).astype(dtype)
+    integer_value = np.fmin(np.fmax(whole_value, _F64.type(integer_info.min)), max_value).astype(dtype)
     if is_64_bit:
-        result = pick(value > max_value, dtype.type(integer_info.max), result)
+        integer_value = pick(whole_value > max_value, dtype.type(integer_info.max), integer_value)
     is_nan = x != x
     if some(is_nan):
         highest_bit = np.array(1 << (8 * dtype.itemsize - 1), UNSIGNED[dtype.itemsize]).view(dtype)[()]
-        result = pick(is_nan, highest_bit if is_64_bit or source == "f64" else dtype.type(0), result)
-    return result
+        integer_value = pick(is_nan, highest_bit if is_64_bit or source == "f64" else dtype.type(0), integer_value)
+    return integer_value
 
 
 def _from_integer(x: Value, to: str, rounding: str, sat: bool) -> Value:
     if rounding == "rn" and to in FLOATS:
-        result = x.astype(FLOATS[to])
+        float_result = x.astype(FLOATS[to])
     elif to == "f64" and x.itemsize < 8:
-        result = x.astype(_F64)
+        float_result = x.astype(_F64)
     elif to == "f64":
         high_word, low_word = _words(x)
-        result = floats.exact_lanes(floats.exact_fma, rounding, high_word, np.float64(1), low_word)
+        float_result = floats.exact_lanes(floats.exact_fma, rounding, high_word, np.float64(1), low_word)
     else:
-        value = x.astype(_F64) if x.itemsize < 8 else odd_sum(*_words(x))
+        wide_value = x.astype(_F64) if x.itemsize < 8 else odd_sum(*_words(x))
         if to == "f32":
-            result = narrow(value, FLOATS["f32"], rounding)
+            float_result = narrow(wide_value, FLOATS["f32"], rounding)
         else:
-            return _to_float(value, to, "f64", rounding, False, sat, False, False)
-    return saturate(result) if sat else result
+            return _to_float(wide_value, to, "f64", rounding, False, sat, False, False)
+    return saturate(float_result) if sat else float_result
 
 
 def _words(x: Value) -> tuple[Value, Value]:
@@ -360,8 +360,8 @@ def _to_float(
     if to in SMALL:
         if source == "f64" and to != "f16":
             x = narrow_odd(x)
-        result = encode(saturate(x) if sat else x, to, rounding, satfinite, relu)
-        return result.view(np.uint32) if to == "tf32" else result
+        encoded_value = encode(saturate(x) if sat else x, to, rounding, satfinite, relu)
+        return encoded_value.view(np.uint32) if to == "tf32" else encoded_value
     if to not in FLOATS:
         raise ValueError(f"to: expected a type of cvt, got {to!r}")
     if x.dtype != FLOATS[to]:

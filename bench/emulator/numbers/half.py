@@ -43,8 +43,8 @@ def fma(a: Value, b: Value, c: Value, kind: str, ftz: bool = False, sat: bool = 
     def fused(x: Value, y: Value, z: Value) -> Value:
         product, addend = x.astype(np.float64) * y.astype(np.float64), z.astype(np.float64)
         # The exponents of f16 are so close that a float64 sum never becomes a tie; the exponents of bf16 are not.
-        total = product + addend if kind == "f16" else odd_sum(product, addend)
-        return rectify(total) if relu else total
+        exact_sum = product + addend if kind == "f16" else odd_sum(product, addend)
+        return rectify(exact_sum) if relu else exact_sum
 
     return _each(fused, kind, ftz, sat, a, b, c)
 
@@ -97,8 +97,8 @@ def _each(function: Callable[..., Value], kind: str, ftz: bool, sat: bool, *oper
     codes = [parts(x, np.uint16) for x in operands] if is_packed else [x.view(np.uint16) for x in operands]
     if ftz:
         codes = [flush(x, kind) for x in codes]
-    result = function(*(decode(x, kind) for x in codes))
-    result_codes = encode(saturate(result) if sat else result, kind)
+    function_result = function(*(decode(x, kind) for x in codes))
+    result_codes = encode(saturate(function_result) if sat else function_result, kind)
     if ftz:
         result_codes = flush(result_codes, kind)
     return whole(result_codes, np.uint32) if is_packed else result_codes
@@ -106,5 +106,5 @@ def _each(function: Callable[..., Value], kind: str, ftz: bool, sat: bool, *oper
 
 def _raw(function: Callable[[Value], Value], kind: str, ftz: bool, a: Value) -> Value:
     codes = parts(a, np.uint16) if a.itemsize == 4 else a.view(np.uint16)
-    result = function(flush(codes, kind) if ftz else codes)
-    return whole(result, np.uint32) if a.itemsize == 4 else result
+    function_result = function(flush(codes, kind) if ftz else codes)
+    return whole(function_result, np.uint32) if a.itemsize == 4 else function_result

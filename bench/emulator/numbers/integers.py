@@ -14,7 +14,7 @@ import numpy as np
 from rooflab.bench.emulator.numbers.bits import SIGNED, UNSIGNED, Value, is_signed, parts, pick, some, unsigned, whole
 
 _LOW_WORD_MASK, _WORD_BITS = np.uint64(0xFFFFFFFF), np.uint64(32)
-_NO_CARRY = np.bool_(False)
+_ZERO_CARRY = np.bool_(False)
 
 
 def mul_wide(a: Value, b: Value) -> Value:
@@ -52,7 +52,7 @@ def mul24(a: Value, b: Value, high: bool = False) -> Value:
     """Runs `mul24`: multiplies the low 24 bits of 32-bit integers.  Returns bits 0 to 31 of the product.  With `high`,
     returns bits 16 to 47."""
     kind = (SIGNED if is_signed(a) else UNSIGNED)[8]
-    a, b = (((x << 8) >> 8).astype(kind) for x in (a, b))
+    a, b = (((operand << 8) >> 8).astype(kind) for operand in (a, b))
     product = a * b
     return (
         ((product >> 16) if high else product).astype(UNSIGNED[4]).view(SIGNED[4] if kind == SIGNED[8] else UNSIGNED[4])
@@ -108,14 +108,14 @@ def rem(a: Value, b: Value) -> Value:
 
 def imin(a: Value, b: Value, relu: bool = False) -> Value:
     """Runs `min`.  With `relu`, a negative result becomes 0."""
-    result = np.minimum(a, b)
-    return np.maximum(result, 0) if relu else result
+    smaller_value = np.minimum(a, b)
+    return np.maximum(smaller_value, 0) if relu else smaller_value
 
 
 def imax(a: Value, b: Value, relu: bool = False) -> Value:
     """Runs `max`.  With `relu`, a negative result becomes 0."""
-    result = np.maximum(a, b)
-    return np.maximum(result, 0) if relu else result
+    larger_value = np.maximum(a, b)
+    return np.maximum(larger_value, 0) if relu else larger_value
 
 
 def pairs(function: Callable[..., Value], a: Value, b: Value, dtype: np.dtype, *more: bool) -> Value:
@@ -144,8 +144,8 @@ def shf(low: Value, high: Value, count: Value, left: bool, clamp: bool) -> Value
 
     With `clamp`, a `count` above 32 means 32.  Without it (`.wrap`), `count` is taken modulo 32."""
     count = np.minimum(count, np.uint32(32)) if clamp else count & np.uint32(31)
-    opposite_count = np.uint32(32) - count
-    return (high << count) | (low >> opposite_count) if left else (high << opposite_count) | (low >> count)
+    opposite_shift = np.uint32(32) - count
+    return (high << count) | (low >> opposite_shift) if left else (high << opposite_shift) | (low >> count)
 
 
 def dp4a(a: Value, b: Value, c: Value, a_signed: bool, b_signed: bool) -> Value:
@@ -168,22 +168,22 @@ def _dot(a: Value, b: Value) -> Value:
     return (a * b).sum(-1).astype(np.uint32)
 
 
-def add_carry(a: Value, b: Value, carry: Value = _NO_CARRY) -> tuple[Value, Value]:
+def add_carry(a: Value, b: Value, carry: Value = _ZERO_CARRY) -> tuple[Value, Value]:
     """Returns `a + b + carry` and the carry out.  This is `add.cc`, or `addc.cc` with a `carry`."""
     a, b = unsigned(a), unsigned(b)
-    total = a + b
-    result = total + carry
-    return result, (total < a) | (result < total)
+    sum_of_operands = a + b
+    sum_with_carry = sum_of_operands + carry
+    return sum_with_carry, (sum_of_operands < a) | (sum_with_carry < sum_of_operands)
 
 
-def sub_borrow(a: Value, b: Value, borrow: Value = _NO_CARRY) -> tuple[Value, Value]:
+def sub_borrow(a: Value, b: Value, borrow: Value = _ZERO_CARRY) -> tuple[Value, Value]:
     """Returns `a - b - borrow` and the borrow out.  This is `sub.cc`, or `subc.cc` with a `borrow`."""
     a, b = unsigned(a), unsigned(b)
     difference = a - b
     return difference - borrow, (a < b) | ((difference == 0) & borrow)
 
 
-def mad_carry(a: Value, b: Value, c: Value, high: bool, carry: Value = _NO_CARRY) -> tuple[Value, Value]:
+def mad_carry(a: Value, b: Value, c: Value, high: bool, carry: Value = _ZERO_CARRY) -> tuple[Value, Value]:
     """Runs `mad.cc`, or `madc.cc` with a `carry`: adds `c` to the lower half of `a * b`, or to the upper half with
     `high`.
 

@@ -32,7 +32,7 @@ from rooflab.bench.emulator.races.vector_clocks import GENERIC, VectorClocks
 
 _CLOCK_SHIFT = 32
 """The number of bits of a stamp below the bits of its clock."""
-_CLOSED_EPOCH = -1
+_CLOSED_EPOCH_ID = -1
 """The value that stands for a clock where the actor's next access begins an epoch."""
 
 
@@ -53,9 +53,9 @@ class _Log:
         """Returns the union of the epochs that each warp learned before its clock value in `limits` (one per warp)."""
         known_epochs = 0
         for clocks, epoch_sets, clock_limit in zip(self._clocks, self._sets, limits, strict=True):
-            sets_before = bisect_left(clocks, clock_limit)
-            if sets_before:
-                known_epochs |= epoch_sets[sets_before - 1]
+            set_count = bisect_left(clocks, clock_limit)
+            if set_count:
+                known_epochs |= epoch_sets[set_count - 1]
         return known_epochs
 
 
@@ -84,7 +84,7 @@ class CtaOrder:
         """By actor, the actor's current epoch; 0 before its first access."""
         self.owners: list[int] = [-1]
         """By epoch, the CTA that the epoch belongs to."""
-        self._since: npt.NDArray[np.int64] = np.full(actor_count, _CLOSED_EPOCH, np.int64)
+        self._since: npt.NDArray[np.int64] = np.full(actor_count, _CLOSED_EPOCH_ID, np.int64)
         self._clocks: dict[int, tuple[VectorClocks, int, int]] = {}
         """By CTA: the CTA's vector clocks, its slot in the clocks, and its first warp in the slot."""
         self._leaders: dict[int, int] = {}
@@ -119,8 +119,8 @@ class CtaOrder:
                 if self._since[actor] != self._clock(actor):
                     self._begin(actor)
             return self.current.take(actors)
-        if (self._since.take(actors) == _CLOSED_EPOCH).any():
-            for actor in map(int, np.unique(actors[self._since.take(actors) == _CLOSED_EPOCH])):
+        if (self._since.take(actors) == _CLOSED_EPOCH_ID).any():
+            for actor in map(int, np.unique(actors[self._since.take(actors) == _CLOSED_EPOCH_ID])):
                 self._begin(actor)
         return self.current.take(actors)
 
@@ -131,7 +131,7 @@ class CtaOrder:
         if observed_epochs:
             self._note(self._known, actor, observed_epochs)
         self._note(self._fenced_near if near else self._fenced, actor, self._seen(self._known, actor))
-        self._since[actor] = _CLOSED_EPOCH
+        self._since[actor] = _CLOSED_EPOCH_ID
 
     def synchronise(
         self,
@@ -146,22 +146,22 @@ class CtaOrder:
 
         `near` means .cluster scope.  Callers report the access itself by `GlobalRaces.atomic` or `GlobalRaces.poll`.
         """
-        channels: list[tuple[Hashable, _LogByCta, tuple[_LogByCta, ...]]] = []
+        sync_channels: list[tuple[Hashable, _LogByCta, tuple[_LogByCta, ...]]] = []
         if not near:
-            channels.append((address, self._observed, (self._fenced,)))
+            sync_channels.append((address, self._observed, (self._fenced,)))
         if self._leaders:
             cluster_channel = address, self._leaders[actor // self.warps]
-            channels.append((cluster_channel, self._observed_near, (self._fenced, self._fenced_near)))
-        for channel, observed_logs, _ in channels:
-            if released_epochs := self._released.get(channel, 0):
+            sync_channels.append((cluster_channel, self._observed_near, (self._fenced, self._fenced_near)))
+        for sync_channel, observed_logs, _ in sync_channels:
+            if released_epochs := self._released.get(sync_channel, 0):
                 self._note(self._known if acquire else observed_logs, actor, released_epochs)
         if not stores:
             return  # no other CTA can observe a load
-        for channel, _, fenced_logs in channels:
-            epoch_sets = (self._seen(log, actor) for log in ((self._known,) if release else fenced_logs))
-            self._released[channel] = reduce(or_, epoch_sets, self._released.get(channel, 0))
+        for sync_channel, _, fenced_logs in sync_channels:
+            epoch_sets = (self._seen(cta_log, actor) for cta_log in ((self._known,) if release else fenced_logs))
+            self._released[sync_channel] = reduce(or_, epoch_sets, self._released.get(sync_channel, 0))
         if release:
-            self._since[actor] = _CLOSED_EPOCH
+            self._since[actor] = _CLOSED_EPOCH_ID
 
     def unknown(self, actor: int, epochs: int, beyond: bool = False) -> int:
         """Returns those of `epochs` that belong to other CTAs and are not ordered before the next access of `actor`.

@@ -68,22 +68,22 @@ class Touched:
 
     def join(self, cells: Ints, epochs: Int32Array, instruction: int, sets: EpochSets) -> None:
         """Adds each lane's epoch, `epochs` (n,), to the sets of the lane's k granules: `cells` (n, k)."""
-        own_sets = sets.of_epochs(epochs)[:, None]
+        own_set_ids = sets.of_epochs(epochs)[:, None]
         self._touch()
-        old_sets = self.sets.take(cells)
+        old_set_ids = self.sets.take(cells)
         self.instructions[cells] = instruction
-        if ((old_sets == 0) | (old_sets == own_sets)).all():
-            self.sets[cells] = own_sets
-            if (own_sets == own_sets[0]).all() or (self.sets.take(cells) == own_sets).all():
+        if ((old_set_ids == 0) | (old_set_ids == own_set_ids)).all():
+            self.sets[cells] = own_set_ids
+            if (own_set_ids == own_set_ids[0]).all() or (self.sets.take(cells) == own_set_ids).all():
                 return
         # Other epochs have touched these granules too, before or in this instruction.
         for epoch in np.unique(epochs):
             epoch_cells = cells[epochs == epoch]
-            old_sets = self.sets.take(epoch_cells)
-            if old_sets.min() == old_sets.max():
-                self.sets[epoch_cells] = sets.joined(int(old_sets.flat[0]), int(epoch))
+            old_set_ids = self.sets.take(epoch_cells)
+            if old_set_ids.min() == old_set_ids.max():
+                self.sets[epoch_cells] = sets.joined(int(old_set_ids.flat[0]), int(epoch))
             else:
-                set_numbers, inverse_index = np.unique(old_sets, return_inverse=True)
+                set_numbers, inverse_index = np.unique(old_set_ids, return_inverse=True)
                 joined_numbers = np.array([sets.joined(int(set_id), int(epoch)) for set_id in set_numbers], np.int32)
                 self.sets[epoch_cells] = joined_numbers[inverse_index].reshape(epoch_cells.shape)
 
@@ -143,10 +143,10 @@ class GlobalRaces(CtaOrder):
         if size < 1:
             raise ValueError(f"size: expected at least 1 byte, got {size}")
         start = base >> self._shift << self._shift
-        end = -(-(base + size) >> self._shift) << self._shift
-        is_overlapping = (start < self._ends) & (self._bases < end)
+        end_byte = -(-(base + size) >> self._shift) << self._shift
+        is_overlapping = (start < self._ends) & (self._bases < end_byte)
         allocation_bases = np.append(self._bases[~is_overlapping], min(start, *self._bases[is_overlapping], start))
-        allocation_ends = np.append(self._ends[~is_overlapping], max(end, *self._ends[is_overlapping], end))
+        allocation_ends = np.append(self._ends[~is_overlapping], max(end_byte, *self._ends[is_overlapping], end_byte))
         sort_order = allocation_bases.argsort()
         self._bases, self._ends = allocation_bases[sort_order], allocation_ends[sort_order]
         allocation_sizes = self._ends - self._bases
@@ -211,8 +211,8 @@ class GlobalRaces(CtaOrder):
         """Records that lanes poll a flag.  These reads do not race with atomics.  Takes the arguments of `atomic`."""
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         self._meet("write-read", self._writes, actors, epochs, cells, instruction)
-        other_atomics = self._atomics if near else self._near
-        self._meet("write-read", other_atomics, actors, epochs, cells, instruction, beyond=True)
+        other_atomic_cells = self._atomics if near else self._near
+        self._meet("write-read", other_atomic_cells, actors, epochs, cells, instruction, beyond=True)
         self._polls.join(cells, epochs, instruction, self._sets)
 
     def _cells(self, addresses: Ints, width: int) -> Ints:
@@ -270,17 +270,17 @@ class GlobalRaces(CtaOrder):
 
     def _collide(self, actors: Ints, epochs: Int32Array, cells: Ints, instruction: int, values: Values | None) -> None:
         """Reports races between CTAs that write the same granule in the same instruction."""
-        own_sets = self._sets.of_epochs(epochs)
+        own_set_ids = self._sets.of_epochs(epochs)
         first_cells = cells[:, 0]
-        is_overwritten = self._writes.sets.take(first_cells) != own_sets
+        is_overwritten = self._writes.sets.take(first_cells) != own_set_ids
         if not is_overwritten.any():
             return
         losing_lanes = np.flatnonzero(is_overwritten)
         # A granule keeps the write of its last lane.
         last_lanes = last_of(first_cells)[losing_lanes]
         ctas = actors // self.warps
-        in_two_ctas = ctas[losing_lanes] != ctas[last_lanes]
-        losing_lanes, last_lanes = losing_lanes[in_two_ctas], last_lanes[in_two_ctas]
+        is_in_two_ctas = ctas[losing_lanes] != ctas[last_lanes]
+        losing_lanes, last_lanes = losing_lanes[is_in_two_ctas], last_lanes[is_in_two_ctas]
         same_value: Bools = np.zeros(losing_lanes.size, np.bool_)
         if values is not None:
             kept_lanes = last_of(first_cells << 32 | ctas)[losing_lanes]

@@ -93,8 +93,8 @@ class LastOf:
         granules = cells.granules[access_index]
         stamps = self._stamps[granules + (actor_index * self._granules)[:, None]]
         known_limits = np.broadcast_to(known, blocks.shape)[access_index, actor_index]
-        row, column = np.nonzero(stamps >= known_limits[:, None])
-        return Late(access_index[row], granules[row, column], stamps[row, column]) if row.size else None
+        row, stamp_column = np.nonzero(stamps >= known_limits[:, None])
+        return Late(access_index[row], granules[row, stamp_column], stamps[row, stamp_column]) if row.size else None
 
 
 class Shadow:
@@ -210,8 +210,8 @@ class Operation:
 
         The kind of order to check is `plane`: ASYNC, GENERIC or INIT (see `vector_clocks.py`)."""
         stamps = self._shadow.writes.take(self.cells.granules)
-        is_late = stamps >= self._transfer.known[plane].take(stamps & ACTOR_MASK)
-        return _late(is_late, self.cells, stamps) if is_late.any() else None
+        is_late_write = stamps >= self._transfer.known[plane].take(stamps & ACTOR_MASK)
+        return _late(is_late_write, self.cells, stamps) if is_late_write.any() else None
 
     def late(self, table: LastOf | None, actors: int, plane: int = ASYNC) -> Late | None:
         """Returns the stamps in `table` that are not ordered before the operation.  Returns None if `table` is None."""
@@ -254,13 +254,13 @@ MAX_FP16_ROUNDING = 2.0**-8
 
 def nearly_equal(values: Values, others: Values, accesses: int) -> Bools:
     """Returns, per access, whether its fp32, bf16 or fp16 registers differ by rounding alone: (accesses,)."""
-    is_near = np.ones(accesses, np.bool_)
+    is_access_near = np.ones(accesses, np.bool_)
     for value, other_value in zip(_registers(values), _registers(others), strict=True):
         is_near_value = np.zeros(accesses, np.bool_)
         for float_pair in _as_floats(_columns(value), _columns(other_value)):
             is_near_value |= _near(*float_pair)
-        is_near &= is_near_value
-    return is_near
+        is_access_near &= is_near_value
+    return is_access_near
 
 
 def _as_floats(value: npt.NDArray[Any], other: npt.NDArray[Any]) -> Iterator[tuple[Any, Any, float]]:
@@ -282,8 +282,8 @@ def _near(a: npt.NDArray[Any], b: npt.NDArray[Any], rounding: float) -> Bools:
         a, b = a.astype(np.float64), b.astype(np.float64)
         # Not each value's own size: a sum that cancels keeps the rounding of its terms.
         largest_magnitude = np.abs(np.where(np.isfinite(a), a, 0)).max(initial=0.0)
-        is_near: Bools = (np.isfinite(a) & (np.abs(a - b) <= rounding * largest_magnitude)).all(1)
-    return is_near
+        is_lane_near: Bools = (np.isfinite(a) & (np.abs(a - b) <= rounding * largest_magnitude)).all(1)
+    return is_lane_near
 
 
 def chosen(values: Values, lanes: Ints) -> Values:

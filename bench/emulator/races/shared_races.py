@@ -85,10 +85,10 @@ class SharedRaces(VectorClocks):
         self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int, of_mbarrier: bool = False
     ) -> None:
         """Records reads of n lanes.  `warps` is (n,); `slots` and `addresses` are (n,), or one value for all lanes."""
-        access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
-        self._meet(access, access.late_writes(of_mbarrier), "write-read", instruction)
-        self._meet(access, access.late(self._shadow.atomics, self.warps), "write-read", instruction)
-        self._shadow.reads.record(access.actors, access.cells, access.stamps)
+        lane_access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
+        self._meet(lane_access, lane_access.late_writes(of_mbarrier), "write-read", instruction)
+        self._meet(lane_access, lane_access.late(self._shadow.atomics, self.warps), "write-read", instruction)
+        self._shadow.reads.record(lane_access.actors, lane_access.cells, lane_access.stamps)
 
     def write(
         self,
@@ -105,38 +105,38 @@ class SharedRaces(VectorClocks):
         `values` are the stored registers.  They are compared between lanes that write to one address.  `old` is a
         function that returns the earlier values; it is called only at a race.  With `old`, the race's `same_value`
         tells whether the write left the value unchanged."""
-        access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
-        self._meet_all(access, instruction, values, old)
-        self._shadow.writes[access.cells.granules] = access.stamps[:, None]
+        lane_access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
+        self._meet_all(lane_access, instruction, values, old)
+        self._shadow.writes[lane_access.cells.granules] = lane_access.stamps[:, None]
         if warps.size > 1:
-            self._collide(access, instruction, values)
+            self._collide(lane_access, instruction, values)
 
     def atomic(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
         """Records an atomic operation of lanes.  It races with reads and writes, but not with other atomics.
 
         This call records no order.  If the atomics form a lock, callers also call `signal`, `complete` and `wait`."""
-        access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
-        self._meet(access, access.late_writes(), "write-write", instruction)
-        self._meet(access, access.late(self._shadow.reads, self.readers), "read-write", instruction)
-        self._shadow.all_atomics().record(access.actors, access.cells, access.stamps)
+        lane_access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
+        self._meet(lane_access, lane_access.late_writes(), "write-write", instruction)
+        self._meet(lane_access, lane_access.late(self._shadow.reads, self.readers), "read-write", instruction)
+        self._shadow.all_atomics().record(lane_access.actors, lane_access.cells, lane_access.stamps)
 
     def copy_async(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
         """Records cp.async copies of lanes to `addresses`.  Only `wait_copies` orders them before later accesses."""
-        access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction, copies=True)
-        self._meet_all(access, instruction)
-        self._shadow.writes[access.cells.granules] = access.stamps[:, None]
-        self.latest.reshape(-1)[slots * self.actors + access.actors] = access.stamps
-        self._collide(access, instruction, None)
+        lane_access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction, copies=True)
+        self._meet_all(lane_access, instruction)
+        self._shadow.writes[lane_access.cells.granules] = lane_access.stamps[:, None]
+        self.latest.reshape(-1)[slots * self.actors + lane_access.actors] = lane_access.stamps
+        self._collide(lane_access, instruction, None)
 
     def async_read(self, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
         """Records that a transfer of kind WGMMA or BULK reads `width` bytes at `addresses` (n,) by the async proxy.
 
         This is fastest if a tile is given as whole blocks of 1024 bytes."""
-        access = Operation(self._shadow, transfer, addresses, width, instruction)
-        self._meet(access, access.late_writes(), "write-read", instruction)
-        self._meet(access, access.late(self._shadow.atomics, self.warps), "write-read", instruction)
-        self._shadow.reads.record_one(transfer.actor, access.cells, access.stamp)
-        self.latest[transfer.slot, transfer.actor] = access.stamp
+        op_access = Operation(self._shadow, transfer, addresses, width, instruction)
+        self._meet(op_access, op_access.late_writes(), "write-read", instruction)
+        self._meet(op_access, op_access.late(self._shadow.atomics, self.warps), "write-read", instruction)
+        self._shadow.reads.record_one(transfer.actor, op_access.cells, op_access.stamp)
+        self.latest[transfer.slot, transfer.actor] = op_access.stamp
 
     def async_write(self, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
         """Records that a TMA load (kind `TMA_LOAD`) writes `width` bytes at `addresses` (n,).
@@ -144,18 +144,18 @@ class SharedRaces(VectorClocks):
         An earlier write needs a proxy fence before the load.  An earlier read needs only ordinary order; CUTLASS relies
         on this.  An earlier mbarrier init also needs only ordinary order.  The reason: Triton 3.7 makes unused
         mbarriers, and loads overwrite them."""
-        access = Operation(self._shadow, transfer, addresses, width, instruction)
-        self._meet(access, access.late_writes(), "write-write", instruction)
-        self._meet(access, access.late(self._shadow.reads, self.readers, GENERIC), "read-write", instruction)
-        self._meet(access, access.late(self._shadow.atomics, self.warps), "write-write", instruction)
-        self._shadow.writes[access.cells.granules] = access.stamp
-        self.latest[transfer.slot, transfer.actor] = access.stamp
+        op_access = Operation(self._shadow, transfer, addresses, width, instruction)
+        self._meet(op_access, op_access.late_writes(), "write-write", instruction)
+        self._meet(op_access, op_access.late(self._shadow.reads, self.readers, GENERIC), "read-write", instruction)
+        self._meet(op_access, op_access.late(self._shadow.atomics, self.warps), "write-write", instruction)
+        self._shadow.writes[op_access.cells.granules] = op_access.stamp
+        self.latest[transfer.slot, transfer.actor] = op_access.stamp
 
     def end(self, slot: int) -> None:
         """Ends the CTA in `slot`.  Reports asynchronous operations that no warp waited for: they may run on while the
         next CTA already uses the memory."""
-        for stamp in self.never_awaited(slot):
-            instruction, actor_name = (stamp & LOWER_MASK) >> ACTOR_BITS, self.name_of(stamp & ACTOR_MASK)
+        for write_stamp in self.never_awaited(slot):
+            instruction, actor_name = (write_stamp & LOWER_MASK) >> ACTOR_BITS, self.name_of(write_stamp & ACTOR_MASK)
             self.findings.add(Race("shared", "end", instruction, instruction, actor_name, actor_name, 0, slot))
 
     def mbarrier_init(self, slot: int, warp: int, address: int, instruction: int) -> None:
@@ -175,8 +175,8 @@ class SharedRaces(VectorClocks):
         The mbarrier's init must be ordered before the transfer's issue.  If `needs_fence` is true, this order needs a
         `fence_mbarrier_init` or a `fence_proxy_async`.  Callers pass false for a CTA's own mbarrier, because Triton 3.7
         emits no such fence for it."""
-        access = Operation(self._shadow, transfer, np.array([address]), MBARRIER_BYTES, instruction)
-        self._meet(access, access.late_writes(INIT if needs_fence else GENERIC), "write-read", instruction)
+        op_access = Operation(self._shadow, transfer, np.array([address]), MBARRIER_BYTES, instruction)
+        self._meet(op_access, op_access.late_writes(INIT if needs_fence else GENERIC), "write-read", instruction)
 
     def mbarrier_inval(self, slot: int, warp: int, address: int, instruction: int) -> None:
         """Records mbarrier.inval: a write that must follow all uses of the mbarrier and all its TMA loads.
@@ -184,10 +184,10 @@ class SharedRaces(VectorClocks):
         These loads are known only if `signal_async` was called with the mbarrier's byte address as `key`."""
         self.mbarrier_init(slot, warp, address, instruction)
         slot_offset = address % self.size
-        for actor in self.unwaited(slot, warp, address):
-            load_name, warp_name = self.name_of(actor), self.name_of(warp)
+        for unwaited_actor in self.unwaited(slot, warp, address):
+            actor_name, warp_name = self.name_of(unwaited_actor), self.name_of(warp)
             self.findings.add(
-                Race("shared", "read-write", instruction, instruction, load_name, warp_name, slot_offset, slot)
+                Race("shared", "read-write", instruction, instruction, actor_name, warp_name, slot_offset, slot)
             )
 
     def _meet_all(
@@ -211,13 +211,13 @@ class SharedRaces(VectorClocks):
         if late is None:
             return
         actors, is_ordered = access.actors_of(late), access.but_for_proxy(late)
-        keeps_value = np.zeros(late.stamps.size, np.bool_) if same is None else same[late.access]
-        race_keys = (late.stamps & LOWER_MASK) * 4 + is_ordered * 2 + keeps_value
-        for index, count in zip(*np.unique(race_keys, return_index=True, return_counts=True)[1:], strict=True):
-            slot, address = divmod(int(late.granules[index]) << self._shadow.shift, self.size)
-            stamp, second_actor = int(late.stamps[index]), self.name_of(int(actors[index]))
-            first_instruction = (stamp & LOWER_MASK) >> ACTOR_BITS
-            if kind == "write-write" and is_ordered[index] and first_instruction in self._inits:
+        is_value_kept = np.zeros(late.stamps.size, np.bool_) if same is None else same[late.access]
+        race_keys = (late.stamps & LOWER_MASK) * 4 + is_ordered * 2 + is_value_kept
+        for first_index, n_races in zip(*np.unique(race_keys, return_index=True, return_counts=True)[1:], strict=True):
+            slot, address = divmod(int(late.granules[first_index]) << self._shadow.shift, self.size)
+            first_stamp, second_actor = int(late.stamps[first_index]), self.name_of(int(actors[first_index]))
+            first_instruction = (first_stamp & LOWER_MASK) >> ACTOR_BITS
+            if kind == "write-write" and is_ordered[first_index] and first_instruction in self._inits:
                 continue
             self.findings.add(
                 Race(
@@ -225,34 +225,34 @@ class SharedRaces(VectorClocks):
                     kind,
                     first_instruction,
                     instruction,
-                    self.name_of(stamp & ACTOR_MASK),
+                    self.name_of(first_stamp & ACTOR_MASK),
                     second_actor,
                     address,
                     slot,
-                    bool(is_ordered[index]),
-                    bool(keeps_value[index]),
-                    int(count),
+                    bool(is_ordered[first_index]),
+                    bool(is_value_kept[first_index]),
+                    int(n_races),
                 )
             )
 
     def _collide(self, access: Lanes, instruction: int, values: Values | None) -> None:
         """Reports writes of one instruction to one address: by two warps, or with different values by one warp."""
-        collisions = access.collisions()
-        if collisions is None:
+        lane_collisions = access.collisions()
+        if lane_collisions is None:
             return
-        losers, winners = collisions
+        losers, winners = lane_collisions
         last_lanes = access.last_of_warp()[losers]
         is_across_warps = last_lanes == losers
         winners = np.where(is_across_warps, winners, last_lanes)
-        same_value = is_near = np.zeros(losers.size, np.bool_)
+        same_value = near_value = np.zeros(losers.size, np.bool_)
         if values is not None:
             lost_values, won = chosen(values, losers), chosen(values, winners)
-            same_value, is_near = equal(lost_values, won, losers.size), nearly_equal(lost_values, won, losers.size)
-        for race_kind, keeps_value, is_race in (
+            same_value, near_value = equal(lost_values, won, losers.size), nearly_equal(lost_values, won, losers.size)
+        for race_kind, is_value_kept, is_race in (
             ("write-write", True, is_across_warps & same_value),
             ("write-write", False, is_across_warps & ~same_value),
-            ("lanes", False, ~is_across_warps & ~same_value & ~is_near & (values is not None)),
-            ("rounding", False, ~is_across_warps & ~same_value & is_near),
+            ("lanes", False, ~is_across_warps & ~same_value & ~near_value & (values is not None)),
+            ("rounding", False, ~is_across_warps & ~same_value & near_value),
         ):
             if not is_race.any():
                 continue
@@ -269,7 +269,7 @@ class SharedRaces(VectorClocks):
                     second_actor,
                     address,
                     slot,
-                    same_value=keeps_value,
+                    same_value=is_value_kept,
                     count=int(is_race.sum()),
                 )
             )

@@ -289,7 +289,7 @@ class MapOrder:
     def use(self, slot: int, warp: int, address: int) -> int | None:
         """Returns the instruction that wrote the map at `address`, if no fence precedes a use by `warp`; else None."""
         last_write = self._writes.get((slot, address))
-        if last_write is None or any(self._knows(slot, warp, *fence) for fence in self._fences[slot, address]):
+        if last_write is None or any(self._knows(slot, warp, *map_fence) for map_fence in self._fences[slot, address]):
             return None
         return last_write[2]
 

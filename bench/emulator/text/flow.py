@@ -106,9 +106,9 @@ class Flow:
         position = start
         while position < self.size:
             if position in self._targets:
-                targets = self._targets[position]
-                falls_through = self.kernel.instructions[position].predicate is not None
-                return BasicBlock(start, position + 1, (*targets, position + 1) if falls_through else targets)
+                jump_targets = self._targets[position]
+                is_predicated = self.kernel.instructions[position].predicate is not None
+                return BasicBlock(start, position + 1, (*jump_targets, position + 1) if is_predicated else jump_targets)
             position += 1
             if position in block_starts:
                 break
@@ -118,12 +118,12 @@ class Flow:
     def live(self) -> dict[int, frozenset[int]]:
         """Returns the live registers at the start of each basic block.  The blocks are those for single lanes."""
         start_order = sorted(self.starts(1))
-        blocks = {start: self.block(start, 1) for start in start_order}
+        block_by_start = {start: self.block(start, 1) for start in start_order}
         used_by_block: dict[int, set[int]] = {}
         defined_by_block: dict[int, set[int]] = {}
-        for start, block in blocks.items():
+        for start, basic_block in block_by_start.items():
             used_registers, defined_registers = set[int](), set[int]()
-            for instruction in self.kernel.instructions[block.start : block.end]:
+            for instruction in self.kernel.instructions[basic_block.start : basic_block.end]:
                 used_registers |= {register.index for register in uses(instruction)} - defined_registers
                 if instruction.predicate is None:
                     defined_registers |= {register.index for register in definitions(instruction)}
@@ -137,7 +137,7 @@ class Flow:
             has_changed = False
             for start in reversed(start_order):
                 live_after: set[int] = set()
-                for next_start in blocks[start].following:
+                for next_start in block_by_start[start].following:
                     live_after |= live_registers.get(next_start, frozenset())
                 live_before = frozenset(used_by_block[start] | (live_after - defined_by_block[start]))
                 if live_before != live_registers[start]:

@@ -46,11 +46,11 @@ def storage(kernel: PtxKernel) -> list[str]:
             register_links += _links(instruction)
     # The source and the destination of a copy have one type; two rounds carry the type through a loop's copies.
     for _ in range(2):
-        for target, source in register_links + register_links[::-1]:
-            if not float_votes[target]:
-                float_votes[target] = _sign(float_votes[source])
-            if not float_votes[source]:
-                float_votes[source] = _sign(float_votes[target])
+        for target_index, source_index in register_links + register_links[::-1]:
+            if not float_votes[target_index]:
+                float_votes[target_index] = _sign(float_votes[source_index])
+            if not float_votes[source_index]:
+                float_votes[source_index] = _sign(float_votes[target_index])
     return [_dtype(register, float_votes[register.index]) for register in kernel.registers]
 
 
@@ -70,7 +70,7 @@ def _dtype(register: Register, votes: int) -> str:
 
 def _vote(instruction: Instruction, votes: list[int]) -> None:
     parts = instruction.parts
-    type_names = [part for part in parts if part in DTYPES]
+    type_names = [opcode_part for opcode_part in parts if opcode_part in DTYPES]
     if not type_names or parts[0] in ("wgmma", "mma"):
         if parts[0] in ("wgmma", "mma") and "f32" in parts:
             for register in definitions(instruction):
@@ -91,7 +91,7 @@ def _plain(operand: Operand) -> list[Register]:
     if isinstance(operand, Register):
         return [operand]
     if isinstance(operand, OperandGroup):
-        return [item for item in operand.items if isinstance(item, Register)]
+        return [operand_item for operand_item in operand.items if isinstance(operand_item, Register)]
     return []
 
 

@@ -28,11 +28,11 @@ _INSTRUCTION_PATTERN = re.compile(r"(?:@\s*(!?)\s*([\w$%]+)\s+)?([\w.:$]+)\s*(.*
 _LOC_PATTERN = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
 _CALLED_PATTERN = re.compile(r" called (\S+) (\d+)")
 _NUMBERED_NAME_PATTERN = re.compile(r"(.*?)(\d+)$")
-HOST_CALLS = ("vprintf", "__assertfail", "__cuda_assertfail")
+HOST_FUNCTIONS = ("vprintf", "__assertfail", "__cuda_assertfail")
 """Functions of the driver: the emulator treats a call of such a function as an instruction."""
 REGISTERS = 65536
 """The number of registers of an SM."""
-MAX_REGISTERS = 256
+MAX_THREAD_REGISTERS = 256
 """The most registers of a thread, 255, rounded up to the unit of allocation, 8."""
 TARGETS = ("sm_90", "sm_90a")
 """The targets that the emulator accepts.  They have all instructions of older targets, and none of Blackwell's own."""
@@ -100,16 +100,16 @@ class Body:
         return Scope(self._count)
 
     def _line(self, text: str) -> None:
-        if match := _LOC_PATTERN.match(text):
-            file, line, column, *call = match.groups()
-            name, outer_call = self._files.get(int(file), f"file {file}"), None
+        if loc_match := _LOC_PATTERN.match(text):
+            file_no, line_no, column, *call = loc_match.groups()
+            name, outer_call = self._files.get(int(file_no), f"file {file_no}"), None
             if call[0]:
-                self._inlined[file, line, column] = caller, caller_line, _ = self._inlined.get((*call,), (*call,))
+                self._inlined[file_no, line_no, column] = caller, caller_line, _ = self._inlined.get((*call,), (*call,))
                 outer_call = self._files.get(int(caller), f"file {caller}"), int(caller_line)
             if called_match := _CALLED_PATTERN.search(text):
                 outer_call = (self._full_name(called_match[1]), int(called_match[2]))
             # Line 0 marks code without a source line.
-            self._place = syntax.Place(name, int(line), outer_call) if int(line) else self._place
+            self._place = syntax.Place(name, int(line_no), outer_call) if int(line_no) else self._place
 
     def _full_name(self, name: str) -> str:
         return next((file_path for file_path in self._files.values() if file_path.rsplit("/", 1)[-1] == name), name)
@@ -118,14 +118,14 @@ class Body:
         if text.startswith((".pragma", ".noreturn")):
             return
         if (registers := declared_registers(text)) is not None:
-            for name, count in registers[1]:
-                if count is None:
+            for name, register_count in registers[1]:
+                if register_count is None:
                     self._scopes[-1].names[name] = self._register(name, registers[0])
                 else:
-                    self._scopes[-1].families[name] = (registers[0], count)
+                    self._scopes[-1].families[name] = (registers[0], register_count)
         elif text.startswith((".callprototype", ".calltargets")):
-            quoted = syntax.quoted(text, self._place)
-            raise syntax.PtxError(f"PTX: expected calls of functions by their names, got one by a pointer: {quoted}")
+            call_text = syntax.quoted(text, self._place)
+            raise syntax.PtxError(f"PTX: expected calls of functions by their names, got one by a pointer: {call_text}")
         elif text.startswith(".branchtargets"):
             self._table(text)
         elif (declared_item := declared_variable(text)) is not None:
@@ -152,7 +152,7 @@ class Body:
     def _label_key(self, name: str) -> str:
         """Returns a label's name, then the numbers of all open scopes, the innermost first: `name|2|1`.  `find_label`
         uses this text to find the label."""
-        return "|".join([name, *(str(scope.number) for scope in reversed(self._scopes))])
+        return "|".join([name, *(str(open_scope.number) for open_scope in reversed(self._scopes))])
 
     def _register(self, name: str, kind: str) -> syntax.Register:
         register = syntax.Register(len(self.registers), name, kind)
@@ -160,15 +160,15 @@ class Body:
         return register
 
     def _resolve(self, name: str) -> syntax.Operand:
-        for scope in reversed(self._scopes):
-            if name in scope.names:
-                return scope.names[name]
-            if name in scope.variables:
-                return syntax.Symbol(scope.variables[name])
+        for open_scope in reversed(self._scopes):
+            if name in open_scope.names:
+                return open_scope.names[name]
+            if name in open_scope.variables:
+                return syntax.Symbol(open_scope.variables[name])
             match = _NUMBERED_NAME_PATTERN.match(name)
-            if match and match[1] in scope.families and int(match[2]) < scope.families[match[1]][1]:
-                scope.names[name] = self._register(name, scope.families[match[1]][0])
-                return scope.names[name]
+            if match and match[1] in open_scope.families and int(match[2]) < open_scope.families[match[1]][1]:
+                open_scope.names[name] = self._register(name, open_scope.families[match[1]][0])
+                return open_scope.names[name]
         if (special_operand := special_register(name)) is not None:
             return special_operand
         if name == "WARP_SZ":
@@ -178,32 +178,32 @@ class Body:
         raise syntax.PtxError(f"PTX: expected a name that is declared, got {name!r}")
 
     def _instruction(self, text: str) -> None:
-        match = _INSTRUCTION_PATTERN.match(text)
-        if match is None:
+        instruction_match = _INSTRUCTION_PATTERN.match(text)
+        if instruction_match is None:
             raise syntax.PtxError(f"PTX: expected an instruction, got {text!r}")
-        negation_mark, guard, opcode, operand_text = match.groups()
+        negation_mark, guard_register, opcode, operand_text = instruction_match.groups()
         predicate = None
-        if guard is not None:
-            resolved_guard = self._resolve(guard)
+        if guard_register is not None:
+            resolved_guard = self._resolve(guard_register)
             if not isinstance(resolved_guard, syntax.Register):
-                raise syntax.PtxError(f"PTX: expected a predicate, got {guard!r} in {text!r}")
+                raise syntax.PtxError(f"PTX: expected a predicate, got {guard_register!r} in {text!r}")
             predicate = resolved_guard
-        family = opcode.split(".")[0]
-        if family == "call":
+        opcode_family = opcode.split(".")[0]
+        if opcode_family == "call":
             self._call(operand_text, text, predicate, negation_mark == "!")
             return
-        if family == "ret" and self._ends:
+        if opcode_family == "ret" and self._ends:
             opcode = "bra.uni" if predicate is None else "bra"
             self._add(opcode, (syntax.Label(self._ends[-1]),), predicate, negation_mark == "!", text)
             return
         operands: tuple[syntax.Operand, ...]
-        if family == "bra":
+        if opcode_family == "bra":
             operands = (syntax.Label(self._label_key(operand_text.strip())),)
-        elif family == "brx":
+        elif opcode_family == "brx":
             index_text, table_name = split(operand_text)
             operands = (parse_operand(index_text, self._resolve), syntax.Label(self._label_key(table_name)))
         else:
-            operands = tuple(parse_operand(item, self._resolve) for item in split(operand_text))
+            operands = tuple(parse_operand(operand_item, self._resolve) for operand_item in split(operand_text))
         self._add(opcode, operands, predicate, negation_mark == "!", " ".join(text.split()))
 
     def _add(
@@ -223,8 +223,8 @@ class Body:
         result_names = split(call_parts.pop(0)[1:-1]) if call_parts[0].startswith("(") else []
         name = call_parts.pop(0)
         arguments = split(call_parts.pop(0)[1:-1]) if call_parts else []
-        if name in HOST_CALLS:
-            self._add(f"call.{name}", tuple(self._resolve(item) for item in arguments), predicate, negated, text)
+        if name in HOST_FUNCTIONS:
+            self._add(f"call.{name}", tuple(self._resolve(operand) for operand in arguments), predicate, negated, text)
             return
         if name not in self._functions:
             quoted_text = syntax.quoted(text, self._place)
@@ -249,12 +249,12 @@ class Body:
         end_label = f"end of {function.name}@{self._count}"
         self._calls.append(function.name)
         self._ends.append(end_label)
-        outer_scopes, old_place = self._scopes, self._place
-        scope = self._new_scope()
-        scope.variables |= variables
-        self._scopes = [scope]
+        outer_scopes, outer_place = self._scopes, self._place
+        inline_scope = self._new_scope()
+        inline_scope.variables |= variables
+        self._scopes = [inline_scope]
         self.read(function.body)
-        self._scopes, self._place = outer_scopes, old_place
+        self._scopes, self._place = outer_scopes, outer_place
         self._ends.pop()
         self._calls.pop()
         self.labels[end_label] = len(self.instructions)
@@ -285,16 +285,16 @@ def parse(text: str) -> syntax.Module:
         raise syntax.PtxError(f"PTX: expected the target {' or '.join(TARGETS)}, got {target_match[1]}")
     outer_sections, functions = split_module(bare_text)
     shared_variables: dict[str, syntax.Variable] = {}
-    for section in outer_sections:
-        for statement in statements(section):
+    for debug_section in outer_sections:
+        for statement in statements(debug_section):
             if statement.kind == "text" and (shared_variable := declared_variable(statement.text)) is not None:
                 shared_variables[shared_variable.name] = shared_variable
-    files = {int(file_number): name for file_number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', bare_text)}
+    file_names = {int(file_number): name for file_number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', bare_text)}
     callable_functions = {function.name: function for function in functions if not function.is_entry}
     module = syntax.Module(version_match[1])
     for function in functions:
         if function.is_entry:
-            module.entries[function.name] = partial(_kernel, function, shared_variables, callable_functions, files)
+            module.entries[function.name] = partial(_kernel, function, shared_variables, callable_functions, file_names)
     return module
 
 
@@ -302,17 +302,17 @@ def _kernel(
     function: Function, outer: dict[str, syntax.Variable], functions: dict[str, Function], files: dict[int, str]
 ) -> syntax.PtxKernel:
     parameters = declared_parameters(function.parameters)
-    body = Body(functions, files, outer, parameters)
-    body.read(function.body)
+    kernel_body = Body(functions, files, outer, parameters)
+    kernel_body.read(function.body)
     block, max_block = (_triple(function.directives, name) for name in ("reqntid", "maxntid"))
     return syntax.PtxKernel(
         name=function.name,
         parameters=parameters,
-        registers=body.registers,
-        instructions=body.instructions,
-        labels=body.labels,
-        tables=body.tables,
-        variables=body.variables,
+        registers=kernel_body.registers,
+        instructions=kernel_body.instructions,
+        labels=kernel_body.labels,
+        tables=kernel_body.tables,
+        variables=kernel_body.variables,
         block=block,
         most_threads=math.prod(max_block) if max_block else None,
         cluster=_triple(function.directives, "reqnctapercluster"),
@@ -324,7 +324,7 @@ def _triple(directives: str, name: str) -> tuple[int, int, int] | None:
     directive = re.search(rf"\.{name}\s+([\d\s,]+)", directives)
     if not directive:
         return None
-    block_sizes = [int(size) for size in split(directive[1])]
+    block_sizes = [int(size_text) for size_text in split(directive[1])]
     x, y, z = (block_sizes + [1, 1])[:3]
     return x, y, z
 
@@ -335,7 +335,7 @@ def _share(directives: str, block: tuple[int, int, int] | None) -> int | None:
     if not min_ctas or block is None:
         return None
     threads_per_cta = -(-block[0] * block[1] * block[2] // 32) * 32
-    return min(REGISTERS // (min_ctas * threads_per_cta) // 8 * 8, MAX_REGISTERS)
+    return min(REGISTERS // (min_ctas * threads_per_cta) // 8 * 8, MAX_THREAD_REGISTERS)
 
 
 def _single(directives: str, name: str) -> int | None:

@@ -84,17 +84,17 @@ class Program:
     def function(self, place: int, grain: int) -> BlockFunction:
         """Returns the Python function of the basic block that begins at instruction `place`, for groups of `grain`
         lanes."""
-        block_key = (place, grain)
-        if block_key not in self._functions:
-            self._functions[block_key] = self._generate(self.block(place, grain))
-        return self._functions[block_key]
+        function_key = (place, grain)
+        if function_key not in self._functions:
+            self._functions[function_key] = self._generate(self.block(place, grain))
+        return self._functions[function_key]
 
     def block(self, place: int, grain: int) -> BasicBlock:
         """Returns the basic block that begins at instruction `place`, for groups of `grain` lanes."""
-        block_key = (place, grain)
-        if block_key not in self._blocks:
-            self._blocks[block_key] = self.flow.block(place, grain)
-        return self._blocks[block_key]
+        place_and_grain = (place, grain)
+        if place_and_grain not in self._blocks:
+            self._blocks[place_and_grain] = self.flow.block(place, grain)
+        return self._blocks[place_and_grain]
 
     @cached_property
     def strong(self) -> dict[int, str]:
@@ -103,10 +103,10 @@ class Program:
         order_by_number = {}
         for instruction in self.kernel.instructions:
             if instruction.parts[0] in ("ld", "st"):
-                for part in instruction.parts[1:]:
-                    if part in _ORDER_OF:
+                for opcode_part in instruction.parts[1:]:
+                    if opcode_part in _ORDER_OF:
                         order_by_number[instruction.number] = (
-                            "relaxed" if "cta" in instruction.parts else _ORDER_OF[part]
+                            "relaxed" if "cta" in instruction.parts else _ORDER_OF[opcode_part]
                         )
         return order_by_number
 
@@ -122,7 +122,7 @@ class Program:
     @cached_property
     def granules(self) -> dict[str, int]:
         """Returns the width in bytes of the narrowest access to each state space, `shared` and `global`."""
-        return {space: granule(self.kernel, space) for space in ("shared", "global")}
+        return {state_space: granule(self.kernel, state_space) for state_space in ("shared", "global")}
 
     @cached_property
     def unfenced(self) -> list[tuple[Instruction, Instruction | None]]:

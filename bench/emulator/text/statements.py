@@ -32,7 +32,7 @@ _NUMBER_PATTERN = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|0[0-7]*|[1-9
 _FLOAT_BITS_PATTERN = re.compile(r"0([fFdD])([0-9a-fA-F]+)$")
 _DECIMAL_FLOAT_PATTERN = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?$")
 _SYMBOL_OFFSET_PATTERN = re.compile(r"([A-Za-z_$%][\w$]*)\s*([+-]\s*\w+)$")
-SPECIALS = re.compile(
+SPECIAL_REGISTERS = re.compile(
     r"%(?:(?:tid|ntid|ctaid|nctaid|clusterid|nclusterid|cluster_ctaid|cluster_nctaid)(?:\.[xyz])?|laneid|warpid|nwarpid"
     r"|smid|nsmid|gridid|is_explicit_cluster|cluster_ctarank|cluster_nctarank|lanemask_(?:eq|le|lt|ge|gt)|clock(?:_hi|64)?"
     r"|globaltimer(?:_lo|_hi)?|dynamic_smem_size|total_smem_size|aggr_smem_size|envreg\d+|pm\d+)$"
@@ -104,14 +104,14 @@ def split_module(text: str) -> tuple[list[str], list[Function]]:
     """Returns the module's own directives and declarations, and its functions.  `text` must have no comments."""
     outer_texts: list[str] = []
     functions: list[Function] = []
-    index = 0
-    while header_match := _ENTRY_PATTERN.search(text, index):
-        header_start = max(text.rfind(separator, index, header_match.start()) for separator in ";}\n") + 1
-        outer_texts.append(text[index : max(header_start, index)])
-        function, index = _function(text, header_match)
-        if function is not None:
-            functions.append(function)
-    remaining_text = text[index:]
+    text_index = 0
+    while header_match := _ENTRY_PATTERN.search(text, text_index):
+        header_start = max(text.rfind(statement_end, text_index, header_match.start()) for statement_end in ";}\n") + 1
+        outer_texts.append(text[text_index : max(header_start, text_index)])
+        module_function, text_index = _function(text, header_match)
+        if module_function is not None:
+            functions.append(module_function)
+    remaining_text = text[text_index:]
     # Sections of debug information follow the code.
     outer_texts.append(re.split(r"(?m)^\s*\.section\b", remaining_text)[0])
     return outer_texts, functions
@@ -140,8 +140,8 @@ def _function(text: str, head: re.Match[str]) -> tuple[Function | None, int]:
 
 
 def _skip(text: str, place: int) -> int:
-    whitespace = _WHITESPACE_PATTERN.match(text, place)
-    return whitespace.end() if whitespace else place
+    whitespace_match = _WHITESPACE_PATTERN.match(text, place)
+    return whitespace_match.end() if whitespace_match else place
 
 
 def _closing(text: str, place: int, pair: str) -> int:
@@ -156,16 +156,16 @@ def _closing(text: str, place: int, pair: str) -> int:
 def split(text: str) -> list[str]:
     """Splits a list of operands at the commas that are outside all brackets."""
     split_items, bracket_depth, start = [], 0, 0
-    for index, character in enumerate(text):
+    for text_index, character in enumerate(text):
         if character in "{[(":
             bracket_depth += 1
         elif character in "}])":
             bracket_depth -= 1
         elif character == "," and not bracket_depth:
-            split_items.append(text[start:index].strip())
-            start = index + 1
+            split_items.append(text[start:text_index].strip())
+            start = text_index + 1
     split_items.append(text[start:].strip())
-    return [item for item in split_items if item]
+    return [split_item for split_item in split_items if split_item]
 
 
 def number(text: str) -> int:
@@ -184,9 +184,9 @@ def parse_operand(text: str, resolve: NameResolver) -> syntax.Operand:
     if text.startswith("["):
         return _address(text[1:-1].strip(), resolve)
     if text.startswith(("{", "(")):
-        return syntax.OperandGroup(tuple(parse_operand(item, resolve) for item in split(text[1:-1])))
+        return syntax.OperandGroup(tuple(parse_operand(item_text, resolve) for item_text in split(text[1:-1])))
     if "|" in text:
-        return syntax.OperandGroup(tuple(parse_operand(item.strip(), resolve) for item in text.split("|")))
+        return syntax.OperandGroup(tuple(parse_operand(item_text.strip(), resolve) for item_text in text.split("|")))
     if text == "_":
         return syntax.Sink()
     if text.startswith("!"):
@@ -195,10 +195,10 @@ def parse_operand(text: str, resolve: NameResolver) -> syntax.Operand:
             raise syntax.PtxError(f"PTX: expected a predicate after '!', got {text!r}")
         return syntax.Negated(register)
     if offset_match := _SYMBOL_OFFSET_PATTERN.match(text):
-        symbol = resolve(offset_match[1])
-        if not isinstance(symbol, syntax.Symbol):
+        base_symbol = resolve(offset_match[1])
+        if not isinstance(base_symbol, syntax.Symbol):
             raise syntax.PtxError(f"PTX: expected a variable's address, got {text!r}")
-        return symbol._replace(offset=number(offset_match[2].replace(" ", "")))
+        return base_symbol._replace(offset=number(offset_match[2].replace(" ", "")))
     return _constant(text) or resolve(text)
 
 
@@ -218,18 +218,18 @@ def _address(text: str, resolve: NameResolver) -> syntax.Address:
     for coordinate_text in address_parts[1:]:
         coordinate = parse_operand(coordinate_text, resolve)
         coordinates += coordinate.items if isinstance(coordinate, syntax.OperandGroup) else (coordinate,)
-    base_text, offset = address_parts[0], 0
+    base_text, byte_offset = address_parts[0], 0
     if sum_match := re.match(r"(.+?)\s*([+-])\s*(-?\w+)$", base_text):
-        base_text, offset = sum_match[1], number(sum_match[3]) * (-1 if sum_match[2] == "-" else 1)
+        base_text, byte_offset = sum_match[1], number(sum_match[3]) * (-1 if sum_match[2] == "-" else 1)
     operand = _constant(base_text) or resolve(base_text)
     if not isinstance(operand, syntax.Register | syntax.Symbol | syntax.Immediate):
         raise syntax.PtxError(f"PTX: expected an address in [], got [{text}]")
-    return syntax.Address(operand, offset, coordinates)
+    return syntax.Address(operand, byte_offset, coordinates)
 
 
 def special_register(text: str) -> syntax.Special | None:
     """Returns the special register called `text`.  Returns None if PTX has no special register of this name."""
-    return syntax.Special(text[1:]) if SPECIALS.match(text) else None
+    return syntax.Special(text[1:]) if SPECIAL_REGISTERS.match(text) else None
 
 
 def declared_registers(text: str) -> tuple[str, list[tuple[str, int | None]]] | None:
@@ -239,11 +239,11 @@ def declared_registers(text: str) -> tuple[str, list[tuple[str, int | None]]] | 
         return None
     if declaration_match[1] not in syntax.TYPE_WIDTHS:
         raise syntax.PtxError(f"PTX: expected a register of a known type, got {text!r}")
-    names: list[tuple[str, int | None]] = []
-    for item in split(declaration_match[2]):
-        range_match = _REGISTER_RANGE_PATTERN.match(item)
-        names.append((range_match[1], int(range_match[2])) if range_match else (item, None))
-    return declaration_match[1], names
+    names_and_counts: list[tuple[str, int | None]] = []
+    for register_item in split(declaration_match[2]):
+        range_match = _REGISTER_RANGE_PATTERN.match(register_item)
+        names_and_counts.append((range_match[1], int(range_match[2])) if range_match else (register_item, None))
+    return declaration_match[1], names_and_counts
 
 
 def declared_variable(text: str) -> syntax.Variable | None:
@@ -279,23 +279,23 @@ def _initial(
 ) -> bytes:
     """Returns an initialiser's bytes, which begin at byte `start` of the variable.  An address becomes zero bytes, and
     a `Reference` that describes it is appended to `references`."""
-    item_texts = split(text[1:-1]) if text.startswith("{") else [text]
+    value_texts = split(text[1:-1]) if text.startswith("{") else [text]
     initial_bytes = b""
-    for item_text in item_texts:
-        if item_text.startswith("{"):
-            value_bytes = _initial(item_text, kind, width, references, sizes[1:], start + len(initial_bytes))
+    for value_text in value_texts:
+        if value_text.startswith("{"):
+            value_bytes = _initial(value_text, kind, width, references, sizes[1:], start + len(initial_bytes))
             initial_bytes += value_bytes.ljust(width * math.prod(sizes[1:]), b"\0")
-        elif reference := _REFERENCE_PATTERN.match(item_text):
-            mask_text, symbol, offset = reference[1], reference[2] or reference[3], reference[4] or "0"
+        elif ref_match := _REFERENCE_PATTERN.match(value_text):
+            mask_text, symbol, ref_offset = ref_match[1], ref_match[2] or ref_match[3], ref_match[4] or "0"
             mask_bits = int(mask_text, 16) if mask_text else (1 << 64) - 1
             references.append(
-                syntax.Reference(start + len(initial_bytes), width, symbol, int(offset.replace(" ", "")), mask_bits)
+                syntax.Reference(start + len(initial_bytes), width, symbol, int(ref_offset.replace(" ", "")), mask_bits)
             )
             initial_bytes += bytes(width)
-        elif width >= 4 and (kind.startswith("f") or _FLOAT_BITS_PATTERN.match(item_text)):
-            initial_bytes += struct.pack("<f" if width == 4 else "<d", _float(item_text))
+        elif width >= 4 and (kind.startswith("f") or _FLOAT_BITS_PATTERN.match(value_text)):
+            initial_bytes += struct.pack("<f" if width == 4 else "<d", _float(value_text))
         else:
-            initial_bytes += (number(item_text) % (1 << 8 * width)).to_bytes(width, "little")
+            initial_bytes += (number(value_text) % (1 << 8 * width)).to_bytes(width, "little")
     return initial_bytes
 
 
@@ -311,13 +311,13 @@ def _float(text: str) -> float:
 def declared_parameters(text: str) -> list[syntax.Parameter]:
     """Returns the parameters of a kernel, in their order."""
     parameters = []
-    for item in split(text):
-        variable = declared_variable(item.replace(".ptr", ""))
+    for parameter_text in split(text):
+        variable = declared_variable(parameter_text.replace(".ptr", ""))
         if variable is None:
-            raise syntax.PtxError(f"PTX: expected a parameter, got {item!r}")
-        kind = re.search(r"\.([busf]\d+)\b", item)
+            raise syntax.PtxError(f"PTX: expected a parameter, got {parameter_text!r}")
+        kind = re.search(r"\.([busf]\d+)\b", parameter_text)
         assert kind is not None
-        is_array = "[" in item
+        is_array = "[" in parameter_text
         # `.ptr .align` is the alignment of the memory behind the pointer, not of the parameter.
         alignment = max(syntax.TYPE_WIDTHS[kind[1]], variable.align) if is_array else syntax.TYPE_WIDTHS[kind[1]]
         parameters.append(syntax.Parameter(variable.name, "bytes" if is_array else kind[1], variable.size, alignment))

@@ -19,9 +19,9 @@ _Facts = TypeVar("_Facts", bound=dict[Any, Any])
 """Facts that hold at one point of a kernel."""
 BEGINNING, WRITTEN, MULTIPLIED, READ, FENCED = range(5)
 """What can happen to a register since the last fence; `BEGINNING` concerns all registers."""
-_State = dict[tuple[int, int], int]
+_EventState = dict[tuple[int, int], int]
 """By event and register, the number of the last instruction that caused the event."""
-_Ages = dict[int, tuple[int, int]]
+_GroupAges = dict[int, tuple[int, int]]
 """By register: the groups committed since a wgmma that reads it, with this wgmma's group; and this wgmma's number."""
 
 
@@ -51,16 +51,16 @@ def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
     register before the read.  wgmmas of one shape that follow each other need no fence between them.  None stands for
     the kernel's start: the first wgmma always needs a fence."""
     kernel = flow.kernel
-    used_registers = {index for instruction in kernel.instructions for index in _registers(instruction)}
+    used_registers = {used_register for instruction in kernel.instructions for used_register in _registers(instruction)}
     if not used_registers:
         return []
     found_pairs = _follow(
         flow,
         {(BEGINNING, 0): -1},
         lambda instruction, state: _step(instruction, state, used_registers),
-        lambda state, earlier: {key: position for key, position in state.items() if key not in earlier},
+        lambda state, earlier: {event_id: op_index for event_id, op_index in state.items() if event_id not in earlier},
     )
-    return [(wgmma, kernel.instructions[position] if position >= 0 else None) for wgmma, position in found_pairs]
+    return [(wgmma, kernel.instructions[op_index] if op_index >= 0 else None) for wgmma, op_index in found_pairs]
 
 
 def _follow(
@@ -72,23 +72,23 @@ def _follow(
     returns the numbers of the earlier instructions that conflict with this one.  `new(facts, known)` returns those of
     `facts` that are not in `known`, the facts of a basic block.  Returns pairs: an instruction, and the number of an
     earlier instruction that conflicts with it."""
-    blocks = {start: flow.block(start, 128) for start in sorted(flow.starts(128))}
-    entry_facts: dict[int, _Facts] = {start: type(entry)() for start in blocks}
-    entry_facts[0].update(entry)
+    block_by_start = {block_id: flow.block(block_id, 128) for block_id in sorted(flow.starts(128))}
+    facts_by_start: dict[int, _Facts] = {block_id: type(entry)() for block_id in block_by_start}
+    facts_by_start[0].update(entry)
     pending_starts, seen_starts, found_pairs = [0], set[int](), dict[tuple[int, int], None]()
     while pending_starts:
-        start = pending_starts.pop()
-        seen_starts.add(start)
-        facts = type(entry)(entry_facts[start])
-        for instruction in flow.kernel.instructions[blocks[start].start : blocks[start].end]:
-            found_pairs |= dict.fromkeys((instruction.number, position) for position in step(instruction, facts))
-        for next_start in blocks[start].following:
-            if next_start in blocks:
-                new_facts = new(facts, entry_facts[next_start])
+        block_id = pending_starts.pop()
+        seen_starts.add(block_id)
+        facts = type(entry)(facts_by_start[block_id])
+        for instruction in flow.kernel.instructions[block_by_start[block_id].start : block_by_start[block_id].end]:
+            found_pairs |= dict.fromkeys((instruction.number, op_index) for op_index in step(instruction, facts))
+        for next_start in block_by_start[block_id].following:
+            if next_start in block_by_start:
+                new_facts = new(facts, facts_by_start[next_start])
                 if new_facts or next_start not in seen_starts:
-                    entry_facts[next_start].update(new_facts)
+                    facts_by_start[next_start].update(new_facts)
                     pending_starts.append(next_start)
-    return [(flow.kernel.instructions[index], position) for index, position in found_pairs]
+    return [(flow.kernel.instructions[found_index], op_index) for found_index, op_index in found_pairs]
 
 
 def _registers(instruction: Instruction) -> list[int]:
@@ -99,7 +99,7 @@ def _registers(instruction: Instruction) -> list[int]:
     return [register.index for operand in operand_groups for register in registers_of(operand)]
 
 
-def _step(instruction: Instruction, state: _State, taken: set[int]) -> set[int]:
+def _step(instruction: Instruction, state: _EventState, taken: set[int]) -> set[int]:
     """Updates `state` for an instruction.  For a wgmma, returns the numbers of earlier accesses that lack a fence."""
     early_accesses: set[int] = set()
     if instruction.opcode.startswith("wgmma.fence"):
@@ -135,12 +135,12 @@ def rewritten(flow: Flow) -> list[tuple[Instruction, Instruction]]:
     if not any(_a_registers(instruction) for instruction in kernel.instructions):
         return []
 
-    def younger(ages: _Ages, earlier: _Ages) -> _Ages:
+    def younger(ages: _GroupAges, earlier: _GroupAges) -> _GroupAges:
         # The smallest age counts: on that path the most groups may be pending.
         return {index: age for index, age in ages.items() if index not in earlier or age < earlier[index]}
 
-    found_pairs = _follow(flow, _Ages(), _step_reads, younger)
-    return [(writer, kernel.instructions[instruction_index]) for writer, instruction_index in found_pairs]
+    found_pairs = _follow(flow, _GroupAges(), _step_reads, younger)
+    return [(reg_writer, kernel.instructions[instruction_index]) for reg_writer, instruction_index in found_pairs]
 
 
 def _a_registers(instruction: Instruction) -> list[int]:
@@ -149,7 +149,7 @@ def _a_registers(instruction: Instruction) -> list[int]:
     return [register.index for register in registers_of(instruction.operands[1])]
 
 
-def _step_reads(instruction: Instruction, ages: _Ages) -> set[int]:
+def _step_reads(instruction: Instruction, ages: _GroupAges) -> set[int]:
     """Updates `ages` for an instruction.  Returns the numbers of the wgmmas whose A registers the instruction
     overwrites.
 
@@ -159,7 +159,7 @@ def _step_reads(instruction: Instruction, ages: _Ages) -> set[int]:
         ages.update(dict.fromkeys(_a_registers(instruction), (0, instruction.number)))
         return set()
     if instruction.opcode.startswith("wgmma.commit_group"):
-        ages.update({index: (group_age + 1, number) for index, (group_age, number) in ages.items()})
+        ages.update({index: (group_age + 1, wgmma_number) for index, (group_age, wgmma_number) in ages.items()})
         return set()
     if instruction.opcode.startswith("wgmma.wait_group"):
         max_pending = int(getattr(instruction.operands[0], "value", 0))

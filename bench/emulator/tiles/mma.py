@@ -97,10 +97,10 @@ def stacked(registers: Sequence[Value], lanes: int, dtype: type[np.generic]) -> 
         # This takes half the time of the loop below.
         return np.concatenate(registers).view(dtype).reshape(len(registers), lanes)
     register_rows = np.empty((len(registers), lanes), dtype)
-    for row, register in zip(register_rows, registers, strict=True):
+    for matrix_row, register in zip(register_rows, registers, strict=True):
         if register.shape not in ((lanes,), ()):
             raise ValueError(f"register: expected {lanes} lanes, got shape {register.shape}")
-        row[:] = register.view(dtype)
+        matrix_row[:] = register.view(dtype)
     return register_rows
 
 
@@ -205,12 +205,12 @@ def integer_sum(product: np.ndarray, old: np.ndarray, saturate: bool) -> np.ndar
 @cache
 def _plan(shape: str, a_type: str, b_type: str, d_type: str) -> tuple[int, tuple[int, int, int]]:
     """Plans an mma: returns the number of rows of A, and how many registers A, B and C have."""
-    split_axes = _SHAPE_PATTERN.fullmatch(shape)
-    if not split_axes or not combines(a_type, b_type, d_type):
+    shape_match = _SHAPE_PATTERN.fullmatch(shape)
+    if not shape_match or not combines(a_type, b_type, d_type):
         raise ValueError(f"mma: no {shape} of {a_type} and {b_type} into {d_type}")
-    m, k = int(split_axes[1]), int(split_axes[2])
-    has_m8 = (a_type == "f64" and k == 4) or (a_type in _INTEGER_TYPES and k == 16)
-    if k not in _K_SIZES[a_type] or (m == 8 and not has_m8):
+    m, k = int(shape_match[1]), int(shape_match[2])
+    has_8_rows = (a_type == "f64" and k == 4) or (a_type in _INTEGER_TYPES and k == 16)
+    if k not in _K_SIZES[a_type] or (m == 8 and not has_8_rows):
         raise ValueError(f"mma: no {shape} of {a_type}")
     a_registers = m * k * ELEMENT_BYTES[a_type] // (32 * max(4, ELEMENT_BYTES[a_type]))
     b_registers = 8 * k * ELEMENT_BYTES[b_type] // (32 * max(4, ELEMENT_BYTES[b_type]))
@@ -316,12 +316,12 @@ def truncated_wgmma(
     max_exponents = np.maximum(_exponents(accumulator, d_type), _MIN_EXPONENTS["f32"])
     for k in range(a.shape[1]):
         np.maximum(max_exponents, a_exponents[:, k, None] + b_exponents[None, :, k], out=max_exponents)
-    scale = np.ldexp(1.0, fraction_bits - max_exponents)
-    total = np.trunc(accumulator.astype(np.float64) * scale)
+    fixed_scale = np.ldexp(1.0, fraction_bits - max_exponents)
+    cut_sum = np.trunc(accumulator.astype(np.float64) * fixed_scale)
     for k in range(a.shape[1]):
-        total += np.trunc(a[:, k, None] * b[None, :, k] * scale)
-    total /= scale
-    rounded_sum = total.astype(np.float16) if d_type == "f16" else _cut(total, min(fraction_bits, _MANTISSA_BITS))
+        cut_sum += np.trunc(a[:, k, None] * b[None, :, k] * fixed_scale)
+    cut_sum /= fixed_scale
+    rounded_sum = cut_sum.astype(np.float16) if d_type == "f16" else _cut(cut_sum, min(fraction_bits, _MANTISSA_BITS))
     plain_sum = np.matmul(a, b.T) + accumulator
     return np.where(np.isfinite(plain_sum), rounded_sum.astype(np.float32), plain_sum)
 
@@ -336,6 +336,6 @@ def _exponents(values: np.ndarray, element: str) -> np.ndarray:
 def _cut(values: np.ndarray, bits: int) -> np.ndarray:
     """Truncates `values` (float64) towards zero to `bits` mantissa bits.  Float32's denormals get fewer bits."""
     exponents = np.maximum(np.frexp(values)[1] - 1, _MIN_EXPONENTS["f32"])
-    scale = np.ldexp(1.0, bits - exponents)
-    truncated_values: np.ndarray = np.trunc(values * scale) / scale
+    value_scale = np.ldexp(1.0, bits - exponents)
+    truncated_values: np.ndarray = np.trunc(values * value_scale) / value_scale
     return truncated_values

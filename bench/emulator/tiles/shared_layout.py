@@ -58,8 +58,8 @@ def swizzled(addresses: np.ndarray, span: int, base_offset: int = 0) -> np.ndarr
     if not span:
         return addresses
     row_bits = (addresses >> 7) - base_offset
-    result: np.ndarray = addresses ^ ((row_bits & (span // CHUNK_BYTES - 1)) << 4)
-    return result
+    swizzled_addresses: np.ndarray = addresses ^ ((row_bits & (span // CHUNK_BYTES - 1)) << 4)
+    return swizzled_addresses
 
 
 def chunks(memory: np.ndarray) -> np.ndarray:
@@ -158,9 +158,9 @@ def operand_chunks(bits: int, rows: int, mn_major: bool) -> tuple[np.ndarray, in
         linear_offsets = row % 8 * (CHUNK_BYTES * width) + row // 8 * fields.stride + half_index * half_step
     else:
         chunk, k = np.arange(rows // 8)[None, :], np.arange(_MN_MAJOR_K)[:, None]
-        c_step, k_step = (fields.leading, fields.stride) if fields.span else (fields.stride, fields.leading)
+        chunk_step, k_step = (fields.leading, fields.stride) if fields.span else (fields.stride, fields.leading)
         linear_offsets = (
-            chunk % width * CHUNK_BYTES + chunk // width * c_step + k % 8 * (CHUNK_BYTES * width) + k // 8 * k_step
+            chunk % width * CHUNK_BYTES + chunk // width * chunk_step + k % 8 * (CHUNK_BYTES * width) + k // 8 * k_step
         )
     chunk_numbers = swizzled(fields.start + linear_offsets, fields.span, fields.base_offset) // CHUNK_BYTES
     chunk_numbers.flags.writeable = False

@@ -118,13 +118,13 @@ class TensorMap:
     def _check_sizes(self) -> None:
         if self.address < 0 or self.address % 16:
             raise ValueError(f"address: expected a multiple of 16, got {self.address:#x}")
-        if not all(0 < size <= 1 << 32 for size in self.dims):
+        if not all(0 < dim_size <= 1 << 32 for dim_size in self.dims):
             raise ValueError(f"dims: expected 1 to 2**32 elements, got {self.dims}")
         if not all(0 <= stride < 1 << 40 and stride % 16 == 0 for stride in self.strides):
             raise ValueError(f"strides: expected multiples of 16 bytes below 2**40, got {self.strides}")
-        if not all(0 < size <= 256 for size in self.box):
+        if not all(0 < dim_size <= 256 for dim_size in self.box):
             raise ValueError(f"box: expected 1 to 256 elements, got {self.box}")
-        if not all(0 < step <= 8 for step in self.element_strides):
+        if not all(0 < element_step <= 8 for element_step in self.element_strides):
             raise ValueError(f"element_strides: expected 1 to 8, got {self.element_strides}")
         if self.row_bytes % 16:
             raise ValueError(f"box: expected rows of a multiple of 16 bytes, got {self.box[0]} {self.element}")
@@ -164,7 +164,7 @@ class TensorMap:
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """Returns the number of copied elements along each dimension: `ceil(box / element_stride)`."""
-        return tuple(-(-size // step) for size, step in zip(self.box, self.steps, strict=True))
+        return tuple(-(-box_size // element_step) for box_size, element_step in zip(self.box, self.steps, strict=True))
 
     @cached_property
     def box_bytes(self) -> int:
@@ -176,8 +176,8 @@ class TensorMap:
         map_record = np.zeros((), _MAP_DTYPE)
         map_record["magic"], map_record["global_address"] = _MAGIC_NUMBER, self.address
         array_fields = {"global_dim": self.dims, "global_stride": self.strides, "box_dim": self.box}
-        for name, values in {**array_fields, "element_stride": self.element_strides}.items():
-            map_record[name][: len(values)] = values
+        for field_name, field_values in {**array_fields, "element_stride": self.element_strides}.items():
+            map_record[field_name][: len(field_values)] = field_values
         map_record["rank"], map_record["elemtype"] = self.rank - 1, ELEMENT_TYPES.index(self.element)
         map_record["swizzle_mode"], map_record["fill_mode"] = SWIZZLES.index(self.swizzle), FILLS.index(self.fill)
         return map_record.tobytes()

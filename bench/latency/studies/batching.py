@@ -19,29 +19,29 @@ def run(lab: Lab) -> Study:
     In each batch, one answer is long and all other answers have one token.  So a static batch waits for its longest
     answer.  The prediction assumes that all steps take equally long.  Then only the answers' lengths matter."""
     prompt_count, longest_answer = lab.size(12, 2) * BATCH, lab.size(32, 8)
-    generator, lengths = random.Random(0), [1] * prompt_count
+    generator, answer_lengths = random.Random(0), [1] * prompt_count
     for batch_start in range(0, prompt_count, BATCH):
-        lengths[batch_start + generator.randrange(BATCH)] = longest_answer
+        answer_lengths[batch_start + generator.randrange(BATCH)] = longest_answer
     llm = lab.llm(max_num_seqs=BATCH, max_model_len=256, num_kv_blocks=512, prefix_caching=False)
     prompts = draw_prompts(llm, prompt_count, 6, seed=0)
-    _tokens_per_s(llm, prompts[:BATCH], lengths[:BATCH])  # the first steps allocate
+    _tokens_per_s(llm, prompts[:BATCH], answer_lengths[:BATCH])  # the first steps allocate
     rate_samples: dict[str, list[float]] = {"static": [], "continuous": []}
     for _ in range(lab.size(3, 1)):
-        for batching_kind, rates in rate_samples.items():
+        for batching_kind, token_rates in rate_samples.items():
             llm.scheduler.continuous = batching_kind == "continuous"
-            rates.append(_tokens_per_s(llm, prompts, lengths))
-    rows: list[dict[str, Any]] = []
-    for batching_kind, rates in rate_samples.items():
-        median, low, high = spread(rates)
-        predicted_rate = rows[0]["tokens_per_s"] * _allowed(lengths) if rows else median
-        rows.append(
+            token_rates.append(_tokens_per_s(llm, prompts, answer_lengths))
+    rate_rows: list[dict[str, Any]] = []
+    for batching_kind, token_rates in rate_samples.items():
+        median, low, high = spread(token_rates)
+        predicted_rate = rate_rows[0]["tokens_per_s"] * _allowed(answer_lengths) if rate_rows else median
+        rate_rows.append(
             {"batching": batching_kind, "tokens_per_s": median, "low": low, "high": high, "predicted": predicted_rate}
         )
-    throughput_gain, allowed_gain = (rows[1][name] / rows[0][name] for name in ("tokens_per_s", "predicted"))
+    throughput_gain, allowed_gain = (rate_rows[1][name] / rate_rows[0][name] for name in ("tokens_per_s", "predicted"))
     return Study(
         claim="Continuous batching gives 5 to 10 times the throughput of static batches",
         source="Orca (Yu et al., OSDI 2022) as it is often quoted",
-        rows=rows,
+        rows=rate_rows,
         verdict=at_least(throughput_gain, 5.0, 1.2),
         number=f"{throughput_gain:.2f} times here; the lengths alone allow {allowed_gain:.2f}",
         about=f"{lab.about(llm)}, {prompt_count} answers of one token or, one in {BATCH}, of {longest_answer}",
@@ -56,12 +56,12 @@ def run(lab: Lab) -> Study:
 def _allowed(lengths: list[int]) -> float:
     """Returns the speed-up that the answers' lengths allow: steps of static batching / steps of continuous batching."""
     end_step_by_slot = [0] * BATCH
-    for length in lengths:
-        heapreplace(end_step_by_slot, end_step_by_slot[0] + length)
+    for answer_length in lengths:
+        heapreplace(end_step_by_slot, end_step_by_slot[0] + answer_length)
     return sum(max(lengths[start : start + BATCH]) for start in range(0, len(lengths), BATCH)) / max(end_step_by_slot)
 
 
 def _tokens_per_s(llm: LLM, prompts: list[list[int]], lengths: list[int]) -> float:
-    for prompt, length in zip(prompts, lengths, strict=True):
-        llm.add_request(prompt, SamplingParams(max_tokens=length, ignore_eos=True))
+    for prompt, answer_length in zip(prompts, lengths, strict=True):
+        llm.add_request(prompt, SamplingParams(max_tokens=answer_length, ignore_eos=True))
     return sum(lengths) / run_all_s(llm)

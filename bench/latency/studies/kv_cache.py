@@ -29,7 +29,7 @@ def run(lab: Lab) -> Study:
         (cached_ms, *_), (prefill_ms, *_), (uncached_ms, low, high) = map(spread, zip(*samples[length], strict=True))
         row = {"tokens": length, "cache_ms": cached_ms, "no_cache_ms": uncached_ms, "low_ms": low, "high_ms": high}
         rows.append(row | {"predicted_ms": prefill_ms})
-    saved_share = 1 - rows[-1]["cache_ms"] / rows[-1]["no_cache_ms"]
+    saved_time_share = 1 - rows[-1]["cache_ms"] / rows[-1]["no_cache_ms"]
     time_ratios = [rows[-1][time_column] / rows[0][time_column] for time_column in ("cache_ms", "no_cache_ms")]
     growth = lengths[-1] / lengths[0]
     return Study(
@@ -38,7 +38,7 @@ def run(lab: Lab) -> Study:
         rows=rows,
         verdict=worst(at_most(time_ratios[0], 1.25, 2.0), at_least(time_ratios[1], growth / 2, 1.5)),
         number=f"with {growth:g} times the tokens a token takes {time_ratios[0]:.2f} times as long with the cache, and "
-        f"{time_ratios[1]:.1f} times without; at {lengths[-1]} tokens the cache saves {saved_share:.0%}",
+        f"{time_ratios[1]:.1f} times without; at {lengths[-1]} tokens the cache saves {saved_time_share:.0%}",
         about=lab.about(cached_llm),
         x="tokens",
         curves={"without": "no_cache_ms", "without, predicted": "predicted_ms", "with the cache": "cache_ms"},
@@ -51,9 +51,9 @@ def run(lab: Lab) -> Study:
 
 def _times(with_cache: LLM, without: LLM, prompt: list[int]) -> tuple[float, float, float]:
     """Returns three times in ms: next token with the cache, prefill of `prompt`, and next token without the cache."""
-    with stepping(with_cache, "decode", 1, len(prompt), 5) as step:
-        cached_s, *_ = spread([seconds_of(step) for _ in range(5)])
-    with stepping(with_cache, "prefill", 1, len(prompt), 1) as step:
-        prefill_s = seconds_of(step)
+    with stepping(with_cache, "decode", 1, len(prompt), 5) as decode_step:
+        cached_s, *_ = spread([seconds_of(decode_step) for _ in range(5)])
+    with stepping(with_cache, "prefill", 1, len(prompt), 1) as decode_step:
+        prefill_s = seconds_of(decode_step)
     without.add_request(prompt, SamplingParams(max_tokens=1, ignore_eos=True))
     return 1e3 * cached_s, 1e3 * prefill_s, 1e3 * seconds_of(without.step)

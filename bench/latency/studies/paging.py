@@ -26,19 +26,19 @@ def run(lab: Lab) -> Study:
     rows: list[dict[str, Any]] = []
     max_context = lab.size(1024, 64)
     memory_tokens = 3 * max_context
-    request_data = Data(input_len=(max_context // 8, max_context // 2), output_len=(lab.size(8, 2), max_context // 32))
-    for is_contiguous in (True, False):
+    random_data = Data(input_len=(max_context // 8, max_context // 2), output_len=(lab.size(8, 2), max_context // 32))
+    for contiguous_kv in (True, False):
         llm = lab.llm(
             max_model_len=max_context,
             max_num_seqs=lab.size(32, 16),
             prefix_caching=False,
-            study=StudyOptions(contiguous_kv=is_contiguous),
+            study=StudyOptions(contiguous_kv=contiguous_kv),
             # The scheduler keeps a page free.  In a contiguous cache that is a whole slot, so there is one more.
-            num_kv_blocks=memory_tokens // max_context + 1 if is_contiguous else memory_tokens // PAGE_TOKENS,
+            num_kv_blocks=memory_tokens // max_context + 1 if contiguous_kv else memory_tokens // PAGE_TOKENS,
             block_size=PAGE_TOKENS,
         )
         request_lengths, running_counts, waste_shares = [], list[int](), list[float]()
-        for prompt in islice(request_data.prompts(3), 18):
+        for prompt in islice(random_data.prompts(3), 18):
             params = SamplingParams(max_tokens=prompt.output_tokens, ignore_eos=True)
             llm.add_request(list(prompt.content), params)  # type: ignore[arg-type]
             request_lengths.append((prompt.tokens or 0) + prompt.output_tokens // 2)
@@ -50,14 +50,14 @@ def run(lab: Lab) -> Study:
                 running_counts.append(len(sequences))
                 waste_shares.append(1 - sum(len(sequence) for sequence in sequences) / held_tokens)
         mean_held = sum(-(-length // PAGE_TOKENS) * PAGE_TOKENS for length in request_lengths) / len(request_lengths)
-        predicted_count = memory_tokens / (max_context if is_contiguous else mean_held)
+        predicted_sequences = memory_tokens / (max_context if contiguous_kv else mean_held)
         row = {
             "at_once": mean(running_counts),
             "waste": mean(waste_shares),
-            "predicted": predicted_count,
+            "predicted": predicted_sequences,
             "mean_length": mean_held,
         }
-        rows.append({"cache": "contiguous" if is_contiguous else "paged", **row})
+        rows.append({"cache": "contiguous" if contiguous_kv else "paged", **row})
     gain = rows[1]["at_once"] / rows[0]["at_once"]
     return Study(
         claim="Paging fits 2 to 4 times as many sequences, and wastes less than 4% of the cache",

@@ -23,24 +23,24 @@ def run(lab: Lab) -> Study:
     steps, fp32_logits, texts = lab.size(12, 3), None, list[list[int]]()
     for dtype, bits in BITS_BY_DTYPE.items():
         llm = lab.llm(dtype=dtype, max_model_len=256, max_num_seqs=4, num_kv_blocks=128)
-        with stepping(llm, "decode", 1, 64, steps) as step:
-            itl_ms, low_ms, high_ms = spread([1e3 * seconds_of(step) for _ in range(steps)])
+        with stepping(llm, "decode", 1, 64, steps) as decode_step:
+            itl_ms, low_itl_ms, high_itl_ms = spread([1e3 * seconds_of(decode_step) for _ in range(steps)])
         logits = _logits(llm)
         fp32_logits = logits if fp32_logits is None else fp32_logits
         params = SamplingParams(max_tokens=lab.size(24, 4), ignore_eos=True)
         text = [answer.outputs[0].token_ids for answer in llm.generate(draw_prompts(llm, 4, 16, seed=0), params)]
         texts = texts or text
-        token_matches = [a == b for fp32, ids in zip(texts, text, strict=True) for a, b in zip(fp32, ids, strict=True)]
+        same_tokens = [a == b for fp32, ids in zip(texts, text, strict=True) for a, b in zip(fp32, ids, strict=True)]
         logits_error = float((logits - fp32_logits).norm() / fp32_logits.norm())
         row = {
             "weights": dtype,
             "bits": bits,
             "itl_ms": itl_ms,
-            "low_ms": low_ms,
-            "high_ms": high_ms,
+            "low_ms": low_itl_ms,
+            "high_ms": high_itl_ms,
             "error": logits_error,
         }
-        rows.append(row | {"same_tokens": sum(token_matches) / len(token_matches)})
+        rows.append(row | {"same_tokens": sum(same_tokens) / len(same_tokens)})
         if llm.device.type == "cuda" and bits == 16:
             break
     fp32, last = rows[0], rows[-1]

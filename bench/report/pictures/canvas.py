@@ -45,9 +45,9 @@ def save(figure: Figure, path: Path) -> Path:
     for text in figure.findobj(Text):
         text.set_parse_math("mathdefault" in text.get_text())  # an axis writes its powers of ten in this mode
         text.set_text(visible(text.get_text(), keep="\n"))
-    content = BytesIO()
-    figure.savefig(content, format="png", metadata={"Software": None})
-    return write_whole(path, content.getvalue())
+    png_bytes = BytesIO()
+    figure.savefig(png_bytes, format="png", metadata={"Software": None})
+    return write_whole(path, png_bytes.getvalue())
 
 
 def where(made: Record | Environment) -> str:
@@ -62,8 +62,8 @@ def note(figure: Figure, texts: Sequence[str]) -> None:
     figure.supxlabel("\n".join(lines), fontsize=8, color=INK, x=0.01, ha="left")
 
 
-MEGA, KILO = 1e6, 1e3
-AXIS_SCALE = 2.3
+MEGA, TURNS_PER_K = 1e6, 1e3
+AXIS_LENGTH_FACTOR = 2.3
 """The length of the axis divided by its longest bar.  The rest of the axis has the text behind the bar."""
 LEVEL_NOTES = (
     "Compiled kernels: counted in the emulator, which ran all of the sm_90a code and compared its values. HBM: each "
@@ -96,20 +96,20 @@ class Panel(NamedTuple):
 
 def panels_of(records: Sequence[Record]) -> list[Panel]:
     """Returns a panel of bars for each memory level, from HBM to shared memory.  Each record has one bar per panel."""
-    levels = {"HBM": "hbm", "L2 to SM": "l2", "shared memory, in and out": "shared"}
-    panels = [_moved(f"{title} (MB)", level, records) for title, level in levels.items()]
-    turn_pairs = [
+    level_names = {"HBM": "hbm", "L2 to SM": "l2", "shared memory, in and out": "shared"}
+    panels = [_moved(f"{title} (MB)", level_name, records) for title, level_name in level_names.items()]
+    least_and_all_turns = [
         [record.metrics.get(f"{METRIC_PREFIX}shared_wavefronts{end}") for end in ("_least", "")] for record in records
     ]
-    if any(turns for _, turns in turn_pairs):
+    if any(turns for _, turns in least_and_all_turns):
         parts: dict[str, list[float]] = {"_least": [], "lost to bank conflicts": []}
         texts = []
-        for min_turns, turns in turn_pairs:
-            least_k, lost_k = (min_turns or 0.0) / KILO, ((turns or 0.0) - (min_turns or 0.0)) / KILO
+        for min_turns, turns in least_and_all_turns:
+            least_k, lost_k = (min_turns or 0.0) / TURNS_PER_K, ((turns or 0.0) - (min_turns or 0.0)) / TURNS_PER_K
             parts["_least"].append(least_k)
             parts["lost to bank conflicts"].append(lost_k)
-            conflicts = f"{three_digits(lost_k)} of them lost to bank conflicts" if lost_k > 0 else "no bank conflict"
-            texts.append(UNSEEN_TEXT if turns is None else f"{three_digits(least_k + lost_k)} thousand, {conflicts}")
+            lost_text = f"{three_digits(lost_k)} of them lost to bank conflicts" if lost_k > 0 else "no bank conflict"
+            texts.append(UNSEEN_TEXT if turns is None else f"{three_digits(least_k + lost_k)} thousand, {lost_text}")
         panels.append(Panel("shared memory, turns of loads and stores (thousand)", parts, texts))
     return panels
 
@@ -118,19 +118,19 @@ def _moved(title: str, level: str, records: Sequence[Record]) -> Panel:
     parts: dict[str, list[float]] = {"read": [], "read, modelled": [], "written": []}
     texts = []
     for record in records:
-        mb = {
+        mb_by_metric = {
             name: value / MEGA for name, value in record.metrics.items() if name.startswith(f"{METRIC_PREFIX}{level}_")
         }
         names = ("read", "modelled", "write", "read_sector", "write_sector")
         read_mb, modelled_mb, write_mb, *mb_in_sectors = (
-            mb.get(f"{METRIC_PREFIX}{level}_{name}_bytes", 0.0) for name in names
+            mb_by_metric.get(f"{METRIC_PREFIX}{level}_{name}_bytes", 0.0) for name in names
         )
         for bar_lengths, value in zip(parts.values(), (read_mb - modelled_mb, modelled_mb, write_mb), strict=True):
             bar_lengths.append(value)
         text = f"{three_digits(read_mb + write_mb)} MB: {three_digits(read_mb)} read, {three_digits(write_mb)} written"
         if sum(mb_in_sectors) > read_mb + write_mb:
             text += f"; in sectors {three_digits(sum(mb_in_sectors))}"
-        texts.append(text if mb else UNSEEN_TEXT)
+        texts.append(text if mb_by_metric else UNSEEN_TEXT)
     return Panel(title, parts, texts)
 
 
@@ -139,22 +139,22 @@ def draw_levels(records: Sequence[Record], folder: Path) -> Path:
     """Draws the bytes that kernels move at each memory level as `bytes-<op>.png` in `folder`.  Returns the path.
 
     Raises `ValueError` if there are no records, or if the records have several ops, cases or schemes."""
-    keys = {(record.op, record.case_id, record.scheme) for record in records}
-    if len(keys) != 1:
-        raise ValueError(f"records: expected those of one op, case and scheme, got {len(keys)}")
+    case_keys = {(record.op, record.case_id, record.scheme) for record in records}
+    if len(case_keys) != 1:
+        raise ValueError(f"records: expected those of one op, case and scheme, got {len(case_keys)}")
     panels = panels_of(records)
     first_record = records[0]
     figure = new_figure(FIGURE_WIDTH_IN, 3.0 + len(panels) * (0.42 + 0.27 * len(records)))
     _title(figure, f"{first_record.op}: bytes moved at each level of memory, no kernel timed")
     rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-    for axes, panel in zip(rows, panels, strict=True):
-        _draw_panel(axes, panel, [str(record.kernel) for record in records])
-    least_mb = (first_record.least_bytes or 0.0) / MEGA
-    rows[0].axvline(least_mb, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
+    for axes, level_panel in zip(rows, panels, strict=True):
+        _draw_panel(axes, level_panel, [str(record.kernel) for record in records])
+    least_op_mb = (first_record.least_bytes or 0.0) / MEGA
+    rows[0].axvline(least_op_mb, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
     legends = [axes.get_legend_handles_labels() for axes in rows]
-    by_label = {label: handle for handles, labels in legends for handle, label in zip(handles, labels, strict=True)}
-    rows[1].legend(by_label.values(), by_label, fontsize=8.5, loc="lower right", frameon=False)
-    case_note = f"{first_record.case_id}, {first_record.scheme}; the op needs {three_digits(least_mb)} MB (dashed)."
+    handle_of = {label: handle for handles, labels in legends for handle, label in zip(handles, labels, strict=True)}
+    rows[1].legend(handle_of.values(), handle_of, fontsize=8.5, loc="lower right", frameon=False)
+    case_note = f"{first_record.case_id}, {first_record.scheme}; the op needs {three_digits(least_op_mb)} MB (dashed)."
     note(figure, [case_note, *LEVEL_NOTES, f"{where(first_record)} Numbers in {first_record.run_id}.jsonl."])
     return save(figure, folder / f"bytes-{first_record.op}.png")
 
@@ -168,10 +168,10 @@ def _draw_panel(axes: Any, panel: Panel, names: Sequence[str]) -> None:
     for name, values in panel.parts.items():
         if any(values):
             axes.barh(range(len(names)), values, left=bar_ends, height=0.66, linewidth=0.6, label=name, **STYLES[name])
-        bar_ends = [bar_end + value for bar_end, value in zip(bar_ends, values, strict=True)]
+        bar_ends = [bar_end + length_mb for bar_end, length_mb in zip(bar_ends, values, strict=True)]
     for row, (bar_end, text) in enumerate(zip(bar_ends, panel.texts, strict=True)):
         axes.annotate(text, (bar_end, row), (4, 0), textcoords="offset points", va="center", fontsize=8.5, color=INK)
-    axes.set_xlim(0, (max(bar_ends) or 1.0) * AXIS_SCALE)
+    axes.set_xlim(0, (max(bar_ends) or 1.0) * AXIS_LENGTH_FACTOR)
     axes.set_yticks(range(len(names)), names, fontsize=9)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_title(panel.title, fontsize=10, loc="left", weight="bold")

@@ -35,12 +35,12 @@ PRODUCT_CALLS = ("mm", "bmm", "addmm", "baddbmm")
 def bytes_of(call: TorchCall) -> dict[str, int]:
     """Returns the bytes of a torch call at each memory level.  Those in `l2_modelled_bytes` assume a tile size."""
     result_size = max(item.numel() for item in call.written)
-    if is_product := call.name in PRODUCT_CALLS:
+    if is_matrix_product := call.name in PRODUCT_CALLS:
         (*_, rows, columns), batch_size = call.written[0].shape, math.prod(call.written[0].shape[:-2])
         tile_columns, tile_rows = math.ceil(columns / PRODUCT_TILE), math.ceil(rows / PRODUCT_TILE)
-        a, b = call.read[-2:]
-        inner_size = a.shape[-1]
-        l2_bytes = batch_size * inner_size * (rows * tile_columns * a.itemsize + columns * tile_rows * b.itemsize)
+        lhs, rhs = call.read[-2:]
+        inner_size = lhs.shape[-1]
+        l2_bytes = batch_size * inner_size * (rows * tile_columns * lhs.itemsize + columns * tile_rows * rhs.itemsize)
         l2_bytes += sum(item.nbytes for item in call.read[:-2])
     else:
         l2_bytes = sum(
@@ -51,7 +51,7 @@ def bytes_of(call: TorchCall) -> dict[str, int]:
         "hbm_write_bytes": sum(map(_sectors, call.written)),
         "l2_read_bytes": l2_bytes,
         "l2_write_bytes": sum(item.nbytes for item in call.written),
-        "l2_modelled_bytes": l2_bytes if is_product else 0,
+        "l2_modelled_bytes": l2_bytes if is_matrix_product else 0,
     }
 
 
@@ -77,9 +77,9 @@ def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, 
     records = []
     for kernel, _ in choose_kernels(op, kernels):
         inputs = spec.make_inputs(shape, dtypes, META, seed)
-        refusal = kernel.why_not_args(inputs)
-        if refusal:
-            raise ValueError(f"kernel: {kernel.id}: {refusal}")
+        refusal_reason = kernel.why_not_args(inputs)
+        if refusal_reason:
+            raise ValueError(f"kernel: {kernel.id}: {refusal_reason}")
         record = environment.record("check", kernel, shape, dtypes.name, run_id)
         record = _emulated(record, kernel, shape, dtypes, seed) if kernel.has_code else _torch(record, kernel, inputs)
         config = kernel.tuning.heuristic(shape, dtypes) if kernel.tuning is not None else None
@@ -89,7 +89,7 @@ def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, 
             device="cpu",
             seed=seed,
             traffic_bytes=sum(
-                record.metrics[f"{METRIC_PREFIX}hbm_{direction}_bytes"] for direction in ("read", "write")
+                record.metrics[f"{METRIC_PREFIX}hbm_{io_direction}_bytes"] for io_direction in ("read", "write")
             ),
             least_bytes=spec.cost_of(inputs).bytes,
         )
@@ -99,18 +99,18 @@ def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, 
 
 def _emulated(record: Record, kernel: Kernel, case: Case, scheme: Scheme, seed: int) -> Record:
     call_result = emulated_calls.call(KernelCase(kernel.op, kernel.name, case, scheme), seed, races=False).answer
-    launches = call_result["launches"]
-    if call_result["status"] != "OK" or not launches:
+    launch_results = call_result["launches"]
+    if call_result["status"] != "OK" or not launch_results:
         raise ValueError(f"kernel: {kernel.id} at {case.id}: {call_result['status']}: {call_result['reason']}")
-    metrics = levels([launch["bytes"] for launch in launches])
+    metrics = levels([launch_bytes["bytes"] for launch_bytes in launch_results])
     for name in ("shared_wavefronts", "shared_wavefronts_least"):
-        metrics[f"{METRIC_PREFIX}{name}"] = float(sum(launch[name] for launch in launches))
+        metrics[f"{METRIC_PREFIX}{name}"] = float(sum(launch_bytes[name] for launch_bytes in launch_results))
     return replace(
         record,
         reason=call_result["reason"],
         checked_by="emulator" if call_result["errors"] else "none",
         errors=tuple(call_result["errors"]),
-        metrics={**metrics, "launches": float(len(launches))},
+        metrics={**metrics, "launches": float(len(launch_results))},
         traffic_basis="counted",
     )
 
@@ -124,9 +124,9 @@ def levels(moved: Sequence[dict[str, int]]) -> dict[str, float]:
     and the operands of wgmma read from shared memory."""
 
     def total(*names: str) -> float:
-        return float(sum(launch[name] for launch in moved for name in names))
+        return float(sum(launch_bytes[name] for launch_bytes in moved for name in names))
 
-    level_bytes = {
+    bytes_by_level = {
         "hbm_read_bytes": total("hbm_read"),
         "hbm_write_bytes": total("hbm_write"),
         "l2_read_bytes": total("global_read", "copy_read", "atomic"),
@@ -136,7 +136,7 @@ def levels(moved: Sequence[dict[str, int]]) -> dict[str, float]:
         "shared_read_bytes": total("shared_read", "shared_matrix", "tma_store"),
         "shared_write_bytes": total("shared_write", "tma_load"),
     }
-    return {f"{METRIC_PREFIX}{name}": value for name, value in level_bytes.items()}
+    return {f"{METRIC_PREFIX}{name}": num_bytes for name, num_bytes in bytes_by_level.items()}
 
 
 def _torch(record: Record, kernel: Kernel, inputs: Any) -> Record:

@@ -45,7 +45,7 @@ class RecordFilter:
             (not self.ops or record.op in self.ops)
             and (not self.kernels or record.kernel in self.kernels)
             and (not self.cases or record.case_id in self.cases)
-            and (not self.machines or any(key_part in machine for key_part in self.machines))
+            and (not self.machines or any(machine_part in machine for machine_part in self.machines))
         )
 
 
@@ -87,7 +87,7 @@ def read_points(paths: Sequence[Path], chosen: RecordFilter | None = None) -> Po
     if file_records and not selected_records:
         ops = sorted({str(record.op) for _, record in file_records if record.op})
         raise ValueError(f"history: none of {len(file_records)} records is chosen; their ops are {', '.join(ops)}")
-    omitted_counts = Counter(reason for _, record in selected_records if (reason := why_not(record)))
+    omitted_counts = Counter(omit_reason for _, record in selected_records if (omit_reason := why_not(record)))
     points = points_of((record, file.name) for file, record in selected_records if not why_not(record))
     return Points(points, dict(omitted_counts.most_common()), len(files))
 
@@ -109,8 +109,8 @@ def why_not(record: Record) -> str:
 def key_of(record: Record) -> tuple[str, ...]:
     """Returns the values that all points of one trend share, such as op, kernel, case and machine (`KEY_FIELDS`)."""
     machine = str(record.environment.get("machine_key") or "unknown")
-    key_names = (record.op, record.kernel, record.case_id, record.scheme)
-    return (*(name or "" for name in key_names), machine, setting(record), record.method)
+    record_names = (record.op, record.kernel, record.case_id, record.scheme)
+    return (*(name or "" for name in record_names), machine, setting(record), record.method)
 
 
 def config_of(record: Record) -> str | None:
@@ -126,8 +126,8 @@ def setting(record: Record) -> str:
         locked_clock_mhz = (record.clocks or {}).get("locked_sm_clock_mhz")
         clocks_text = "clocks free" if locked_clock_mhz is None else f"clocks locked at {locked_clock_mhz:g} MHz"
         return f"driver {gpu.get('driver') or 'unknown'}, {clocks_text}"
-    threads = environment.get("threads")
-    return "" if threads is None else f"{threads} threads, {environment.get('matmul_precision')} precision"
+    num_threads = environment.get("threads")
+    return "" if num_threads is None else f"{num_threads} threads, {environment.get('matmul_precision')} precision"
 
 
 def points_of(records: Iterable[tuple[Record, Any]]) -> list[TrendPoint]:
@@ -141,8 +141,8 @@ def points_of(records: Iterable[tuple[Record, Any]]) -> list[TrendPoint]:
         return key_of(record), record.run_id, record.method.startswith(IMPORTED_PREFIX) and record.timestamp
 
     records_by_run = grouped(records, run).values()
-    configs = (grouped(run_records, lambda pair: config_of(pair[0])).values() for run_records in records_by_run)
-    return [min(map(_point, config_records), key=lambda point: point.latency_ms) for config_records in configs]
+    config_groups = (grouped(run_records, lambda pair: config_of(pair[0])).values() for run_records in records_by_run)
+    return [min(map(_point, config_records), key=lambda point: point.latency_ms) for config_records in config_groups]
 
 
 def _point(measured: Sequence[tuple[Record, Any]]) -> TrendPoint:
@@ -163,8 +163,8 @@ def commit_order(commits: Iterable[object], root: Path | None) -> dict[str, int]
     commit_hashes = {commit for commit in commits if isinstance(commit, str) and re.fullmatch("[0-9a-f]+", commit)}
     if root is None or not commit_hashes:
         return {}
-    git_arguments, rev_list = ("rev-list", "--topo-order", "--reverse", "--ignore-missing", "--stdin"), ""
+    git_arguments, listed_commits = ("rev-list", "--topo-order", "--reverse", "--ignore-missing", "--stdin"), ""
     with suppress(ValueError):
-        rev_list = git(root, *git_arguments, stdin="\n".join(commit_hashes))
-    index_by_commit = {commit: index for index, commit in enumerate(rev_list.split())}
+        listed_commits = git(root, *git_arguments, stdin="\n".join(commit_hashes))
+    index_by_commit = {commit: commit_index for commit_index, commit in enumerate(listed_commits.split())}
     return {commit: index_by_commit[commit] for commit in commit_hashes if commit in index_by_commit}

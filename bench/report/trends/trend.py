@@ -26,7 +26,7 @@ CHANGE_THRESHOLD = 0.02
 MIN_HISTORY = 5
 """The smallest number of points for a comparison."""
 _BARS = "▁▂▃▄▅▆▇█"
-SPARK_POINTS = 24
+MAX_SPARK_POINTS = 24
 
 
 def find_steps(logs: Sequence[float]) -> list[int]:
@@ -49,17 +49,17 @@ def find_steps(logs: Sequence[float]) -> list[int]:
     if len(logs) < 4:
         return []
     # A few steps raise the mean difference of neighbours only a little.
-    x = np.asarray(logs, float) / max(MIN_NOISE, float(np.abs(np.diff(logs)).mean()) / _MEAN_TO_SIGMA)
-    step_cost = 4.0 + 1.5 * math.log(len(x))
+    norm_logs = np.asarray(logs, float) / max(MIN_NOISE, float(np.abs(np.diff(logs)).mean()) / _MEAN_TO_SIGMA)
+    step_cost = 4.0 + 1.5 * math.log(len(norm_logs))
     best_partitions: list[tuple[float, list[int]]] = [(0.0, []), (math.inf, [])]
     """By number n of points: the least cost of the first n points, and the indices at which their pieces begin."""
-    for end in range(2, len(x) + 1):
+    for j in range(2, len(norm_logs) + 1):
         partition_costs = (
-            (best_partitions[start][0] + step_cost + float(np.abs(x[start:end] - np.median(x[start:end])).sum()), start)
-            for start in range(end - 1)
+            (best_partitions[i][0] + step_cost + float(np.abs(norm_logs[i:j] - np.median(norm_logs[i:j])).sum()), i)
+            for i in range(j - 1)
         )
-        lowest_cost, start = min(partition_costs)
-        best_partitions.append((lowest_cost, [*best_partitions[start][1], start]))
+        lowest_cost, i = min(partition_costs)
+        best_partitions.append((lowest_cost, [*best_partitions[i][1], i]))
     return best_partitions[-1][1][1:]
 
 
@@ -100,7 +100,7 @@ class Trend:
         """Returns start index, end index and median ms of each level.  A step or a software change begins a level."""
         level_edges = [*sorted({0, *self.marks, *(step.point for step in self.steps)}), len(self.points)]
         latencies_ms = [point.latency_ms for point in self.points]
-        return [(a, b, float(np.median(latencies_ms[a:b]))) for a, b in pairwise(level_edges)]
+        return [(i, j, float(np.median(latencies_ms[i:j]))) for i, j in pairwise(level_edges)]
 
     @property
     def name(self) -> str:
@@ -109,7 +109,7 @@ class Trend:
 
     def row(self) -> dict[str, Any]:
         """Returns the trend as one row of a table."""
-        last_step = self.steps[-1] if self.steps else None
+        newest_step = self.steps[-1] if self.steps else None
         return {
             **self.key,
             "points": len(self.points),
@@ -119,8 +119,8 @@ class Trend:
             "latest": label(self.points[-1], self.by_commit),
             "z": self.z,
             "state": self.state,
-            "last_step": None if last_step is None else last_step.effect,
-            "step_at": None if last_step is None else last_step.after,
+            "last_step": None if newest_step is None else newest_step.effect,
+            "step_at": None if newest_step is None else newest_step.after,
         }
 
     def next(self, step: LevelStep) -> str:
@@ -163,28 +163,28 @@ def _trend(
     logs, marks = np.log([point.latency_ms for point in sorted_points]), _marks(sorted_points)
     names = [label(point, by_commit) for point in sorted_points]
     level_edges = [0, *find_steps(logs.tolist()), len(logs)]
-    steps = []
+    level_steps = []
     for level_begin, index, level_end in zip(level_edges[:-2], level_edges[1:-1], level_edges[2:], strict=True):
         effect = math.expm1(float(np.median(logs[index:level_end]) - np.median(logs[level_begin:index])))
-        steps.append(LevelStep(index, effect, names[index - 1], names[index], marks.get(index, "")))
-    z, is_outlier = _judge(
+        level_steps.append(LevelStep(index, effect, names[index - 1], names[index], marks.get(index, "")))
+    z, is_last_outlier = _judge(
         logs, max(index for index in (0, *marks, *level_edges[:-1]) if index < len(logs)), last, limit
     )
     state: State = "SHORT" if z is None else "STEADY"
-    if steps and len(logs) - steps[-1].point <= last and abs(steps[-1].effect) > limit:
-        state = "SLOWER" if steps[-1].effect > 0 else "FASTER"
-    return Trend(key, sorted_points, by_commit, marks, tuple(steps), z, "SUSPECT" if is_outlier else state)
+    if level_steps and len(logs) - level_steps[-1].point <= last and abs(level_steps[-1].effect) > limit:
+        state = "SLOWER" if level_steps[-1].effect > 0 else "FASTER"
+    return Trend(key, sorted_points, by_commit, marks, tuple(level_steps), z, "SUSPECT" if is_last_outlier else state)
 
 
 def _marks(ordered: Sequence[TrendPoint]) -> dict[int, str]:
     """Returns a text for each point at which other software or the config differs from the previous point."""
     marks = {}
-    for index, (old_values, new_values) in enumerate(pairwise(point.circumstances for point in ordered), 1):
+    for point_index, (old_values, new_values) in enumerate(pairwise(point.circumstances for point in ordered), 1):
         value_pairs = zip(CIRCUMSTANCES, old_values, new_values, strict=True)
-        marks[index] = ", ".join(
-            f"{name} {old_value} -> {new_value}" for name, old_value, new_value in value_pairs if old_value != new_value
+        marks[point_index] = ", ".join(
+            f"{name} {value_was} -> {value_now}" for name, value_was, value_now in value_pairs if value_was != value_now
         )
-    return {index: text for index, text in marks.items() if text}
+    return {point_index: text for point_index, text in marks.items() if text}
 
 
 def _judge(logs: np.ndarray, begin: int, last: int, limit: float) -> tuple[float | None, bool]:
@@ -198,9 +198,9 @@ def _judge(logs: np.ndarray, begin: int, last: int, limit: float) -> tuple[float
     earlier_logs, value = logs[max(begin, len(logs) - 1 - last) : -1], float(logs[-1])
     if len(earlier_logs) < MIN_HISTORY:
         return None, False
-    median_log = float(np.median(earlier_logs))
-    z = (value - median_log) / max(MIN_NOISE, _MAD_TO_SIGMA * float(np.median(np.abs(earlier_logs - median_log))))
-    return z, abs(z) > 3.5 * (1 + 6 / len(earlier_logs)) and abs(math.expm1(value - median_log)) > limit
+    median_log_ms = float(np.median(earlier_logs))
+    z = (value - median_log_ms) / max(MIN_NOISE, _MAD_TO_SIGMA * float(np.median(np.abs(earlier_logs - median_log_ms))))
+    return z, abs(z) > 3.5 * (1 + 6 / len(earlier_logs)) and abs(math.expm1(value - median_log_ms)) > limit
 
 
 def label(point: TrendPoint, by_commit: bool) -> str:
@@ -214,10 +214,10 @@ def label(point: TrendPoint, by_commit: bool) -> str:
 
 def sparkline(values: Sequence[float]) -> str:
     """Draws the newest values as block characters.  The scale covers at least a factor of 1.1, so noise looks flat."""
-    logs = [math.log(value) for value in values[-SPARK_POINTS:]]
-    low_log, high_log = min(logs), max(logs)
-    middle_log, log_range = (low_log + high_log) / 2, max(high_log - low_log, math.log(1.1))
-    return "".join(_BARS[min(len(_BARS) - 1, int(((log - middle_log) / log_range + 0.5) * len(_BARS)))] for log in logs)
+    logs = [math.log(latency_ms) for latency_ms in values[-MAX_SPARK_POINTS:]]
+    lowest_log, highest_log = min(logs), max(logs)
+    mid_log, log_span = (lowest_log + highest_log) / 2, max(highest_log - lowest_log, math.log(1.1))
+    return "".join(_BARS[min(len(_BARS) - 1, int(((log - mid_log) / log_span + 0.5) * len(_BARS)))] for log in logs)
 
 
 def summary(points: Points, trends: Sequence[Trend]) -> dict[str, Any]:
@@ -254,9 +254,9 @@ def notes(points: Points, trends: Sequence[Trend]) -> list[str]:
     if num_by_time:
         lines.append(f"{num_by_time} of {len(trends)} trends are ordered by time: a commit of theirs is not known here")
     mark_counts = Counter(text for trend in trends for text in trend.marks.values())
-    lines += [f"marked in {count} trends: {text}" for text, count in mark_counts.most_common()]
+    lines += [f"marked in {num_trends} trends: {text}" for text, num_trends in mark_counts.most_common()]
     lines.append(f"{len(points.points)} points of {points.files} files in {len(trends)} trends")
     if points.left_out:
-        omitted_text = ", ".join(f"{count} {reason}" for reason, count in points.left_out.items())
+        omitted_text = ", ".join(f"{num_trends} {omit_reason}" for omit_reason, num_trends in points.left_out.items())
         lines.append(f"not in a trend: {omitted_text}")
     return lines

@@ -131,16 +131,16 @@ def _reason(error: RuntimeError) -> str:
     """Returns the reason of a failed deployment: the last line of the replica's traceback, or else Ray's message."""
     app_status = serve.status().applications.get(APPLICATION_NAME)
     messages = [deployment.message for deployment in app_status.deployments.values()] if app_status else []
-    lines = "\n".join(messages).splitlines()
-    error_lines = [line for line in lines if re.match(r"\w*Error: ", line)]
+    message_lines = "\n".join(messages).splitlines()
+    error_lines = [line for line in message_lines if re.match(r"\w*Error: ", line)]
     return error_lines[-1].partition(": ")[2] if error_lines else str(error)
 
 
 @contextmanager
 def _cluster(address: str | None, cpus: int) -> Iterator[None]:
-    cores = {} if address else {"num_cpus": max(cpus, os.cpu_count() or 1)}
+    cpu_args = {} if address else {"num_cpus": max(cpus, os.cpu_count() or 1)}
     try:
-        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **cores)
+        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **cpu_args)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ValueError(f"ray: expected a cluster at {address!r}, got {error}") from error
     try:
