@@ -87,10 +87,10 @@ class Core:
                 chunk.sequence.siblings = []
 
     def _expect(self, sequences: list[Sequence]) -> None:
-        """Marks one token of each sequence as expected: drawn, but not read yet.  The next step computes this token.  A
-        sequence that reaches its full length with this token is removed."""
+        """Notes that the device has drawn a token of each sequence, which the host reads later.  The token is an input of
+        the next step.  Removes a sequence that reaches its full length with this token."""
         blocks = self.scheduler.blocks
-        page_size, growing_sequences = blocks.block_size, []
+        page_size, full_sequences = blocks.block_size, []
         for draw_index, sequence in enumerate(sequences):
             if sequence.finish_reason is not None:
                 continue  # the token before, which has just been read, was its last
@@ -99,11 +99,11 @@ class Core:
             if next_length % page_size == 1 % page_size:
                 blocks.publish(sequence, next_length - 1)
             if next_length >= sequence.max_length:
-                growing_sequences.append(sequence)
+                full_sequences.append(sequence)
             elif sequence.row < 0:
                 self.runner.join(sequence, draw_index)
-        if growing_sequences:
-            self._remove(growing_sequences)
+        if full_sequences:
+            self._remove(full_sequences)
 
     def _read(self) -> list[Sequence]:
         """Waits for the tokens of the last draw and appends them.  Returns the sequences that got a token."""

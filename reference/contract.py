@@ -92,7 +92,7 @@ class Packed:
 
     @property
     def ndim(self) -> int:
-        """Returns the number of dimensions of the original weight."""
+        """Returns the number of dimensions that the weight had before it was packed."""
         return len(self.shape)
 
     def stride(self) -> tuple[int, ...]:

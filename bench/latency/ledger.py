@@ -244,7 +244,7 @@ def calls_of(llm: LLM, step: Callable[[], None], kind: StepKind, batch: int, con
 
 
 def chosen(llm: LLM, kind: StepKind, batch: int, context: int) -> dict[str, Kernel]:
-    """Returns the engine's kernel by op for a step.  A decode step has the decode kernel as `paged_attention`."""
+    """Returns the kernel of each op of a step.  In a decode step, `paged_attention` has the decode kernel."""
     size_bucket = bucket_of(batch if kind == "decode" else context)
     kernels = {op_choice.op: op_choice.kernel for op_choice in llm.ops.choices if op_choice.bucket == size_bucket}
     if kind == "decode":

@@ -69,7 +69,7 @@ class Speculation:
             raise ValueError(f"num_speculative_tokens: expected 1 to {MOST_DRAFT_TOKENS}, got {self.num_tokens!r}")
 
     def rows(self, max_model_len: int) -> int:
-        """Returns how many rows a sequence may have.  Raises `ValueError` if a draft exceeds `max_model_len`."""
+        """Returns the most rows of a sequence in a step.  Raises `ValueError` if a draft exceeds `max_model_len`."""
         if self.num_tokens > max_model_len - 2:
             max_text = f"{max_model_len - 2}, with a token before and one behind it in max_model_len ({max_model_len})"
             raise ValueError(f"num_speculative_tokens: expected at most {max_text}, got {self.num_tokens}")

@@ -27,8 +27,8 @@ class Places:
 
 
 def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
-    """Returns the position behind the earlier copy of the last token pair with the most equal tokens before it.  In a
-    tie takes the latest.  `place` is the position behind the latest copy; `older` maps it to the one before."""
+    """The last two tokens occurred earlier.  Returns the position behind the occurrence that has the most tokens before
+    it in common with the end.  `place` is behind the latest occurrence; `older` leads from each to the one before."""
     best_position, longest_match, end = place, -1, len(tokens)
     for _ in range(TRIED):
         count = 0
