@@ -87,8 +87,8 @@ class Core:
                 chunk.sequence.siblings = []
 
     def _expect(self, sequences: list[Sequence]) -> None:
-        """Notes that the device has drawn a token of each sequence, which the host reads later.  The token is an input of
-        the next step.  Removes a sequence that reaches its full length with this token."""
+        """Notes that the device has drawn a token of each sequence, which the host reads later.  The next step takes
+        this token as its input.  Removes a sequence that reaches its full length with this token."""
         blocks = self.scheduler.blocks
         page_size, full_sequences = blocks.block_size, []
         for draw_index, sequence in enumerate(sequences):
