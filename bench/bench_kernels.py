@@ -47,8 +47,8 @@ def timeable() -> Iterator[Any]:
                         group=f"{spec.name} {case.id} {scheme}", max_time=BUDGET_S, min_rounds=MIN_SAMPLES
                     )
                     # Texts: pytest-benchmark can store texts, and group new and stored results by texts.
-                    id_parts = (spec.name, kernel.name, case.id, scheme)
-                    yield pytest.param(*id_parts, id=f"{kernel.id}-{case.id}-{scheme}", marks=benchmark_mark)
+                    param_values = (spec.name, kernel.name, case.id, scheme)
+                    yield pytest.param(*param_values, id=f"{kernel.id}-{case.id}-{scheme}", marks=benchmark_mark)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -127,11 +127,11 @@ def run_benches(
                 return records
             planted_names = frozenset(kernel.name for kernel in kernels if (kernel.id, scheme.name) in planted_before)
             measurement = Measurement(op_spec, scheme, settings, writer.run_id, planted_before=planted_names)
-            for record_number, record in enumerate(measurement.records(kernels, cases)):
+            for record_index, record in enumerate(measurement.records(kernels, cases)):
                 writer.write(record)
                 records.append(record)
                 advance(f"{op}/{record.kernel} {record.case_id}")
-                if (record_number + 1) % len(kernels) == 0 and time.monotonic() > bench_deadline:
+                if (record_index + 1) % len(kernels) == 0 and time.monotonic() > bench_deadline:
                     break
     return records
 

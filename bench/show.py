@@ -66,19 +66,19 @@ def table(
     If the terminal is narrow, texts continue on the next line.  If this is not enough, each row becomes lines of names
     and values.  Numbers are never shortened."""
     columns = [name for name in columns if not filled or any(row.get(name) not in (None, "") for row in rows)]
-    numeric_columns = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in columns]
+    is_numeric = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in columns]
     cells = [[_cell(name, row.get(name)) for name in columns] for row in rows]
     widths = [max(len(name), *(row[col_index].cell_len for row in cells), 0) for col_index, name in enumerate(columns)]
     head = None if title is None else Text(visible(title))
     gap_width = COLUMN_GAP * (len(columns) - 1)
     if (
         gap_width
-        + sum(width if is_fixed else min(width, TEXT) for width, is_fixed in zip(widths, numeric_columns, strict=True))
+        + sum(width if is_fixed else min(width, TEXT) for width, is_fixed in zip(widths, is_numeric, strict=True))
         > out.width
     ):
-        return _as_lines(columns, cells, numeric_columns, head)
+        return _as_lines(columns, cells, is_numeric, head)
     grid = Table(title=head, title_justify="left", header_style="bold", box=None, pad_edge=False, title_style="bold")
-    for name, is_number in zip(columns, numeric_columns, strict=True):
+    for name, is_number in zip(columns, is_numeric, strict=True):
         is_fixed = is_number or (sum(widths) + gap_width <= out.width and name not in ("reason", "why", "case"))
         grid.add_column(Text(name), justify="right" if is_number else "left", no_wrap=is_fixed, overflow="fold")
     for row in cells:

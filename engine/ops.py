@@ -76,12 +76,12 @@ class OpSet:
         """Packs `weight` `[out, in]` as the argument `b` of gemm, once for each layout that a chosen kernel needs."""
         ops = {choice.op for choice in self.choices}
         if "gemm_w8a16" in ops:
-            int8_codes, scale = quantize_int8(weight)
-            return tuple((packed(pack_function, int8_codes.mT, scale=scale), scale) for pack_function in self._ways)
+            weight_codes, scale = quantize_int8(weight)
+            return tuple((packed(pack_function, weight_codes.mT, scale=scale), scale) for pack_function in self._ways)
         if "gemm_w4a16" in ops:
-            int8_codes, scale, zeros = quantize_int4(weight, INT4_GROUP)
+            weight_codes, scale, zeros = quantize_int4(weight, INT4_GROUP)
             scales = {"scale": scale, "zero": zeros}
-            return tuple((packed(pack_function, int8_codes, **scales), scale, zeros) for pack_function in self._ways)
+            return tuple((packed(pack_function, weight_codes, **scales), scale, zeros) for pack_function in self._ways)
         return tuple((packed(pack_function, weight.mT),) for pack_function in self._ways)
 
     def describe(self) -> list[dict[str, str]]:

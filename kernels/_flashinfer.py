@@ -103,8 +103,8 @@ def read_pages(block_table: torch.Tensor, seq_lens: torch.Tensor, block_size: in
     lengths = seq_lens.cpu()
     page_counts = (lengths + block_size - 1) // block_size
     indptr = torch.nn.functional.pad(page_counts.cumsum(0), (1, 0)).int()
-    used_pages = torch.arange(block_table.shape[1]) < page_counts[:, None]
-    indices = block_table.cpu()[used_pages].to(block_table.device)
+    is_used_page = torch.arange(block_table.shape[1]) < page_counts[:, None]
+    indices = block_table.cpu()[is_used_page].to(block_table.device)
     return Pages(indptr, indices, lengths - (page_counts - 1).clamp(min=0) * block_size, lengths)
 
 
@@ -116,8 +116,8 @@ def unseeing_rows(
     Both tensors are on the CPU.  `bounds` `[B + 1]` has the offsets of each sequence's queries.  `lengths` `[B]` has
     the numbers of keys."""
     query_counts = bounds.diff()
-    row_counts = (query_counts - lengths).clamp(min=0) if causal else torch.where(lengths == 0, query_counts, 0)
-    rows = [torch.arange(row, row + n) for row, n in zip(bounds.tolist(), row_counts.tolist(), strict=False) if n]
+    keyless_counts = (query_counts - lengths).clamp(min=0) if causal else torch.where(lengths == 0, query_counts, 0)
+    rows = [torch.arange(row, row + n) for row, n in zip(bounds.tolist(), keyless_counts.tolist(), strict=False) if n]
     return torch.cat(rows).to(device) if rows else None
 
 

@@ -278,8 +278,8 @@ def _check_arguments(kernel: Kernel, spec: OpSpec) -> None:
             raise TypeError(f"{kernel.id}: expected both {option} and a keyword-only argument {name}=None, or neither")
     for name in [] if kernel.prepare is None else [*inspect.signature(kernel.prepare).parameters][1:]:
         if name not in spec.prepared_with:
-            allowed_values = ", ".join(spec.prepared_with) or "nothing"
-            raise TypeError(f"{kernel.id}: prepare asks for {name!r}, expected one of {allowed_values}")
+            allowed_text = ", ".join(spec.prepared_with) or "nothing"
+            raise TypeError(f"{kernel.id}: prepare asks for {name!r}, expected one of {allowed_text}")
 
 
 def ops() -> dict[str, OpSpec]:

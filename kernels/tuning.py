@@ -111,8 +111,8 @@ class Tuning:
         if not dataclasses.is_dataclass(self.config_type) or not self.config_type.__dataclass_params__.frozen:  # type: ignore[attr-defined]
             raise TypeError(f"tuning: expected {type_name} to be a frozen dataclass")
         for field_name, type_hint in get_type_hints(self.config_type).items():
-            allowed_types = {*map(type, get_args(type_hint))} if get_origin(type_hint) is Literal else {type_hint}
-            if not allowed_types <= {*get_args(Scalar)}:
+            value_types = {*map(type, get_args(type_hint))} if get_origin(type_hint) is Literal else {type_hint}
+            if not value_types <= {*get_args(Scalar)}:
                 raise TypeError(f"tuning: expected {type_name}.{field_name} to be a JSON scalar, got {type_hint}")
         if isinstance(self.heuristic, Defaults):
             object.__setattr__(self, "heuristic", partial(self.heuristic, is_legal=self.is_legal))
@@ -133,8 +133,8 @@ class Tuning:
         try:
             return self.config_type(**values)
         except TypeError as error:
-            field_names = ", ".join(config_field.name for config_field in dataclasses.fields(self.config_type))
-            raise ValueError(f"config: expected {field_names}, got {', '.join(values)}") from error
+            fields_text = ", ".join(config_field.name for config_field in dataclasses.fields(self.config_type))
+            raise ValueError(f"config: expected {fields_text}, got {', '.join(values)}") from error
 
 
 BUCKET_ROWS = (1, 16, 64, 512, float("inf"))

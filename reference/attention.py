@@ -255,9 +255,9 @@ def _of(sinks: torch.Tensor | None, piece: Piece, H_kv: int) -> torch.Tensor | N
 
 def _largest(q: torch.Tensor, k: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor:
     """Returns each query's largest |q| . |k| over its visible keys: (heads, group, rows). It is 0 without such keys."""
-    norm_products = _rows(q, piece, k.shape[1]).abs() @ _columns(k, piece).abs().mT
-    norm_products = seen.hide(_by_group(norm_products, q, k), piece.rows, piece.keys, 0.0)
-    return norm_products.amax(-1) if norm_products.shape[-1] else norm_products.new_zeros(norm_products.shape[:-1])
+    abs_products = _rows(q, piece, k.shape[1]).abs() @ _columns(k, piece).abs().mT
+    abs_products = seen.hide(_by_group(abs_products, q, k), piece.rows, piece.keys, 0.0)
+    return abs_products.amax(-1) if abs_products.shape[-1] else abs_products.new_zeros(abs_products.shape[:-1])
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, seen: KeyRange, scores: Scores, piece: Piece) -> torch.Tensor:

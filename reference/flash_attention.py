@@ -192,9 +192,9 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     if case["causal"]:
         window_edges = {middle: "diagonal", middle - window + 1: "window's end", middle - window: "before the window"}
         edge_labels = window_edges.items() if window else [(middle, "diagonal")]
-        key_labels |= {j: f"{edge_label} of query {T // 2}" for j, edge_label in edge_labels if 0 <= j < S}
-    for j, edge_label in sorted(key_labels.items()):
-        yield edge_label, _quantised(_with_a_shout(case, scheme, device, seed, j), scheme, case)
+        key_labels |= {j: f"{input_label} of query {T // 2}" for j, input_label in edge_labels if 0 <= j < S}
+    for j, input_label in sorted(key_labels.items()):
+        yield input_label, _quantised(_with_a_shout(case, scheme, device, seed, j), scheme, case)
     if S:
         inputs = _drawn(case, scheme, device, seed)
         listen(inputs["q"], inputs["k"])
@@ -206,8 +206,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs |= {"k": inputs["k"][:, :S], "v": inputs["v"][:, :S]}
         yield "poison one past the last key", inputs
     base_inputs = _drawn(case, scheme, device, seed)
-    for edge_label, inputs in (*low_precision(base_inputs, "q", "k", "v"), *other_scores(base_inputs, "q", "k")):
-        yield edge_label, _quantised(inputs, scheme, case)
+    for input_label, inputs in (*low_precision(base_inputs, "q", "k", "v"), *other_scores(base_inputs, "q", "k")):
+        yield input_label, _quantised(inputs, scheme, case)
     if S and _is_fp8(scheme):
         # Scores near zero and values of one sign leave only the rounding of the weights, so that a wrong factor shows.
         inputs = _drawn(case, scheme, device, seed)

@@ -93,8 +93,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     """Yields adversarial inputs. The first token or the last token goes to the first or the last slot of a page, in the
     first or the last page. Also yields tokens that all have the slot -1."""
     T, num_blocks, block_size = (int(case[key]) for key in ("T", "num_blocks", "block_size"))
-    last_block_slot = (num_blocks - 1) * block_size
-    for slot_id in sorted({0, block_size - 1, last_block_slot, last_block_slot + block_size - 1}):
+    last_block_start = (num_blocks - 1) * block_size
+    for slot_id in sorted({0, block_size - 1, last_block_start, last_block_start + block_size - 1}):
         for token_index in sorted({0, T - 1}) if T else ():
             inputs = make_inputs(case, scheme, device, seed)
             slot_ids = inputs["slot_mapping"]

@@ -112,11 +112,11 @@ def check_pages(
         query_counts = np.diff(cu_seqlens_q.cpu().numpy())[:, None]
         page_counts = np.where(query_counts > 0, page_counts, 0)
     page_indices = np.arange(table.shape[1])
-    bad_entry = (table.view(np.uint32) >= num_blocks) & (page_indices < page_counts)
+    bad_mask = (table.view(np.uint32) >= num_blocks) & (page_indices < page_counts)
     if window is not None:
-        bad_entry &= page_indices >= (lengths - query_counts + 1 - min(window, capacity)) // block_size
-    if bad_entry.any():
-        raise ValueError(f"block_table: expected pages below {num_blocks} up to each length, got {table[bad_entry][0]}")
+        bad_mask &= page_indices >= (lengths - query_counts + 1 - min(window, capacity)) // block_size
+    if bad_mask.any():
+        raise ValueError(f"block_table: expected pages below {num_blocks} up to each length, got {table[bad_mask][0]}")
 
 
 def gathered(cache: torch.Tensor, pages: torch.Tensor, length: int, first: int = 0) -> torch.Tensor:
@@ -143,9 +143,9 @@ def used_slots(
     page_ends = (lengths - page_offsets).clamp(0, block_size)  # (B, max_blocks): one past the last token in each page
     page_starts = (first_tokens - page_offsets).clamp(0, block_size)
     used_entries = page_ends > page_starts
-    block_id = block_table.cpu().long()[used_entries]
-    end_slots = torch.zeros(num_blocks, dtype=torch.int64).scatter_reduce_(0, block_id, page_ends[used_entries], "amax")
-    first_slots = torch.full((num_blocks,), block_size).scatter_reduce_(0, block_id, page_starts[used_entries], "amin")
+    page_ids = block_table.cpu().long()[used_entries]
+    end_slots = torch.zeros(num_blocks, dtype=torch.int64).scatter_reduce_(0, page_ids, page_ends[used_entries], "amax")
+    first_slots = torch.full((num_blocks,), block_size).scatter_reduce_(0, page_ids, page_starts[used_entries], "amin")
     return int((end_slots - first_slots).clamp(min=0).sum()), int(used_entries.sum())
 
 

@@ -75,8 +75,8 @@ def reference(
 def whole(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` if only one of the two scales, or only one of the two norms, is given. Also raises if the
     tables rotate more than D columns, or if a cache has the wrong dtype."""
-    for arg_name, plural_name in (("scale", "scales"), ("norm", "norms")):
-        first_name, second_name = ("k_scale", "v_scale") if arg_name == "scale" else ("q_norm", "k_norm")
+    for name, plural_name in (("scale", "scales"), ("norm", "norms")):
+        first_name, second_name = ("k_scale", "v_scale") if name == "scale" else ("q_norm", "k_norm")
         if (arguments.get(first_name) is None) != (arguments.get(second_name) is None):
             missing_name = second_name if arguments.get(second_name) is None else first_name
             raise ValueError(f"{missing_name}: expected both {plural_name} or none, got one")
@@ -84,8 +84,8 @@ def whole(arguments: CallArguments, dims: Dims) -> None:
         max_columns, table_columns = dims["D"] // 2, dims["rotary"] // 2
         raise ValueError(f"cos: expected at most {max_columns} columns, half of q's head_dim, got {table_columns}")
     cache_dtype = arguments["q"].dtype if arguments.get("k_scale") is None else torch.float8_e4m3fn
-    for arg_name in ("k_cache", "v_cache"):
-        check_dtype(arg_name, arguments[arg_name], cache_dtype)
+    for name in ("k_cache", "v_cache"):
+        check_dtype(name, arguments[name], cache_dtype)
 
 
 def places_exist(arguments: CallArguments, dims: Dims) -> None:

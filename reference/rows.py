@@ -106,10 +106,10 @@ def quantized_limits(oracle: Outputs, error: torch.Tensor, dtype: str) -> Output
     row_error = error.amax(dim=1) if error.shape[1] else torch.zeros_like(row_scales)
     scale_error = row_error / MAX_CODES[dtype] + 2.0 * FP32_ROUNDOFF * row_scales
     row_max = row_scales * (codes.abs().amax(dim=1) if codes.shape[1] else 0.0)
-    zero_rows = (row_max > 0) & (row_max <= row_error + 2.0**-126)
-    scale_error = scale_error.clamp(min=zero_rows.double())
+    near_zero_rows = (row_max > 0) & (row_max <= row_error + 2.0**-126)
+    scale_error = scale_error.clamp(min=near_zero_rows.double())
     code_error = error / row_scales[:, None] + codes.abs() * (scale_error / row_scales + 2.0 * FP32_ROUNDOFF)[:, None]
-    code_error = code_error.clamp(min=2.0 * MAX_CODES[dtype] * zero_rows[:, None].double())
+    code_error = code_error.clamp(min=2.0 * MAX_CODES[dtype] * near_zero_rows[:, None].double())
     if dtype == "int8":
         return code_error + 0.5, scale_error
     # Three bits behind the leading bit; below 2**-6 the steps stay 2**-9.

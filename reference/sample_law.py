@@ -51,20 +51,20 @@ def support(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, 
     scores = logits.detach().cpu().double() / temperature
     n = min(top_k or len(scores), int((scores > -math.inf).sum()))
     # Sorting only the first n of 128,256 values takes 2 to 5 ms, sorting all with their ids 12 ms (one EPYC core).
-    ranking = torch.from_numpy(np.sort(np.partition(scores.numpy(), len(scores) - n)[len(scores) - n :])[::-1].copy())
-    top_weights = torch.exp(ranking[:n] - ranking[0])
+    ordered = torch.from_numpy(np.sort(np.partition(scores.numpy(), len(scores) - n)[len(scores) - n :])[::-1].copy())
+    top_weights = torch.exp(ordered[:n] - ordered[0])
     # With 2**n equal weights, every sum and quotient is exact in fp32, and there is no doubt.
     is_exact = bool((top_weights == 1).all()) and n & (n - 1) == 0
-    in_support = top_k_mask = _first(scores, ranking, n)
+    in_support = top_k_mask = _first(scores, ordered, n)
     doubtful_mask = torch.zeros_like(in_support)
     if top_p < 1:
         cumulative_mass = (top_weights / top_weights.sum()).cumsum(0)
         mass_before = torch.cat([cumulative_mass.new_zeros(1), cumulative_mass[:-1]])
-        in_support = _first(scores, ranking, int((mass_before < top_p).sum()))
+        in_support = _first(scores, ordered, int((mass_before < top_p).sum()))
         if not is_exact:
             kept_counts = (int((mass_before - top_p < limit).sum()) for limit in (-MASS_TOLERANCE, MASS_TOLERANCE))
-            doubtful_mask = torch.logical_xor(*(_first(scores, ranking, kept_count) for kept_count in kept_counts))
-    score_gap = ranking[0] - scores
+            doubtful_mask = torch.logical_xor(*(_first(scores, ordered, kept_count) for kept_count in kept_counts))
+    score_gap = ordered[0] - scores
     weights = torch.exp(-score_gap)
     if min_p > 0:
         in_support = in_support & (weights >= min_p)

@@ -91,11 +91,11 @@ def _check_edit_values(edits: Edits, V: int) -> None:
             if not math.isfinite(edit_value) or (name == "repetition_penalty" and edit_value <= 0):
                 expected_text = "a finite value > 0" if name == "repetition_penalty" else "a finite value"
                 raise ValueError(f"{name}: expected {expected_text}, got {edit_value} in row {row}")
-    row_starts, token_ids, token_counts, biases = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
-    if row_starts is None or token_ids is None or token_counts is None or biases is None:
+    row_bounds, token_ids, token_counts, biases = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
+    if row_bounds is None or token_ids is None or token_counts is None or biases is None:
         return
-    check_offsets("edit_offsets", row_starts, len(token_ids))
-    row_ids = torch.arange(len(row_starts) - 1, device=token_ids.device).repeat_interleave(row_starts.diff())
+    check_offsets("edit_offsets", row_bounds, len(token_ids))
+    row_ids = torch.arange(len(row_bounds) - 1, device=token_ids.device).repeat_interleave(row_bounds.diff())
     value_checks = (
         ("edit_ids", token_ids, (token_ids < 0) | (token_ids >= V), f"0 to {V - 1}"),
         ("edit_counts", token_counts, token_counts < -1, ">= -1"),

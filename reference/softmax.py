@@ -40,8 +40,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     gap * log2(e), which costs a relative error of gap u_32. The terms of the sum have such errors too. 4 gap covers
     them all. A result below 2**-126 may become 0."""
     x = inputs["x"].double()
-    max_gap = x.amax(-1, keepdim=True) - x if x.shape[-1] else x
-    relative_error = (ACCUMULATION_FACTOR * x.shape[-1] ** 0.5 + 8.0 + 4.0 * max_gap.clamp(max=1000.0)) * FP32_ROUNDOFF
+    top_gap = x.amax(-1, keepdim=True) - x if x.shape[-1] else x
+    relative_error = (ACCUMULATION_FACTOR * x.shape[-1] ** 0.5 + 8.0 + 4.0 * top_gap.clamp(max=1000.0)) * FP32_ROUNDOFF
     subnormal_error = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
     return ((relative_error + scheme.unit_roundoff) * oracle[0] + 2.0**-126 + subnormal_error,)
 

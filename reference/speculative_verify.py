@@ -182,7 +182,7 @@ def _excused(tokens: list[int], accepted: int, inputs: Inputs, b: int) -> bool:
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes drafts that are close to the target: about 2 of 3 are accepted. `ngram` drafts have no probabilities."""
-    B, K, V = (int(case[input_name]) for input_name in ("B", "K", "V"))
+    B, K, V = (int(case[name]) for name in ("B", "K", "V"))
     is_meta = torch.device(device).type == "meta"
     index_device = torch.device("cpu" if is_meta else device)
     generator = torch.Generator().manual_seed(seed)
@@ -200,7 +200,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
         tokens = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(B, K)
         p, q = p.to(index_device), q.to(index_device)
     inputs: Inputs = {"draft_tokens": tokens.to(index_device), "target_probs": p}
-    inputs |= {input_name: input_value.to(index_device) for input_name, input_value in small_tensors.items()}
+    inputs |= {name: input_value.to(index_device) for name, input_value in small_tensors.items()}
     return inputs if case.get("ngram") else inputs | {"draft_probs": q}
 
 
@@ -222,9 +222,9 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         yield "values: an eighth of the draft's weights, so that nothing is left", inputs | {"target_probs": low_target}
     if "draft_probs" in inputs and V > 1:
         draft_ids = inputs["draft_tokens"][..., None]
-        target_probs, draft_args = inputs["target_probs"].clone(), inputs["draft_probs"].scatter(2, draft_ids, 0)
+        target_probs, new_draft = inputs["target_probs"].clone(), inputs["draft_probs"].scatter(2, draft_ids, 0)
         target_probs[:, :K].scatter_(2, draft_ids, 0)
-        yield "values: drafts that both laws give 0", inputs | {"target_probs": target_probs, "draft_probs": draft_args}
+        yield "values: drafts that both laws give 0", inputs | {"target_probs": target_probs, "draft_probs": new_draft}
     for agreeing_drafts in sorted({0, K // 2, K}):  # the target is certain, and agrees with the drafts before `first`
         target_tokens = torch.full((B, K + 1), V - 1, device=inputs["draft_tokens"].device)
         target_tokens[:, :agreeing_drafts] = inputs["draft_tokens"][:, :agreeing_drafts]
@@ -232,8 +232,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     if V > 1:
         wrong_tokens = torch.full_like(inputs["draft_tokens"], V - 1)
         target_probs = _one_hot(torch.zeros(B, K + 1, dtype=torch.int64, device=wrong_tokens.device), V)
-        draft_args = {"draft_probs": _one_hot(wrong_tokens, V)} if "draft_probs" in inputs else {}
-        yield "never right", inputs | {"draft_tokens": wrong_tokens, "target_probs": target_probs} | draft_args
+        new_draft = {"draft_probs": _one_hot(wrong_tokens, V)} if "draft_probs" in inputs else {}
+        yield "never right", inputs | {"draft_tokens": wrong_tokens, "target_probs": target_probs} | new_draft
 
 
 def _one_hot(tokens: torch.Tensor, V: int) -> torch.Tensor:

@@ -161,14 +161,14 @@ def waves(ctas: int, ctas_per_sm: int, sms: int) -> Waves:
             raise ValueError(f"{amount_name}: expected at least 1, got {amount}")
     cta_slots = ctas_per_sm * sms
     full_waves, tail_ctas = divmod(ctas, cta_slots)
-    max_ctas_per_sm = _round_up(ctas, sms) // sms
+    busiest_sm_ctas = _round_up(ctas, sms) // sms
     return Waves(
         waves=ctas / cta_slots,
         full=full_waves,
         tail_ctas=tail_ctas,
         efficiency=ctas / (cta_slots * (full_waves + (tail_ctas > 0))),
-        busiest_sm_ctas=max_ctas_per_sm,
-        balance=ctas / (sms * max_ctas_per_sm),
+        busiest_sm_ctas=busiest_sm_ctas,
+        balance=ctas / (sms * busiest_sm_ctas),
     )
 
 

@@ -235,8 +235,8 @@ def _draw_roofs(
             axes.plot([left, flat_rates[-1] / rate], [left * rate, flat_rates[-1]], **line)
             for roof_rate in flat_rates:
                 axes.plot([roof_rate / rate, right], [roof_rate] * 2, **line)
-                dtype_names = "/".join(dtype or "fp32 vector" for dtype in roof_rates if roof_rates[dtype] == roof_rate)
-                names.append((roof_rate, f"{dtype_names} {si(roof_rate)}FLOP/s, {roofs.name(ceiling)}"))
+                dtype_text = "/".join(dtype or "fp32 vector" for dtype in roof_rates if roof_rates[dtype] == roof_rate)
+                names.append((roof_rate, f"{dtype_text} {si(roof_rate)}FLOP/s, {roofs.name(ceiling)}"))
         name_y = 0.0
         for roof_rate, name in sorted(names):
             roof_corner = (roof_rate / sorted_ceilings[0].hbm_bytes_per_s, roof_rate)

@@ -137,8 +137,8 @@ def _op_time(op: OpCost, device: Device, tables: Sequence[Table], kv_dtype: str)
         name = "gemm_fp8" if dtype == "fp8_e4m3" else "gemm"
         matching_tables = [t for t in tables if t.op == name and t.scheme == dtype and t.case.get("scales") != "block"]
         return _in_pieces(op, min_seconds, matching_tables)
-    table_dtype = "kv_fp8" if op.op == "paged_attention" and kv_dtype == "fp8_e4m3" else dtype
-    matching_tables = [t for t in tables if t.op == op.op and t.scheme == table_dtype]
+    table_scheme = "kv_fp8" if op.op == "paged_attention" and kv_dtype == "fp8_e4m3" else dtype
+    matching_tables = [t for t in tables if t.op == op.op and t.scheme == table_scheme]
     return _timed(op.op, op.site, op.calls, min_seconds, matching_tables, op.shape)
 
 

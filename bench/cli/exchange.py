@@ -84,8 +84,8 @@ def _import_published(paths: list[Path], out: Path | None, whole: bool) -> None:
     for placed_table in all_tables.placed:
         for rows_text in placed_table.below:
             show.line(f"left out: {placed_table.table.file}: {rows_text}: faster than its GPU can be", "yellow")
-    for kernel_family, unused_count in all_tables.left.most_common():
-        show.line(f"no place here: {counted(unused_count, 'row')} of {kernel_family}", "dim")
+    for data_family, unused_count in all_tables.left.most_common():
+        show.line(f"no place here: {counted(unused_count, 'row')} of {data_family}", "dim")
     placed_row_count = sum(placed_table.table.rows for placed_table in all_tables.placed)
     show.line(
         f"{counted(all_tables.read, 'row')}: {placed_row_count:,} placed in {counted(len(all_tables.placed), 'table')}"

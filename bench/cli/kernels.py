@@ -290,7 +290,7 @@ def roofline(
         show.note(plot_note)
         points = [point for point in drawing.points if not ids or point.published or f"{point.op}/{point.label}" in ids]
         plots = [replace(drawing, points=points)] if points else []
-        empty_reason = figures.why_nothing([])
+        undrawn_reason = figures.why_nothing([])
     else:
         readings, folder = commands.newest_records(records)
         readings = [item for item in readings if (not op or item.op in op) and (not case or item.case_id in case)]
@@ -302,23 +302,23 @@ def roofline(
                 show.note(plot_note)
         else:
             plots = figures.drawings(readings, all_cases or bool(case), run or (), across)
-        empty_reason = figures.why_nothing(readings)
+        undrawn_reason = figures.why_nothing(readings)
     if not plots:
-        raise ValueError(f"records: {empty_reason}, so there is nothing to draw")
+        raise ValueError(f"records: {undrawn_reason}, so there is nothing to draw")
     if len(plots) > 1 and out is not None and out.suffix in (".svg", ".png"):
         raise ValueError(f"out: expected a folder or --across-devices, for {len(plots)} figures, got {str(out)!r}")
     out_path = out or (result_folder() if gpu else folder)
     image_paths = [path for drawing in plots for path in figures.draw(drawing, out_path, fixed_axes)]
     points = [point for drawing in plots for point in drawing.points]
-    unplaced_reasons = list(dict.fromkeys(empty_reason for drawing in plots for empty_reason in drawing.unplaced))
+    unplaced_reasons = list(dict.fromkeys(undrawn_reason for drawing in plots for undrawn_reason in drawing.unplaced))
     no_bytes_texts = [
-        empty_reason.removesuffix(f": {figures.NO_BYTES_REASON}")
-        for empty_reason in unplaced_reasons
-        if empty_reason.endswith(figures.NO_BYTES_REASON)
+        undrawn_reason.removesuffix(f": {figures.NO_BYTES_REASON}")
+        for undrawn_reason in unplaced_reasons
+        if undrawn_reason.endswith(figures.NO_BYTES_REASON)
     ]
     show.result({"figures": image_paths, "points": points, "without_bytes": no_bytes_texts})
-    for empty_reason in unplaced_reasons:
-        show.note(f"not drawn: {empty_reason}")
+    for undrawn_reason in unplaced_reasons:
+        show.note(f"not drawn: {undrawn_reason}")
     published_count = sum(point.published for point in points)
     measured_count = sum(point.seconds is not None for point in points) - published_count
     published_text = f", {published_count} published by others" if published_count else ""

@@ -105,11 +105,11 @@ def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[s
 
 
 def _show(entry: Explanation) -> None:
-    timed_case = entry.target
+    kernel_case = entry.target
     if entry.reason:
         show.line(entry.sentence(), "red")
         return
-    case_title = f"{timed_case.op}/{timed_case.kernel}  {timed_case.case.id}  {timed_case.scheme.name}  {entry.gpu}"
+    case_title = f"{kernel_case.op}/{kernel_case.kernel}  {kernel_case.case.id}  {kernel_case.scheme.name}  {entry.gpu}"
     show.table(entry.rows(), ("part", "us", "share", "why"), case_title)
     predicted_text = "no time" if entry.predicted_ms is None else f"{entry.predicted_ms * 1e3:.3g} us"
     bound_text = f"bound {(entry.bound_ms or 0.0) * 1e3:.3g} us ({entry.limiter})"
@@ -156,8 +156,8 @@ def profile(
 
     kernel_targets = _targets(op, [kernel], [case] if case else [], [scheme] if scheme else [])
     if len(kernel_targets) != 1:
-        kernel_names = ", ".join(kernel_entry.kernel for kernel_entry in kernel_targets)
-        raise ValueError(f"kernel: expected a file that registers one kernel of {op}, got {kernel_names}")
+        kernels_text = ", ".join(kernel_entry.kernel for kernel_entry in kernel_targets)
+        raise ValueError(f"kernel: expected a file that registers one kernel of {op}, got {kernels_text}")
     kernel_target = kernel_targets[0]
     if command:
         ncu_command = ncu.command(kernel_target, seed, ncu.METRICS, Path("ncu.csv"))

@@ -45,11 +45,11 @@ def report(
     show.line(f"{report_file.file}: {report_file.bytes / 1e6:.1f} MB, {counted(report_file.figures, 'roofline')}")
     run_text, files_text = counted(report_page.runs, "run"), counted(len(report_page.files), "file")
     show.line(f"  {counted(report_page.records, 'record')} of {run_text} in {files_text}; {counted(kernels, 'case')}")
-    for kernel_standing in report_page.standings:
-        ratio = kernel_standing.over_library
+    for op_standing in report_page.standings:
+        ratio = op_standing.over_library
         if ratio:
-            slower = f", slower in {kernel_standing.slower_cases}" if kernel_standing.slower_cases else ""
-            name = f"{kernel_standing.op} {kernel_standing.scheme} on {kernel_standing.machine}"
+            slower = f", slower in {op_standing.slower_cases}" if op_standing.slower_cases else ""
+            name = f"{op_standing.op} {op_standing.scheme} on {op_standing.machine}"
             show.line(
                 f"  {name}: {ratio.mean:.2f} times as fast as the library over {counted(ratio.cases, 'case')}{slower}"
             )

@@ -201,9 +201,9 @@ def capture(
 
 def _factors(texts: list[str]) -> dict[str, float]:
     def factor(op: str, value: str) -> float:
-        time_share = float(value.removesuffix("x"))
-        if not 0 <= time_share < 100:
+        time_factor = float(value.removesuffix("x"))
+        if not 0 <= time_factor < 100:
             raise ValueError
-        return time_share
+        return time_factor
 
     return values_by_name(texts, "kernel: expected OP=0.9x, each op once", factor)

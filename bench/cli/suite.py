@@ -87,8 +87,8 @@ def _show(results: dict[str, Json]) -> None:
         show.line(f"not run any more: {kernel}: {exclude_reason}", "red")
     if results["stopped"]:
         show.line(results["stopped"], "red")
-    counts = ", ".join(f"{count} {verdict.lower().replace('_', ' ')}" for verdict, count in results["counts"].items())
-    bars_text = ", ".join(f"{count} {verdict.lower()}" for verdict, count in results["bars"].items())
+    counts = ", ".join(f"{count} {outcome.lower().replace('_', ' ')}" for outcome, count in results["counts"].items())
+    bars_text = ", ".join(f"{count} {outcome.lower()}" for outcome, count in results["bars"].items())
     show.line(f"{results['device']}: {counts}; {f'bars: {bars_text}; ' if bars_text else ''}{results['seconds']:.0f} s")
 
 

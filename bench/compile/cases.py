@@ -147,8 +147,8 @@ def has_code(kernel: Kernel) -> bool:
 def check_backend(kernel: Kernel) -> None:
     """Raises `ValueError` if the kernel's backend has no compiled code."""
     if kernel.backend not in COMPILED_BACKENDS:
-        backend_names = " or ".join(COMPILED_BACKENDS)
-        raise ValueError(f"kernel: expected one in {backend_names}, got {kernel.id}, whose backend is {kernel.backend}")
+        backends_text = " or ".join(COMPILED_BACKENDS)
+        raise ValueError(f"kernel: expected one in {backends_text}, got {kernel.id}, whose backend is {kernel.backend}")
 
 
 ARCHITECTURE, SM = "sm_90a", 90

@@ -189,11 +189,11 @@ def _sentences(was: Summary, is_: Summary) -> list[str]:
 def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
     """Returns sentences: first on options that have lost their effect, then on options that have an effect again."""
     failed_names = {option.name for launch in before for option in launch.options if not option.took_effect}
-    lost_options = {option.name: option for launch in now for option in launch.options if not option.took_effect}
-    new_sentences = [option.sentence for name, option in lost_options.items() if name not in failed_names]
+    failing_options = {option.name: option for launch in now for option in launch.options if not option.took_effect}
+    new_sentences = [option.sentence for name, option in failing_options.items() if name not in failed_names]
     working_names = {option.name for launch in now for option in launch.options if option.took_effect}
     return new_sentences + [
-        f"{name} takes effect now" for name in sorted((failed_names - lost_options.keys()) & working_names)
+        f"{name} takes effect now" for name in sorted((failed_names - failing_options.keys()) & working_names)
     ]
 
 

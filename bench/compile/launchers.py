@@ -66,7 +66,7 @@ def selected(text: str, shapes: Iterable[str] | None, arguments: str, dtype: str
     if repeated_names := tensors.keys() & value_texts.keys():
         raise ValueError(f"argument: expected {repeated_names.pop()} here or in --shape, got both")
     source_file, _, name = text.partition("::")
-    dtype_names = {tensor_value.partition(":")[2] for tensor_value in tensors.values()}
+    dtype_names = {tensor_spec.partition(":")[2] for tensor_spec in tensors.values()}
     scheme = get_scheme(dtype_names.pop() if len(dtype_names) == 1 else dtype)
     return KernelCase(Path(source_file).name, name, Case(**tensors, **value_texts), scheme, Path(source_file).resolve())
 

@@ -260,9 +260,9 @@ class _Reading:
         self.pending: list[str] = []
 
     def read(self, line: str) -> None:
-        label_match = _LABEL_LINE.match(line)
-        if label_match:
-            self.pending.append(label_match[1])
+        label = _LABEL_LINE.match(line)
+        if label:
+            self.pending.append(label[1])
             return
         fields = _INSTRUCTION_LINE.match(line)
         if not fields:
@@ -272,7 +272,7 @@ class _Reading:
         self.pending = []
         targets_match = _BRANCH_TARGETS.search(operand_text)
         if targets_match:
-            self.indirect[address] = [label_match.strip() for label_match in targets_match[1].split(",")]
+            self.indirect[address] = [label.strip() for label in targets_match[1].split(",")]
         operands = operand_text.partition(";")[0].partition("(*")[0].strip()
         self.instructions.append(SassInstruction(address, guard, opcode, operands))
 

@@ -142,12 +142,12 @@ def _range(worst: int | None, usual: int | None) -> str:
 def summary_line(results: Sequence[CompileResult], store: Store | None) -> str:
     """Returns a summary of all results in one line."""
     kernels = {result.target.registered.id for result in results}
-    failures = sum(result.status == "COMPILE_ERROR" for result in results)
+    num_failed = sum(result.status == "COMPILE_ERROR" for result in results)
     spilling_count = sum(any(launch.stack_bytes for launch in result.launches) for result in results)
     finding_count = sum(len(launch.findings) for result in results for launch in result.launches)
     cached_text = f", {store.hits} of them from before" if store and store.hits else ""
     return (
-        f"kernels: {len(kernels)}; compilations for {ARCHITECTURE}: {len(results)}{cached_text}; failed: {failures}; "
+        f"kernels: {len(kernels)}; compilations for {ARCHITECTURE}: {len(results)}{cached_text}; failed: {num_failed}; "
         f"with spilled registers: {spilling_count}; options without effect: {finding_count}"
     )
 

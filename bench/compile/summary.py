@@ -88,7 +88,7 @@ class Summary:
         """Counts instructions by family in the hot loop and the loop that feeds it; without a loop, in all code."""
         if self.loop is None:
             return self.counts
-        return {op_name: self.loop.counts.get(op_name, 0) + self.loop.fed_by.get(op_name, 0) for op_name in self.counts}
+        return {family: self.loop.counts.get(family, 0) + self.loop.fed_by.get(family, 0) for family in self.counts}
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values, for the field `compiled` of a record."""
@@ -218,11 +218,11 @@ def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     tf32_count = sum(opcode_count for opcode, opcode_count in info.opcodes.items() if "TF32" in opcode.split("."))
     split_kinds = sorted({precision for precision in fp32_precisions if "x" in precision})
     if split_kinds:
-        mma_ops = sum(info.counts[family] for family in TENSOR_CORES)
-        evidence_text = f"the code has {tf32_count} TF32 and {mma_ops} tensor-core instructions in all"
+        mma_count = sum(info.counts[family] for family in TENSOR_CORES)
+        evidence_text = f"the code has {tf32_count} TF32 and {mma_count} tensor-core instructions in all"
         yield Option(
             f"precision {split_kinds[0]}",
-            mma_ops > 0,
+            mma_count > 0,
             f"input_precision {split_kinds[0]} was asked for, and {evidence_text}",
         )
     elif info.uses_tf32:

@@ -63,8 +63,8 @@ class Rotation:
 
         Each set is generated, because a clone does not keep all strides and views of the inputs."""
         meta_inputs = spec.make_inputs(case, scheme, torch.device("meta"), seed)
-        fitting_copies = int(free_bytes(device) / 4 / max(1, input_bytes(meta_inputs)))
-        return [spec.make_inputs(case, scheme, device, seed) for _ in range(max(1, min(INPUT_COPIES, fitting_copies)))]
+        fitting_count = int(free_bytes(device) / 4 / max(1, input_bytes(meta_inputs)))
+        return [spec.make_inputs(case, scheme, device, seed) for _ in range(max(1, min(INPUT_COPIES, fitting_count)))]
 
     @property
     def first(self) -> Callable[[], Result]:

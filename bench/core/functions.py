@@ -44,8 +44,8 @@ def tolerance(dtype: torch.dtype, oracle: torch.Tensor) -> torch.Tensor:
     dtype_eps = torch.finfo(dtype).eps
     finite_mask = torch.isfinite(abs_oracle)
     rms = abs_oracle[finite_mask].square().mean().sqrt() if finite_mask.any() else torch.zeros((), dtype=torch.float64)
-    max_error = (HALF_EPSILONS if dtype_eps > 1e-4 else FULL_EPSILONS) * dtype_eps * torch.maximum(abs_oracle, rms)
-    return torch.where(finite_mask, max_error, 0.0)  # an infinity must be met exactly
+    error_limit = (HALF_EPSILONS if dtype_eps > 1e-4 else FULL_EPSILONS) * dtype_eps * torch.maximum(abs_oracle, rms)
+    return torch.where(finite_mask, error_limit, 0.0)  # an infinity must be met exactly
 
 
 def _tensors(name: str, value: object) -> tuple[torch.Tensor, ...]:

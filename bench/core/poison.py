@@ -326,7 +326,7 @@ def aliases(output: torch.Tensor, buffer: torch.Tensor) -> bool:
 def changes_later(outputs: Outputs, read: Outputs) -> str | None:
     """Watches `outputs` for `LATE_S` seconds.  Describes the fault if they differ from `read`, or returns None."""
     deadline = time.monotonic() + LATE_S
-    while all(same_bits(output, expected_outputs) for output, expected_outputs in zip(outputs, read, strict=True)):
+    while all(same_bits(output, expected_output) for output, expected_output in zip(outputs, read, strict=True)):
         if time.monotonic() > deadline:
             return None
         time.sleep(0.002)

@@ -170,8 +170,8 @@ class Record:
         for name, allowed_choices in _FIELD_CHOICES.items():
             field_value = getattr(self, name)
             if field_value not in allowed_choices:
-                allowed_values = ", ".join(str(choice) for choice in allowed_choices if choice is not None)
-                raise ValueError(f"{name}: expected one of {allowed_values}, got {field_value!r}")
+                allowed_text = ", ".join(str(choice) for choice in allowed_choices if choice is not None)
+                raise ValueError(f"{name}: expected one of {allowed_text}, got {field_value!r}")
         for name, field_value in (("op", self.op), ("kernel", self.kernel), ("case_id", self.case_id or None)):
             if isinstance(field_value, str) and (not field_value.strip() or _SURROGATE_PATTERN.search(field_value)):
                 raise ValueError(f"{name}: expected a name that UTF-8 holds, or None, got {field_value!r}")

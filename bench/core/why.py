@@ -108,8 +108,8 @@ class Look:
             is_cached = bool(new_outputs) and not data.faults(new_outputs, self.own_stream)
             if is_cached or (new_outputs and (_same(new_outputs, read) or _same(self._run(data, layout), new_outputs))):
                 return f"a cached answer: the output of {'an earlier call' if age else 'the call before'}, on {label}"
-            new_names = [name for name, value in data.inputs.items() if not _equal(value, inputs.get(name))]
-            return f"the output is that on {label}, as if {', '.join(new_names)} had not changed" if new_outputs else ""
+            differing = [name for name, value in data.inputs.items() if not _equal(value, inputs.get(name))]
+            return f"the output is that on {label}, as if {', '.join(differing)} had not changed" if new_outputs else ""
         return ""
 
     def _far(self, data: CheckData, layout: Layout) -> str:

@@ -137,13 +137,13 @@ def call(
     answer = ask(request)
     if not answer["launches"] or answer["status"] != "OK" or answer["ran"] < answer["of"] or configs:
         return EmulatedCall(target, answer, device.name)  # the compiled code belongs to an autotuner's first config
-    hbm_bytes = traffic_of(answer)
+    counted = traffic_of(answer)
     if not target.is_launcher:
-        return EmulatedCall(target, answer, device.name, predict_all([target], device, counted={target: hbm_bytes})[0])
+        return EmulatedCall(target, answer, device.name, predict_all([target], device, counted={target: counted})[0])
     flops: Counter[str] = Counter()
     for launch in answer["launches"]:
         flops.update({MATRIX_FORMATS.get(kind, kind): n_flops for kind, n_flops in launch["tensor_flops"].items()})
-    return EmulatedCall(target, answer, device.name, predict_launcher(target, hbm_bytes, flops, device))
+    return EmulatedCall(target, answer, device.name, predict_launcher(target, counted, flops, device))
 
 
 def ask(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
     run_writer, environment = RunWriter(folder), Environment.now()
     for one_call in calls:
         kernel, target = registry.get_kernel(one_call.target.op, one_call.target.kernel), one_call.target
-        hbm_bytes = traffic_of(one_call.answer)
+        counted = traffic_of(one_call.answer)
         has_run = one_call.answer["status"] in ("OK", "INCORRECT") and bool(one_call.answer["launches"])
         is_compared = has_run and bool(one_call.answer["errors"])
         run_writer.write(
@@ -188,7 +188,7 @@ def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
                 device="cpu",
                 checked_by="emulator" if is_compared else "none",
                 errors=tuple(one_call.answer.get("errors", ())),
-                traffic_bytes=hbm_bytes.bytes if has_run and one_call.answer["ran"] == one_call.answer["of"] else None,
+                traffic_bytes=counted.bytes if has_run and one_call.answer["ran"] == one_call.answer["of"] else None,
                 traffic_basis="counted" if has_run and one_call.answer["ran"] == one_call.answer["of"] else None,
             )
         )

@@ -112,10 +112,10 @@ def _difference(target: KernelCase, golden: Outputs) -> Difference:
         if emulator_answer["status"] != "OK":
             return Difference(target.label, 0, 0, False, emulator_answer["reason"])
         outputs: Outputs = torch.load(Path(folder) / "outputs.pt")
-    equal_elements = sum(int((_bits(a) == _bits(b)).sum()) for a, b in zip(outputs, golden, strict=True))
+    equal_count = sum(int((_bits(a) == _bits(b)).sum()) for a, b in zip(outputs, golden, strict=True))
     element_count = sum(output.numel() for output in outputs)
     error_texts = _wrong(op_spec, target, outputs, golden)
-    return Difference(target.label, element_count, equal_elements, not error_texts, "; ".join(error_texts))
+    return Difference(target.label, element_count, equal_count, not error_texts, "; ".join(error_texts))
 
 
 def _wrong(spec: OpSpec, target: KernelCase, outputs: Outputs, golden: Outputs) -> list[str]:

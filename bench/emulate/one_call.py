@@ -93,9 +93,9 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: La
     if output_errors and not launches.launched and sum(output.numel() for output in tensors):
         call_status, note = "INCORRECT" if failure_texts else "INVALID", "torch computed it: no kernel was launched"
     elif output_errors and launches.ran == launches.of and not spec.mutates:
-        n_stored = sum(launch_result.bytes.hbm_write for launch_result in launches.results)
-        if n_stored < nbytes(*tensors):
-            note = f"torch wrote a part of the outputs: kernels stored {n_stored:.0f} of their {nbytes(*tensors)} bytes"
+        n_bytes = sum(launch_result.bytes.hbm_write for launch_result in launches.results)
+        if n_bytes < nbytes(*tensors):
+            note = f"torch wrote a part of the outputs: kernels stored {n_bytes:.0f} of their {nbytes(*tensors)} bytes"
     reason_text = "; ".join(failure_texts) or (f"race: {races[0]}" if races else note)
     return {
         "status": call_status,
@@ -109,14 +109,14 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: La
 def _written(output: torch.Tensor, results: Sequence[LaunchResult]) -> torch.Tensor:
     """Returns a mask of the output elements that launches wrote.  The mask comes from addresses, not from values."""
     output_storage = output.untyped_storage()
-    written_bytes = torch.zeros(output_storage.nbytes(), dtype=torch.bool)
+    byte_mask = torch.zeros(output_storage.nbytes(), dtype=torch.bool)
     for addresses, unit_bytes in (store_record for launch_result in results for store_record in launch_result.stored):
         unit_starts = torch.from_numpy(addresses) - output_storage.data_ptr()
         unit_starts = unit_starts[(unit_starts >= 0) & (unit_starts <= output_storage.nbytes() - unit_bytes)]
         for byte_index in range(unit_bytes):
-            written_bytes[unit_starts + byte_index] = True
-    written_elements = written_bytes.view(-1, output.element_size()).all(dim=1)
-    return torch.as_strided(written_elements, output.shape, output.stride(), output.storage_offset())
+            byte_mask[unit_starts + byte_index] = True
+    element_mask = byte_mask.view(-1, output.element_size()).all(dim=1)
+    return torch.as_strided(element_mask, output.shape, output.stride(), output.storage_offset())
 
 
 def launch_answer(result: LaunchResult) -> Answer:

@@ -185,16 +185,16 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         for number in run.uneven_barriers
     ]
     race_texts += [
-        f"{reg_writer.describe()} writes a register of A of {wgmma.describe()}, which may still have to read it: no"
+        f"{reg_access.describe()} writes a register of A of {wgmma.describe()}, which may still have to read it: no"
         " wgmma.wait_group between"
-        for reg_writer, wgmma in run.program.rewritten
+        for reg_access, wgmma in run.program.rewritten
     ]
     faults_by_note = {
         WAIT: [
             f"{name(number)} reads an accumulator of a wgmma that may still be running: no wgmma.wait_group between"
             for number in run.register_races
         ],
-        FENCE: [_unfenced(wgmma, reg_writer) for wgmma, reg_writer in run.program.unfenced],
+        FENCE: [_unfenced(wgmma, reg_access) for wgmma, reg_access in run.program.unfenced],
     }
     fix_notes = notes_of(ptx) if any(faults_by_note.values()) else frozenset()
     race_texts += [

@@ -62,20 +62,20 @@ class EngineRun:
 
 def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[[TokenEvent], None]) -> EngineRun:
     """Runs one prompt.  Calls `show` with each token when the engine delivers the token."""
-    clock_fault, start_times = tampered(), run_times()
+    clock_fault, old_run_times = tampered(), run_times()
     for token_event in llm.stream(prompt, params):
         show(token_event)
     llm_output = token_event.output
     assert llm_output is not None, "the last event of a request carries its output"
-    return _run([llm_output], why_noisy(llm_output.timeline.itl_ms.tolist(), waiting_since(start_times)), clock_fault)
+    return _run([llm_output], why_noisy(llm_output.timeline.itl_ms.tolist(), waiting_since(old_run_times)), clock_fault)
 
 
 def run_batch(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> EngineRun:
     """Runs prompts that all arrive at once.  The run is NOISY only if its threads had to wait for a processor.
     Variation of the ITLs does not make it NOISY, because they always vary in such a run."""
-    clock_fault, start_times = tampered(), run_times()
+    clock_fault, old_run_times = tampered(), run_times()
     outputs = llm.generate(list(prompts), params)
-    return _run(outputs, why_noisy((), waiting_since(start_times)), clock_fault)
+    return _run(outputs, why_noisy((), waiting_since(old_run_times)), clock_fault)
 
 
 def _run(outputs: list[RequestOutput], noise: str, fault: str | None) -> EngineRun:

@@ -123,8 +123,8 @@ class Definition:
             return None, f"no op here computes {self.op_type!r}"
         fitting_ops = [op for op, inputs in inputs_by_op.items() if inputs <= input_names <= inputs | OPTIONAL_INPUTS]
         if not fitting_ops:
-            expected_inputs = " or ".join(", ".join(sorted(inputs)) for inputs in inputs_by_op.values())
-            return None, f"its inputs are {', '.join(self.inputs)}, and an op here takes {expected_inputs}"
+            inputs_text = " or ".join(", ".join(sorted(inputs)) for inputs in inputs_by_op.values())
+            return None, f"its inputs are {', '.join(self.inputs)}, and an op here takes {inputs_text}"
         mismatch_reason = self._unlike(fitting_ops[0])
         return (None, mismatch_reason) if mismatch_reason else (fitting_ops[0], "")
 
@@ -172,9 +172,9 @@ class Definition:
     def row(self, traces: int) -> dict[str, Any]:
         """Returns the definition as a table row: its name, type, number of traces and Rooflab op.  If it has no op, the
         row says why."""
-        op, skip_reason = self.op
+        op, no_op_reason = self.op
         summary_row = {"definition": self.name, "op_type": self.op_type, "op": op, "scheme": self.scheme}
-        return summary_row | {"traces": traces, "reason": skip_reason}
+        return summary_row | {"traces": traces, "reason": no_op_reason}
 
 
 @dataclass(frozen=True)

@@ -239,13 +239,11 @@ def _placed(
         for name_key, default_column in (("device", "device"), ("kernel", "kernel_source"))
     ]
     for (device_name, kernel), rows in table_data.groupby(group_columns, sort=True, dropna=False):
-        placed_entry = _table(description, table, name, str(device_name), str(kernel))
-        selected_names = {
-            placed_entry.framework,
-            f"{placed_entry.framework}:{placed_entry.kernel}",
-            placed_entry.kernel,
-        } & set(table.get("selected", ()))
-        yield replace(_checked(placed_entry, rows, list(columns), description["unit"]), selected=bool(selected_names))
+        new_table = _table(description, table, name, str(device_name), str(kernel))
+        selected_names = {new_table.framework, f"{new_table.framework}:{new_table.kernel}", new_table.kernel} & set(
+            table.get("selected", ())
+        )
+        yield replace(_checked(new_table, rows, list(columns), description["unit"]), selected=bool(selected_names))
 
 
 def _table(description: Mapping[str, Any], table: Mapping[str, Any], name: str, device: str, kernel: str) -> Table:
@@ -285,8 +283,8 @@ def _checked(table: Table, rows: pd.DataFrame, columns: list[str], unit: str) ->
     times = rows.groupby(columns)["us"].median()
     plausible_rows, below_texts = [], []
     for axis_values, us in times.items():
-        axis_key = axis_values if isinstance(axis_values, tuple) else (axis_values,)
-        shape = {axis_name: int(axis_value) for axis_name, axis_value in zip(columns, axis_key, strict=True)}
+        value_tuple = axis_values if isinstance(axis_values, tuple) else (axis_values,)
+        shape = {axis_name: int(axis_value) for axis_name, axis_value in zip(columns, value_tuple, strict=True)}
         bound_us = table.least_s(shape, cached=True) * 1e6
         if us >= bound_us:
             plausible_rows.append((*shape.values(), us))

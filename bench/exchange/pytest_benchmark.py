@@ -194,9 +194,9 @@ def _reading(
     imported_status, _, fault_text = str(extra.get("status")).partition(": ")
     if imported_status in ("INVALID", "NOISY") and fault_text:  # our plugin's form; any other text has no known meaning
         time_fields |= {"status": imported_status, "reason": fault_text}
-    bad_samples = [f"a sample of {sample:g} s" for sample in samples if not (math.isfinite(sample) and sample >= 0)]
-    if bad_samples:
-        return None if is_time(median_ms) else median_ms, time_fields | {"status": "INVALID", "reason": bad_samples[0]}
+    bad_texts = [f"a sample of {sample:g} s" for sample in samples if not (math.isfinite(sample) and sample >= 0)]
+    if bad_texts:
+        return None if is_time(median_ms) else median_ms, time_fields | {"status": "INVALID", "reason": bad_texts[0]}
     if samples:
         p20, p80 = (float(np.percentile(samples, percent_rank)) * 1e3 for percent_rank in (20, 80))
         time_fields |= {"samples": Record.packed(samples), "sample_count": len(samples)}
@@ -242,8 +242,8 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
     timed_records = [record for record in timed_records if record.samples]
     record_by_name = _by_name(timed_records)
     written_records = [record for record in timed_records if record_by_name[_names(record)["fullname"]] is record]
-    other_runs = [record for record in timed_records if record_by_name[_names(record)["fullname"]] is not record]
-    skips += [Skipped(benchmark_name(record), "another run or config of its name is written") for record in other_runs]
+    unwritten = [record for record in timed_records if record_by_name[_names(record)["fullname"]] is not record]
+    skips += [Skipped(benchmark_name(record), "another run or config of its name is written") for record in unwritten]
     machine_names = dict.fromkeys(machine_of(record) for record in timed_records)
     if len(machine_names) != 1:
         machines_text = ", ".join(machine_names) or "none"

@@ -126,9 +126,9 @@ def _add(reading: _Cells, source: files.ResultFile) -> None:
             text_by_metric[metric_name] = str(metric_value)
     result_status, status_reason = _status(metrics, text_by_metric)
     if "latency" not in metrics and result_status == "OK":
-        value_names = ", ".join(sorted({*metrics, *text_by_metric})) or "nothing"
+        names_text = ", ".join(sorted({*metrics, *text_by_metric})) or "nothing"
         source.finite(metrics, reading.place)
-        source.skip(reading.place, f"it has no latency, only {value_names}")
+        source.skip(reading.place, f"it has no latency, only {names_text}")
         return
     latency_ms = metrics.pop("latency", None)
     metrics = source.finite(metrics, reading.place)

@@ -48,7 +48,7 @@ def change_records(changes: Sequence[PhaseChange], case: Mapping[str, Any], fold
 
 def study_record(study: Study, lab: Lab, run_id: str) -> Record:
     """Makes the record of `study`.  It must be the study that `lab` ran last: `lab` keeps only this study's models."""
-    model, dtype, device = ("+".join(dict.fromkeys(engine_names)) for engine_names in zip(*lab.engines, strict=True))
+    model, dtype, device = ("+".join(dict.fromkeys(engine_values)) for engine_values in zip(*lab.engines, strict=True))
     case: dict[str, Any] = {"study": study.name, "model": model, "dtype": dtype, "verdict": study.verdict}
     case |= {"smoke": True} if lab.quick else {}
     metrics = {

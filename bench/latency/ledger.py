@@ -177,7 +177,7 @@ def measured(llm: LLM, kind: StepKind, batch: int, context: int, steps: int = 16
         raise ValueError(f"context: expected one prompt that a step computes, got {batch} of {context}")
     if batch > llm.scheduler.max_num_seqs or context + 2 * steps + 8 > llm.max_model_len:
         raise ValueError(f"batch: expected what the engine has room for, got {batch} of {context} tokens")
-    ceilings, start_times = ceilings_for(llm.device), run_times()
+    ceilings, old_run_times = ceilings_for(llm.device), run_times()
     with stepping(llm, kind, batch, context, 2 * steps + 2) as step:
         step()
         calls = calls_of(llm, step, kind, batch, context)
@@ -202,7 +202,7 @@ def measured(llm: LLM, kind: StepKind, batch: int, context: int, steps: int = 16
         rows.append(replace(call, calls=len(group), ms=ms, bound=call_bound))
     step_ms, ops_ms = 1e3 * statistics.median(untimed_s), sum(ledger_row.ms for ledger_row in rows)
     itl_ms = _itl_ms(llm, batch, context, 2 * steps) if kind == "decode" else None
-    noise = why_noisy(untimed_s, waiting_since(start_times))
+    noise = why_noisy(untimed_s, waiting_since(old_run_times))
     if not noise and ops_ms > MAX_OPS_RATIO * step_ms:
         noise = f"the ops together took {ops_ms / step_ms:.2f} times as long as the step"
     return Ledger(

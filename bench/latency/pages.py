@@ -20,10 +20,10 @@ def run_study(name: str, lab: Lab) -> Study:
     """Runs the study `name` of `STUDIES`.  The verdict is NOISY if the machine was busy."""
     lab.engines.clear()
     study_module = importlib.import_module(f"rooflab.bench.latency.studies.{name.replace('-', '_')}")
-    start_times = run_times()
+    old_run_times = run_times()
     named_study: Study = replace(study_module.run(lab), name=name)
     # Its steps differ in any case, so that only waiting threads are noise.
-    noise_reason = why_noisy((), waiting_since(start_times))
+    noise_reason = why_noisy((), waiting_since(old_run_times))
     return replace(named_study, verdict="NOISY", number=noise_reason) if noise_reason else named_study
 
 

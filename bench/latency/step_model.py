@@ -131,9 +131,9 @@ class KernelTimes:
         context_length = min(1024, self.arch.max_position)
         ops = (*self.ops("decode", 16, context_length), *self.ops("prefill", 1, context_length))
         published_ops = {step_op.op for step_op in ops if step_op.basis != "bound"}
-        sources = ", ".join(source_name for source_name, op_names in _OPS_BY_KIND.items() if published_ops & op_names)
+        kinds = ", ".join(kind_name for kind_name, op_names in _OPS_BY_KIND.items() if published_ops & op_names)
         devices = f"of {self.gpus} x {self.device.name}"
-        return f"published kernel times {devices} ({sources}), bounds of the rest" if sources else f"bounds {devices}"
+        return f"published kernel times {devices} ({kinds}), bounds of the rest" if kinds else f"bounds {devices}"
 
     def ops(self, kind: StepKind, batch: int, context: int) -> Sequence[OpTime]:
         """Returns the ops of a step with their times.  Raises `ValueError` in the same cases as `steps.step_ops`."""

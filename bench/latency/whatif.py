@@ -103,7 +103,7 @@ def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: StepKind, batch: i
     old_kernel = kernels.get(op)
     if not rows or old_kernel is None:
         return None
-    start_times = run_times()
+    old_run_times = run_times()
     times_ms = _alone_ms(rows, kind, (old_kernel, kernel), llm, context)
     time_ratio = times_ms[kernel.name] / times_ms[old_kernel.name]
     phase_change = _predicted(
@@ -120,7 +120,7 @@ def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: StepKind, batch: i
     unswapped_ops = kernels.keys() - {op, DECODE_OP, FUSED_OP, *MATMUL_OPS}
     other_ops = sorted(name for name in unswapped_ops if kernels[name] != other_kernels.get(name))
     noise = f"the second engine has another kernel for {', '.join(other_ops)} too" if other_ops else phase_change.noise
-    noise = noise or why_noisy(base_step_s, waiting_since(start_times)) or why_noisy(new_times_s, None)
+    noise = noise or why_noisy(base_step_s, waiting_since(old_run_times)) or why_noisy(new_times_s, None)
     # The ratio of both in turn, on the step of the ledger: what the machine does between them is in both.
     time_ratio = statistics.median(new_times_s) / statistics.median(base_step_s)
     return replace(phase_change, measured_ms=phase_change.before_ms * time_ratio, noise=noise)

@@ -146,20 +146,20 @@ def run_load(target: Endpoint, plan: Plan) -> Trace:
         begin_s, shots, num_unready = _run(_load(target, plan, tokens_per_s))
     last_arrival_s = max((sent_request.scheduled_s for sent_request in shots), default=begin_s)
     requests = phased([read_answer(sent_request) for sent_request in shots], begin_s + plan.warmup_s, last_arrival_s)
-    repeated_bodies = len(shots) - len({sent_request.body for sent_request in shots} - warmup_bodies)
+    num_repeated = len(shots) - len({sent_request.body for sent_request in shots} - warmup_bodies)
     case = {**plan.case(), "seed": plan.seed}
-    return Trace(begin_s, plan.warmup_s, last_arrival_s, requests, case, steps_of(target), num_unready, repeated_bodies)
+    return Trace(begin_s, plan.warmup_s, last_arrival_s, requests, case, steps_of(target), num_unready, num_repeated)
 
 
 def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
     """Returns the engine steps of Rooflab's server, in the client's time.  Returns None for any other server."""
     start_s = clock()
     try:
-        status, value, round_trip_s = target.get("/steps")
+        status, value, middle_s = target.get("/steps")
     except ValueError:
         return None
     try:
-        return on_our_clock(value["steps"], value["now_s"], round_trip_s, clock() - start_s) if status == 200 else None
+        return on_our_clock(value["steps"], value["now_s"], middle_s, clock() - start_s) if status == 200 else None
     except (TypeError, KeyError):  # another server has a page of this name
         return None
 

@@ -208,20 +208,20 @@ def broken(trace: Trace) -> str:
 def remarks(trace: Trace) -> list[str]:
     """Returns sentences about properties of the answers that make the metrics less exact."""
     requests = [request for request in trace.counted if times_of(request)]
-    request_times, total = answers(trace), f"of {len(requests)} answers"
+    request_times, among = answers(trace), f"of {len(requests)} answers"
     lengths = [(request.asked_output_tokens, output_tokens(request)) for request in requests]
     differing = [(asked, got) for asked, got in lengths if asked and asked != got]
     notes = []
     if differing:
         asked, got = (sum(token_counts) for token_counts in zip(*differing, strict=True))
         hint = "; the server does not keep ignore_eos" if trace.case.get("ignore_eos") and got < asked else ""
-        notes += [f"{len(differing)} {total} have another length than asked: {asked:,} tokens asked, {got:,} got{hint}"]
-    if spread_answers := sum(times.counted == "spread" and times.tpot_ms is not None for times in request_times):
-        notes += [f"ITL and TPOT are spread evenly in {spread_answers} {total}: no chunk says how many tokens it has"]
-    if uncounted_answers := sum(times.counted == "chunks" for times in request_times):
-        notes += [f"{uncounted_answers} {total} have no usage: each chunk counts as one token"]
+        notes += [f"{len(differing)} {among} have another length than asked: {asked:,} tokens asked, {got:,} got{hint}"]
+    if num_spread := sum(times.counted == "spread" and times.tpot_ms is not None for times in request_times):
+        notes += [f"ITL and TPOT are spread evenly in {num_spread} {among}: no chunk says how many tokens it has"]
+    if num_uncounted := sum(times.counted == "chunks" for times in request_times):
+        notes += [f"{num_uncounted} {among} have no usage: each chunk counts as one token"]
     if num_one_chunk := sum(times.tpot_ms is None for times in request_times):
-        notes += [f"{num_one_chunk} {total} came in one chunk: they have no ITL and no TPOT, and meet no limit on them"]
+        notes += [f"{num_one_chunk} {among} came in one chunk: they have no ITL and no TPOT, and meet no limit on them"]
     if trace.unready:
         notes += [f"{trace.unready} prompts were made while the load ran: answers came faster than in the warm-up"]
     if trace.repeated:

@@ -107,12 +107,12 @@ def predict(
         works = tuple(work_of(info, device, chip, share) for info, share in zip(compiled, work_shares, strict=True))
         model_stages += _compiled_stages(works, work_shares, memory_s, moved_bytes, rate, arithmetic_s, chip)
     else:
-        serial_s = memory_s + arithmetic_s if launches > 1 else max(memory_s, arithmetic_s)
+        work_s = memory_s + arithmetic_s if launches > 1 else max(memory_s, arithmetic_s)
         latency_s = launches * chip.hbm_latency_s
         model_stages += [
-            (PIPE, serial_s, "memory and arithmetic in turn" if launches > 1 else "no compiled code was read"),
-            (WAVES, serial_s, "no compiled code was read"),
-            (LATENCY, serial_s + latency_s, f"first bytes after {chip.hbm_latency_s * 1e9:.0f} ns in each launch"),
+            (PIPE, work_s, "memory and arithmetic in turn" if launches > 1 else "no compiled code was read"),
+            (WAVES, work_s, "no compiled code was read"),
+            (LATENCY, work_s + latency_s, f"first bytes after {chip.hbm_latency_s * 1e9:.0f} ns in each launch"),
         ]
     return Prediction(roofline_bound, tuple(_differences(model_stages)), launches, works)
 
@@ -262,7 +262,7 @@ def _latency_why(work: LaunchWork, moved: float, rate: float, chip: Chip) -> str
     pipes_s = _pipe_s(work, chip, balanced=False)
     streaming_s = _memory_s(work, moved, rate, chip, in_flight=True)
     steps = _dependent_s(work, chip)
-    latency = f"first bytes after {chip.hbm_latency_s * 1e9:.0f} ns"
+    hbm_text = f"first bytes after {chip.hbm_latency_s * 1e9:.0f} ns"
     if steps > max(pipes_s, streaming_s) + work.launches * chip.hbm_latency_s:
         num_waves = math.ceil(work.waves.waves)
         cta_us = work.cta_cycles / chip.clock_hz * 1e6
@@ -271,5 +271,5 @@ def _latency_why(work: LaunchWork, moved: float, rate: float, chip: Chip) -> str
     limit = ctas * work.in_flight_bytes / chip.hbm_latency_s
     if limit < rate and streaming_s > pipes_s:
         flying = f"{work.in_flight_bytes / 1024:.1f} KiB in flight"
-        return f"{fit}, {ctas} at once with {flying} each draw {limit / 1e12:.2g} of {rate / 1e12:.3g} TB/s; {latency}"
-    return latency
+        return f"{fit}, {ctas} at once with {flying} each draw {limit / 1e12:.2g} of {rate / 1e12:.3g} TB/s; {hbm_text}"
+    return hbm_text

@@ -52,6 +52,6 @@ def read() -> pd.DataFrame:
 
 def error_text(op: str, cost: Cost) -> str:
     """Returns a sentence with the prediction error for public kernels of the same kind as `op`."""
-    op_kind = kind_of(op, cost)
+    kind = kind_of(op, cost)
     published_rows = read().query("kind == @kind")
-    return f"{UNCALIBRATED}; public kernels of its kind ({op_kind}) err by {unfitted(published_rows)}"
+    return f"{UNCALIBRATED}; public kernels of its kind ({kind}) err by {unfitted(published_rows)}"

@@ -131,8 +131,8 @@ def _turn(code: Sequence[SassInstruction], loop: Loop) -> Body:
 def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) -> list[Role]:
     """Makes a role (group of warps) of each code part with a register budget and a loop.  A last role has the rest."""
     roles, shared_code = [], list(whole.once)
-    last_address = max(entry.address for entry in (*whole.once, *whole.rounds, *whole.turn)) + 1
-    for start, role_end in pairwise((*cuts, last_address)):
+    end_address = max(entry.address for entry in (*whole.once, *whole.rounds, *whole.turn)) + 1
+    for start, role_end in pairwise((*cuts, end_address)):
         loops = tuple(body for loop_start, body in turns.items() if start <= loop_start < role_end)
         if not loops:
             continue
@@ -146,8 +146,8 @@ def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) ->
         shared_code = [entry for entry in shared_code if not start <= entry.address < role_end]
     multiplying_roles = [role for role in roles if role.multiplies]
     if len(multiplying_roles) == 1 and multiplying_roles[0].warps == WARPGROUP_WARPS:
-        other_warpgroups = sum(math.ceil(role.warps / WARPGROUP_WARPS) for role in roles if not role.multiplies)
-        roles += (whole.warps // WARPGROUP_WARPS - other_warpgroups - 1) * multiplying_roles
+        num_other_warpgroups = sum(math.ceil(role.warps / WARPGROUP_WARPS) for role in roles if not role.multiplies)
+        roles += (whole.warps // WARPGROUP_WARPS - num_other_warpgroups - 1) * multiplying_roles
     return [*roles, Role(whole.warps, tuple(shared_code), (), ())]
 
 

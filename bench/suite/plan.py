@@ -65,20 +65,20 @@ def make_plan(only: Sequence[str] = (), files: Sequence[Path] = (), trust: Path 
     ops = list(registry.ops())
     all_entries = [*card_entries(ops, trust), *(entry for op in ops for entry in op_entries(op)), *latency_entries()]
     all_entries += [entry for file in files for entry in read_plan(file)]
-    plan_by_id = {entry.id: entry for entry in all_entries}
+    entry_by_id = {entry.id: entry for entry in all_entries}
     folders = Counter(folder_of(Path(), entry.id).name for entry in all_entries)
     if repeated_names := [name for name, num_entries in folders.items() if num_entries > 1]:
         raise ValueError(f"plan: expected each entry once, got {repeated_names[0]} {folders[repeated_names[0]]} times")
-    chosen_ids = set(plan_by_id)
+    chosen_ids = set(entry_by_id)
     if only:
         named_ids = {entry_id for name in only for entry_id in _named(name, all_entries)}
-        chosen_ids = named_ids | {needed_id for entry_id in named_ids for needed_id in _before(entry_id, plan_by_id)}
-        if any(plan_by_id[name].launches for name in chosen_ids):
+        chosen_ids = named_ids | {needed_id for entry_id in named_ids for needed_id in _before(entry_id, entry_by_id)}
+        if any(entry_by_id[name].launches for name in chosen_ids):
             chosen_ids.add("ahead")
         if "first" not in named_ids:  # only the chosen ops
-            named_ops = sorted({op for name in named_ids for op in (*plan_by_id[name].ops, *plan_by_id[name].checks)})
-            plan_by_id |= {entry.id: entry for entry in card_entries(named_ops, trust)}
-    return _ordered([plan_by_id[name] for name in plan_by_id if name in chosen_ids])
+            named_ops = sorted({op for name in named_ids for op in (*entry_by_id[name].ops, *entry_by_id[name].checks)})
+            entry_by_id |= {entry.id: entry for entry in card_entries(named_ops, trust)}
+    return _ordered([entry_by_id[name] for name in entry_by_id if name in chosen_ids])
 
 
 def read_plan(path: Path) -> list[Entry]:
@@ -91,17 +91,17 @@ def read_plan(path: Path) -> list[Entry]:
 
 
 def _named(name: str, entries: Sequence[Entry]) -> set[str]:
-    ids_by_op = {
+    ids_of_op = {
         entry.id for entry in entries if entry.ops and entry.id != "first" and any(is_of(op, name) for op in entry.ops)
     }
-    ids_by_name = {entry.id for entry in entries if name in (entry.id, entry.id.removeprefix("bar:"), _word(entry.id))}
-    if not ids_by_op | ids_by_name:
+    ids_of_name = {entry.id for entry in entries if name in (entry.id, entry.id.removeprefix("bar:"), _word(entry.id))}
+    if not ids_of_op | ids_of_name:
         op_name_words = {op_word for entry in entries for op in entry.ops for op_word in (op, op.split("_")[-1])}
         families = sorted(op_name_words | {*FAMILY_OPS})
         raise ValueError(
             f"only: expected an op, a family or an entry of the plan, such as {', '.join(families)}; got {name!r}"
         )
-    return ids_by_op | ids_by_name
+    return ids_of_op | ids_of_name
 
 
 def _word(entry_id: str) -> str:
@@ -129,17 +129,17 @@ def _ordered(entries: Sequence[Entry]) -> list[Entry]:
     for entry in entries:
         for name in _before(entry.id, entries_by_id) & entry_values.keys():
             entry_values[name] = max(entry_values[name], entry.value)
-    entry_by_id: dict[str, Entry] = {}
+    placed_by_id: dict[str, Entry] = {}
 
     def place(entry: Entry) -> None:
         for name in (*entry.needs, *entry.after):
-            if name in entries_by_id and name not in entry_by_id:
+            if name in entries_by_id and name not in placed_by_id:
                 place(entries_by_id[name])
-        entry_by_id.setdefault(entry.id, entry)
+        placed_by_id.setdefault(entry.id, entry)
 
     for entry in sorted(entries, key=lambda entry: -entry_values[entry.id]):
         place(entry)
-    return list(entry_by_id.values())
+    return list(placed_by_id.values())
 
 
 def card_entries(ops: Sequence[str], trust: Path | None = None) -> list[Entry]:

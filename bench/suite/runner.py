@@ -26,7 +26,7 @@ PROBE_COMMAND = ("-m", "rooflab.bench.suite.card_answers", "--probe")
 HOPPER = (9, 0)
 """The only compute capability for which kernels can be compiled ahead."""
 PROBE_S = 60.0
-DRY_ENTRY_S, DRY_RUN_LIMIT_S = 20.0, 180.0
+DRY_ENTRY_S, DRY_ENTRY_LIMIT_S = 20.0, 180.0
 """The cost and the limit of an entry in a dry run.  It takes a few seconds, and far longer on a busy machine."""
 MAX_KERNEL_S = 60.0
 """The seconds after which a kernel that runs alone counts as hung, and its entry is ended.  If an entry was ended for
@@ -210,7 +210,7 @@ class _SuiteRun:
 
         If the process had to be killed, this method also checks whether the device still works."""
         settings, remaining_s = self.settings, self.ends - self.clock()
-        entry_limit_s = DRY_RUN_LIMIT_S if settings.dry_run else entry.limit_s
+        entry_limit_s = DRY_ENTRY_LIMIT_S if settings.dry_run else entry.limit_s
         seconds = DRY_ENTRY_S if settings.dry_run else min(entry.most_s, remaining_s)
         folder = folder_of(settings.out, entry.id)
         (folder / OUTCOME_FILE).unlink(missing_ok=True)
@@ -280,7 +280,7 @@ class _SuiteRun:
     def _hangs(self) -> bool:
         """Returns whether one kernel alone runs longer than its limit.  Several kernels at a time may just be slow."""
         running_note = Running.read(self._note_path())
-        time_limit_s = DRY_RUN_LIMIT_S if self.settings.dry_run else MAX_KERNEL_S
+        time_limit_s = DRY_ENTRY_LIMIT_S if self.settings.dry_run else MAX_KERNEL_S
         return len(running_note.kernels) == 1 and time.time() - running_note.began > time_limit_s
 
     def _next(self) -> Child:

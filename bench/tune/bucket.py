@@ -284,7 +284,7 @@ class TuningRun:
         if start in result.failures:
             return BucketResult(**counts, reason=f"the launcher's own choice failed: {result.failures[start]}")
         by_config: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}
-        default_times: dict[str, float] = {}
+        default_logs: dict[str, float] = {}
         case_ids = {str(record.case_id) for record in records}
         for record in records:
             if record.kernel == kernel.name and record.status == "OK" and record.latency_median_ms:
@@ -292,17 +292,17 @@ class TuningRun:
                 times = by_config.setdefault(str(sorted(values.items())), (values, {}))[1]
                 times[case] = math.log(record.latency_median_ms)
                 if values == asdict(kernel.config_for(Case(**record.case), self.scheme, self.device)):
-                    default_times.setdefault(case, times[case])  # the launcher's record precedes the finalists' records
-        if default_times.keys() != case_ids:
+                    default_logs.setdefault(case, times[case])  # the launcher's record precedes the finalists' records
+        if default_logs.keys() != case_ids:
             faults = [record for record in records if record.kernel == kernel.name and record.status != "OK"]
             reason = f"{faults[0].case_id}: {faults[0].status}: {faults[0].reason}" if faults else "nothing was timed"
             return BucketResult(**counts, reason=reason)
-        default_total = sum(default_times.values())
+        default_log_sum = sum(default_logs.values())
         log_sums = [(values, sum(times.values())) for values, times in by_config.values() if times.keys() == case_ids]
-        values, best_log_sum = min(log_sums, key=lambda entry: entry[1], default=({}, default_total))
-        if best_log_sum >= default_total:
+        values, best_log_sum = min(log_sums, key=lambda entry: entry[1], default=({}, default_log_sum))
+        if best_log_sum >= default_log_sum:
             return BucketResult(**counts)
-        return BucketResult(**counts, best=values, faster=math.exp((default_total - best_log_sum) / len(case_ids)))
+        return BucketResult(**counts, best=values, faster=math.exp((default_log_sum - best_log_sum) / len(case_ids)))
 
 
 @cache

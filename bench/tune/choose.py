@@ -136,8 +136,8 @@ def _of_one_packing(op: str, best: Mapping[str, Mapping[str, _Contender]]) -> se
         names_by_packing.setdefault(registry.get_kernel(op, name).prepare, set()).add(name)
 
     def total(group: set[str]) -> tuple[bool, float]:
-        best_times = [min((row[name].mean for name in group if name in row), default=math.inf) for row in best.values()]
-        return math.inf in best_times, sum(best_times)
+        best_logs = [min((row[name].mean for name in group if name in row), default=math.inf) for row in best.values()]
+        return math.inf in best_logs, sum(best_logs)
 
     return min(names_by_packing.values(), key=total)
 

@@ -93,26 +93,26 @@ def choose_kernels(
     all_kernels = (kernel for op in map(registered, limits.ops) for kernel in registry.kernels(op).values())
     kernels = [kernel for kernel in all_kernels if kernel.role != "peer" and kernel.backend in registry.CPU_BACKENDS]
     cache = KeptTimes(arch.name, facts, (kernel for kernel in kernels if kernel.why_not_here(limits.device) is None))
-    fastest_choices = {}
+    sorted_choices = {}
     for (op, bucket), choices in able.items():
         if len(choices) > 1:
             take_times = partial(time_kernels, op, rows[op, bucket], [choice.kernel for choice in choices], limits)
             op_times = cache.of(op, bucket, take_times)
             choices = [replace(choice, why=_reason(choice, op_times)) for choice in choices]
             choices.sort(key=lambda choice: op_times.get(choice.kernel.name, 0.0))
-        fastest_choices[op, bucket] = choices
+        sorted_choices[op, bucket] = choices
     cache.keep()
     if cache.provisional:
         logging.getLogger(__name__).warning("kernels of %s: %s", arch.name, PROVISIONAL)
     if replays:
         for bucket_rows in (row_limit for row_limit in BUCKET_ROWS if row_limit <= MOST_REPLAYED):
-            fastest_choices |= replayed(bucket_of(bucket_rows), fastest_choices, cache.times, limits.arch.num_layers)
+            sorted_choices |= replayed(bucket_of(bucket_rows), sorted_choices, cache.times, limits.arch.num_layers)
     (matmul_op,) = set(MATMUL_OPS) & set(limits.ops)
-    matmul_choices = {bucket: choices for (op, bucket), choices in fastest_choices.items() if op == matmul_op}
+    matmul_choices = {bucket: choices for (op, bucket), choices in sorted_choices.items() if op == matmul_op}
     packings = _ways(matmul_choices, cache.times.get(matmul_op, {}), limits)
     for bucket, choices in matmul_choices.items():
-        fastest_choices[matmul_op, bucket] = [choice for choice in choices if choice.kernel.prepare in packings]
-    return fastest_choices
+        sorted_choices[matmul_op, bucket] = [choice for choice in choices if choice.kernel.prepare in packings]
+    return sorted_choices
 
 
 def replayed(
@@ -170,8 +170,8 @@ def _ways(
 
 
 def _reason(choice: Choice, times: Mapping[str, float]) -> str:
-    other_times = ", ".join(f"{name} {time_us:.0f}" for name, time_us in times.items() if name != choice.kernel.name)
-    return f"{times[choice.kernel.name]:.0f} us here, against {other_times}" if times else PROVISIONAL
+    others_text = ", ".join(f"{name} {time_us:.0f}" for name, time_us in times.items() if name != choice.kernel.name)
+    return f"{times[choice.kernel.name]:.0f} us here, against {others_text}" if times else PROVISIONAL
 
 
 def time_kernels(
@@ -230,9 +230,9 @@ class KeptTimes:
         key = hashlib.sha256("\0".join([json.dumps(self.about), processor(), *sources.values()]).encode()).hexdigest()
         self._path = folder() / f"{key[:16]}.json"
         check_writable("ROOFLAB_CACHE", self._path.parent)
-        cached_times = json.loads(self._path.read_text()) if self._path.is_file() else {}
-        self.times: Times = cached_times.get("times_us", {})
-        self.provisional = {(op, bucket) for op, bucket in cached_times.get("provisional", ())}
+        cached_record = json.loads(self._path.read_text()) if self._path.is_file() else {}
+        self.times: Times = cached_record.get("times_us", {})
+        self.provisional = {(op, bucket) for op, bucket in cached_record.get("provisional", ())}
         """The ops and buckets without times, or with times from a busy machine."""
         self._taken: set[tuple[str, str]] = set()
         with ThreadPoolExecutor() as compiler_pool:  # so that the compiler's time is no kernel's

@@ -42,7 +42,7 @@ _KEY_TYPES = (
     ("add_bos_token add_eos_token add_space_prefix", bool, False),
 )
 """The names of keys, the type of their values, and whether a value is a list of that type."""
-_MERGELESS_NAMES = ("llama-bpe", "llama3", "llama-v3", "tekken")
+_WHOLE_WORD_NAMES = ("llama-bpe", "llama3", "llama-v3", "tekken")
 """With these names, a word that is itself a token is not cut, whatever the merges say, and a text begins with BOS."""
 
 
@@ -80,13 +80,13 @@ def gguf_tokenizer(path: Path) -> Any:
     else:
         backend = _byte_level(path.name, vocab, get("merges", ()), pre)
     added = [(token, kind == _CONTROL) for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _USER)]
-    backend.add_tokens([AddedToken(token, special=is_special, normalized=False) for token, is_special in added])
-    adds_bos = bos is not None and get("add_bos_token", kind == "llama" or pre in _MERGELESS_NAMES)
+    backend.add_tokens([AddedToken(token, special=special, normalized=False) for token, special in added])
+    adds_bos = bos is not None and get("add_bos_token", kind == "llama" or pre in _WHOLE_WORD_NAMES)
     adds_eos = eos is not None and get("add_eos_token", False)
     if adds_bos or adds_eos:
         template_parts = [*([bos] if adds_bos else []), "$A", *([eos] if adds_eos else [])]
-        is_special = [(token, vocab[token]) for token in (bos, eos) if token in template_parts]
-        backend.post_processor = processors.TemplateProcessing(single=template_parts, special_tokens=is_special)
+        special = [(token, vocab[token]) for token in (bos, eos) if token in template_parts]
+        backend.post_processor = processors.TemplateProcessing(single=template_parts, special_tokens=special)
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=bos,
@@ -120,7 +120,7 @@ def _byte_level(file: str, vocab: dict[str, int], merges: Sequence[str], pre: st
         for token in (*merge_pair, "".join(merge_pair)):
             if token not in vocab:
                 raise ValueError(f"model: {file}: tokenizer.ggml.merges merges {merge_pair}, and {token!r} is no token")
-    backend = Tokenizer(models.BPE(vocab, merge_pairs, ignore_merges=pre in _MERGELESS_NAMES))
+    backend = Tokenizer(models.BPE(vocab, merge_pairs, ignore_merges=pre in _WHOLE_WORD_NAMES))
     splitters = [pre_tokenizers.Split(Regex(word_regex), "isolated") for word_regex in _REGEXES[pre]]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splitters, byte_level])

@@ -158,7 +158,7 @@ class Worker:
     def _step(self) -> None:
         engine_core, kv_blocks = self.llm.core, self.llm.scheduler.blocks
         old_evictions, self._steps = kv_blocks.evicted, self._steps + 1
-        wait_times = run_times() if self.llm.device.type == "cpu" else None
+        start_times = run_times() if self.llm.device.type == "cpu" else None
         begin_s = time.perf_counter()
         sequences = self.llm.step()
         end_s = time.perf_counter()
@@ -185,7 +185,7 @@ class Worker:
             evicted=kv_blocks.evicted - old_evictions,
             running=engine_state.running,
             waiting=engine_state.waiting,
-            waited=None if wait_times is None else waiting_since(wait_times),
+            waited=None if start_times is None else waiting_since(start_times),
             ops_s=ops,
             **drafts_of(engine_core.speculator.last if engine_core.speculator else None),
         )

@@ -79,8 +79,8 @@ class EagleDrafter(Chain):
 
     def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], states: torch.Tensor) -> None:
         """Keeps `states`, the hidden states from which the next drafts start."""
-        for sequence, num_accepted, state in zip(sequences, counts, states, strict=True):
-            self._hidden[sequence] = (len(sequence.token_ids) - 1 + num_accepted, state)
+        for sequence, num_new, state in zip(sequences, counts, states, strict=True):
+            self._hidden[sequence] = (len(sequence.token_ids) - 1 + num_new, state)
 
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None

@@ -23,10 +23,10 @@ class DraftRows:
         self.plain = np.delete(np.arange(len(batch)), batch_rows)
         self.sequences = [*(batch.rows[row] for row in self.plain), *drafts]
         """The sequences of the batch, in the order of their rows."""
-        num_rows = np.append(np.ones_like(self.plain), row_counts)
-        self.drawing = [self.sequences[i] for i in np.repeat(np.arange(len(num_rows)), num_rows).tolist()]
+        all_row_counts = np.append(np.ones_like(self.plain), row_counts)
+        self.drawing = [self.sequences[i] for i in np.repeat(np.arange(len(all_row_counts)), all_row_counts).tolist()]
         """The sequence of each row."""
-        self.ahead = ramp(num_rows)
+        self.ahead = ramp(all_row_counts)
         """For each row, the number of drafted tokens before the token that the row draws."""
         self.spans: list[TokenSpan] = []
         for sequence, draft in drafts.items():

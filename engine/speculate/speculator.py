@@ -33,8 +33,8 @@ class Speculator:
         Calls `computed(step)` after the run, before a sequence gets a token, to mark the prompt chunks as computed."""
         runner, self.last = self.runner, None
         step_begin_s = time.perf_counter()
-        wanted_drafts = self._proposed(scheduler, step)
-        runner.drafts = runner.drafter.draft(wanted_drafts) if wanted_drafts else {}
+        granted_drafts = self._proposed(scheduler, step)
+        runner.drafts = runner.drafter.draft(granted_drafts) if granted_drafts else {}
         draft_end_s = time.perf_counter()
         step_draw = runner.run(step)
         tokens = {} if step_draw is None else accepted(step_draw.sequences, step_draw.tokens(), runner.drafts)
@@ -42,7 +42,7 @@ class Speculator:
         computed(step)
         draft_counts = Speculated([0] * self.lengths.most)
         sequences = self._give(scheduler.blocks, tokens, draft_counts)
-        for sequence, _ in wanted_drafts:
+        for sequence, _ in granted_drafts:
             if sequence.finish_reason is None:
                 scheduler.blocks.trim(sequence, len(sequence) - 1)
                 runner.batch.set_blocks(sequence)
@@ -66,7 +66,7 @@ class Speculator:
         self, wanted: Iterable[tuple[Sequence, int]], blocks: BlockManager, room: int
     ) -> list[tuple[Sequence, int]]:
         """Allocates pages for drafts of at most `room` tokens in all.  A draft ends before a sequence's last token."""
-        wanted_drafts = []
+        granted_drafts = []
         for sequence, wanted_length in wanted:
             if room <= 0:
                 break
@@ -77,9 +77,9 @@ class Speculator:
                 draft_length -= 1
             if draft_length > 0:
                 self.runner.batch.set_blocks(sequence)
-                wanted_drafts.append((sequence, draft_length))
+                granted_drafts.append((sequence, draft_length))
                 room -= draft_length
-        return wanted_drafts
+        return granted_drafts
 
     def _give(self, blocks: BlockManager, tokens: Mapping[Sequence, list[int]], counts: Speculated) -> list[Sequence]:
         """Appends tokens to each sequence, up to the token that ends it.  Sequences that continue join the batch."""

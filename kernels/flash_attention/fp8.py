@@ -63,9 +63,9 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     and values.  With values in fp16, registers hold the output sums, the scores and the softmax weights.  Shared memory
     then also holds a tile of values in fp16."""
     D = padded(int(case["D"]))
-    fp8_values = values_in_fp8(bool(case.get("v_columns")), D)
-    register_columns = D + (max(D, config.block_n) if fp8_values else config.block_n + config.block_n // 2)
-    shared_rows = config.block_m + (2 * config.num_stages + (not fp8_values)) * config.block_n
+    has_fp8_values = values_in_fp8(bool(case.get("v_columns")), D)
+    register_columns = D + (max(D, config.block_n) if has_fp8_values else config.block_n + config.block_n // 2)
+    shared_rows = config.block_m + (2 * config.num_stages + (not has_fp8_values)) * config.block_n
     return Footprint(
         threads=32 * config.num_warps,
         registers=config.block_m * register_columns // (32 * config.num_warps) + ADDRESS_REGISTERS,
@@ -83,10 +83,10 @@ SMALLEST_FACTOR: tl.constexpr = tl.constexpr(SMALLEST_SCALE)
 @triton.jit
 def scale_of(scale_ptr, b, h, stride_b, stride_h):
     """Returns the scale of head `h` in sequence `b`, or 1 if `scale_ptr` is None."""
-    tensor_scale = 1.0
+    head_scale = 1.0
     if scale_ptr is not None:
-        tensor_scale = tl.load(scale_ptr + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h)
-    return tensor_scale
+        head_scale = tl.load(scale_ptr + b.to(tl.int64) * stride_b + h.to(tl.int64) * stride_h)
+    return head_scale
 
 
 # Arguments that change from call to call are not specialized: a 1 or a multiple of 16 would compile again.

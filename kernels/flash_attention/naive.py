@@ -38,10 +38,10 @@ def attend(
         scores = softcap * torch.tanh(scores / softcap)
     if causal:
         last_keys = torch.arange(T, device=q.device)[:, None] + S - T
-        key_index = torch.arange(S, device=q.device)
-        hidden_mask = key_index > last_keys
+        key_indices = torch.arange(S, device=q.device)
+        hidden_mask = key_indices > last_keys
         if window is not None:
-            hidden_mask |= key_index <= last_keys - window
+            hidden_mask |= key_indices <= last_keys - window
         scores.masked_fill_(hidden_mask, -math.inf)
     log_denominator = torch.logsumexp(scores, dim=-1)  # (B, H, T)
     if sinks is not None:
@@ -78,5 +78,5 @@ def naive(
     return_lse: bool,
 ) -> None:
     """Computes attention step by step.  First multiplies q, k and v by their scales.  Each step writes to memory."""
-    qk_scale = get_scale(q, softmax_scale)
-    attend(q, k, v, out, lse, causal, qk_scale, window, softcap, sinks, q_scale, k_scale, v_scale)
+    score_scale = get_scale(q, softmax_scale)
+    attend(q, k, v, out, lse, causal, score_scale, window, softcap, sinks, q_scale, k_scale, v_scale)

@@ -226,9 +226,9 @@ def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
     head_sink = gl.load(sinks + h * sinks_stride) if sinks is not None else None
     inverse_sum, lse_of_rows = attention.finished(m_i, l_i, head_sink)
     if lse is not None:
-        row_offsets = row + gl.arange(0, ROWS, m_i.type.layout)
+        rows = row + gl.arange(0, ROWS, m_i.type.layout)
         lse_base = lse + b.to(gl.int64) * lse_stride_b + h.to(gl.int64) * lse_stride_h
-        gl.store(lse_base + row_offsets.to(gl.int64) * lse_stride_t, lse_of_rows, mask=row_offsets < T)
+        gl.store(lse_base + rows.to(gl.int64) * lse_stride_t, lse_of_rows, mask=rows < T)
     staged.store(attention.rescaled(accumulator, inverse_sum).to(out.dtype))
     fence_async_shared()  # TMA reads what these threads stored
     async_store(out, [b, h, row, 0], reinterpret(staged, out.dtype, out.block_type.shape, out.layout))
@@ -396,5 +396,5 @@ def ping_pong(
     return_lse: bool, config: PingPongConfig, bound: Any,
 ) -> None:  # fmt: skip
     """Computes attention: a producer warp loads, and two or three consumer warpgroups compute 64 rows each."""
-    grid, (q_map, k_map, v_map, out_map), scalars, constants = bound
-    _attention[(grid,)](q_map(q), k_map(k), v_map(v), out_map(out), lse, *scalars[:3], sinks, *scalars[3:], **constants)
+    ctas, (q_map, k_map, v_map, out_map), scalars, constants = bound
+    _attention[(ctas,)](q_map(q), k_map(k), v_map(v), out_map(out), lse, *scalars[:3], sinks, *scalars[3:], **constants)

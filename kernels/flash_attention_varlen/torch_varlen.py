@@ -101,5 +101,5 @@ def torch_varlen(
         return unseen(q, return_lse)
     sequence_args = (cu_seqlens_q, cu_seqlens_k, longest_queries(q, cu_seqlens_q, max_seqlen_q), max_seqlen_k)
     window_size = CAUSAL_WINDOW if causal and window is None else window_sizes(window)
-    qk_scale = get_scale(q, softmax_scale)
-    return call(q, k, v, *sequence_args, return_lse=return_lse, scale=qk_scale, window_size=window_size)
+    score_scale = get_scale(q, softmax_scale)
+    return call(q, k, v, *sequence_args, return_lse=return_lse, scale=score_scale, window_size=window_size)

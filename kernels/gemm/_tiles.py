@@ -90,10 +90,10 @@ def space(
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
         tile_sizes = exact if exact is not None and by_fma(scheme) else sides
-        item_bytes = scheme.activation.itemsize if in_bytes else 1
+        k_divisor = scheme.activation.itemsize if in_bytes else 1
         return tuple(
-            of(rows, columns, k_columns // item_bytes, **dict(zip(options, option_values, strict=True)))
-            for rows, columns, k_columns in itertools.product(*tile_sizes)
+            of(rows, columns, k_size // k_divisor, **dict(zip(options, option_values, strict=True)))
+            for rows, columns, k_size in itertools.product(*tile_sizes)
             for option_values in itertools.product(*options.values())
         )
 

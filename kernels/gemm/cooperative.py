@@ -106,9 +106,9 @@ def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
 
 
 # Unmeasured.  Few outputs take narrow tiles, so that more SMs have one; the most slots that fit, fewer in 32 bits.
-_RING_64, _BIG_RING = Ring(128, 64, 64, 8, 16, 64), Ring(128, 256, 64, 3, 16, 256)
+_RING_64, _ONE_STORE = Ring(128, 64, 64, 8, 16, 64), Ring(128, 256, 64, 3, 16, 256)
 _MIDDLE = tuple(Ring(128, 128, 64, stages, 16, 128) for stages in (6, 5))
-_HALF_RINGS = tuple(Ring(128, 256, 64, stages, 16, 128) for stages in (4, 3))
+_IN_HALVES = tuple(Ring(128, 256, 64, stages, 16, 128) for stages in (4, 3))
 TUNING = Tuning(
     Ring,
     space(
@@ -116,8 +116,8 @@ TUNING = Tuning(
         store_n=(32, 64, 128, 256),
     ),
     Defaults(at_both_widths(
-        ({"M": 256, "N": 6144}, _RING_64), ({"M": 256, "halves": 0}, _BIG_RING), ({"M": 256}, _HALF_RINGS),
-        ({"outputs": 524288}, _RING_64), ({"outputs": 2097152}, _MIDDLE), ({"halves": 0}, _BIG_RING), ({}, _HALF_RINGS),
+        ({"M": 256, "N": 6144}, _RING_64), ({"M": 256, "halves": 0}, _ONE_STORE), ({"M": 256}, _IN_HALVES),
+        ({"outputs": 524288}, _RING_64), ({"outputs": 2097152}, _MIDDLE), ({"halves": 0}, _ONE_STORE), ({}, _IN_HALVES),
     ), sizes), footprint, rule,
 )  # fmt: skip
 

@@ -72,9 +72,9 @@ def _gemm(
     end_step = ((program_id + 1) * total_steps // tl.num_programs(0)).to(tl.int32)
     k_offsets = tl.arange(0, BLOCK_K)
     accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for k_step in range(first_step, end_step):
-        tile = k_step // steps
-        k = k_step % steps * BLOCK_K
+    for global_step in range(first_step, end_step):
+        tile = global_step // steps
+        k = global_step % steps * BLOCK_K
         rows = (tile // tiles_n).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
         columns = (tile % tiles_n).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
         k_indices = k.to(tl.int64) + k_offsets
@@ -83,10 +83,10 @@ def _gemm(
         a = tl.load(a_ptrs, mask=(rows < M)[:, None] & (k_offsets < K - k)[None, :], other=0.0)
         b = tl.load(b_ptrs, mask=(k_offsets < K - k)[:, None] & (columns < N)[None, :], other=0.0)
         accumulator = tl.dot(a, b, accumulator, input_precision=PRECISION)
-        is_last_step = k_step % steps == steps - 1
-        if is_last_step or k_step == end_step - 1:
+        is_last_step = global_step % steps == steps - 1
+        if is_last_step or global_step == end_step - 1:
             # A tile is whole if its first step is in this share.
-            if is_last_step and k_step - (steps - 1) >= first_step:
+            if is_last_step and global_step - (steps - 1) >= first_step:
                 if HAS_BIAS:
                     accumulator += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
                 out_mask = (rows < M)[:, None] & (columns < N)[None, :]
@@ -99,7 +99,7 @@ def _gemm(
                 tl.store(out_ptrs, accumulator.to(out_ptr.dtype.element_ty), mask=out_mask)
             else:
                 # Each program has two places: for a tile that another program began, and for the tile that it begins.
-                partial_index = 2 * program_id + (k_step - k_step % steps >= first_step).to(tl.int64)
+                partial_index = 2 * program_id + (global_step - global_step % steps >= first_step).to(tl.int64)
                 tile_offsets = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
                 tl.store(partial_ptr + partial_index * (BLOCK_M * BLOCK_N) + tile_offsets, accumulator)
             accumulator = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)

@@ -186,7 +186,7 @@ def _consume(
             previous_slot = ring_slot
             ring_slot, ring_phase = advance(ring_slot, ring_phase, full)
         next_tile = min(tile + gl.num_programs(0), tiles - 1)
-        _, next_row, next_row_end, next_tile_n = _find(next_tile, panel_ends, offsets, tiles_n, BLOCK_M, GROUP_M)
+        _, next_row, next_expert_end, next_tile_n = _find(next_tile, panel_ends, offsets, tiles_n, BLOCK_M, GROUP_M)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(empty.index(2 * previous_slot + HALF), pred=consumer_steps > 0)
         for _ in range(consumer_steps, steps):
@@ -203,7 +203,7 @@ def _consume(
                 left_part, right_part = rounded_tile.reshape((HALF_ROWS, 2, STORE_N)).permute((0, 2, 1)).split()
                 _store(out_map, out_ptr, stride_ot, left_part, staged, first_row, expert_end, column, N)
                 _store(out_map, out_ptr, stride_ot, right_part, staged, first_row, expert_end, column + STORE_N, N)
-        row, expert_end, tile_n = next_row, next_row_end, next_tile_n
+        row, expert_end, tile_n = next_row, next_expert_end, next_tile_n
     tma.store_wait(pendings=0)  # the CTA's shared memory must live until TMA has read it
 
 

@@ -124,8 +124,8 @@ def _silu_product(accumulator, kind: gl.constexpr):
     rows: gl.constexpr = accumulator.shape[0]
     half_columns: gl.constexpr = accumulator.shape[1] // 2
     gate, up = accumulator.reshape((rows, 2, half_columns)).permute((0, 2, 1)).split()
-    exp_gate = gl.exp(-gl.abs(gate))  # exp(-|gate|) cannot overflow
-    product_tile = (gl.where(gate >= 0.0, gate, gate * exp_gate) / (1.0 + exp_gate) * up).to(kind)
+    exp_minus_abs = gl.exp(-gl.abs(gate))  # exp(-|gate|) cannot overflow
+    product_tile = (gl.where(gate >= 0.0, gate, gate * exp_minus_abs) / (1.0 + exp_minus_abs) * up).to(kind)
     mma_layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, half_columns, 256 // kind.primitive_bitwidth]
     )

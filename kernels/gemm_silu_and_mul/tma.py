@@ -25,8 +25,8 @@ def _silu_product(tile):
     rows: tl.constexpr = tile.shape[0]
     half_columns: tl.constexpr = tile.shape[1] // 2
     gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half_columns)), (0, 2, 1)))
-    exp_gate = tl.exp(-tl.abs(gate))  # exp(-|gate|) cannot overflow
-    return tl.where(gate >= 0.0, gate, gate * exp_gate) / (1.0 + exp_gate) * up
+    exp_minus_abs = tl.exp(-tl.abs(gate))  # exp(-|gate|) cannot overflow
+    return tl.where(gate >= 0.0, gate, gate * exp_minus_abs) / (1.0 + exp_minus_abs) * up
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from rooflab.kernels.lib import stream
 from rooflab.kernels.lib.stream import MAX_M, Config
 
 BITS = 8
-GROUPS_PER_VECTOR = 1
+GROUPS_PER_QUAD = 1
 """The number of groups that a quad of lanes holds: a whole row shares a scale."""
 
 
@@ -32,9 +32,9 @@ GROUPS_PER_VECTOR = 1
     packed=PACKED_ARGUMENT,
     holds={**along_k("a"), f"M <= {MAX_M}": f"M of at most {MAX_M}"},
     aligned=("a",),
-    bind=lambda of: stream.divided(of, BITS, GROUPS_PER_VECTOR),
+    bind=lambda of: stream.divided(of, BITS, GROUPS_PER_QUAD),
     traffic=stream.traffic,
-    tuning=stream.tuning(BITS, lambda scheme: GROUPS_PER_VECTOR),
+    tuning=stream.tuning(BITS, lambda scheme: GROUPS_PER_QUAD),
     over="naive",
     shows={
         "": 'calls("naive").total >= 4',

@@ -83,13 +83,13 @@ def packed(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor |
         return result if c is None else c.copy_(result)
     (K, N), M = b.shape, a.shape[0]
     c = torch.empty((M, N), dtype=a.dtype) if c is None else c
-    fused_scale = bias is None and scale.dtype == a.dtype
+    fuses_scale = bias is None and scale.dtype == a.dtype
     block_channels = min(max(BUFFER_VALUES // K // CHANNEL_MULTIPLE, 1) * CHANNEL_MULTIPLE, N)
     weight_buffer = torch.empty((block_channels, K), dtype=a.dtype)
     for first_channel in range(0, N, block_channels):
         channels = slice(first_channel, min(first_channel + block_channels, N))
         weight = weight_buffer[: channels.stop - first_channel].copy_(b.mT[channels])
-        if fused_scale:
+        if fuses_scale:
             block_result = torch.ops.mkldnn._linear_pointwise.binary(a, scale[None, channels], weight, None, "mul")
         else:
             weight.mul_(scale[channels, None])

@@ -121,11 +121,11 @@ def block_kinds(first, last, begin, end, window, BLOCK_N: gl.constexpr):
     start of the window cuts.  Counts blocks from `begin` on, without the last block `end - 1`.  The first row sees keys
     up to key `first`, and the last row sees keys up to key `last`."""
     unmasked_end = gl.minimum(gl.maximum(gl.maximum(first + 1, 0) // BLOCK_N, begin), end - 1)
-    window_edge_block = begin
+    unmasked_begin = begin
     if window is not None:
-        window_edge_block = gl.cdiv(gl.maximum(last + 1 - window, 0), BLOCK_N)
-        window_edge_block = gl.minimum(gl.maximum(window_edge_block, begin), unmasked_end)
-    return end - 1 - unmasked_end, unmasked_end - window_edge_block, window_edge_block - begin
+        unmasked_begin = gl.cdiv(gl.maximum(last + 1 - window, 0), BLOCK_N)
+        unmasked_begin = gl.minimum(gl.maximum(unmasked_begin, begin), unmasked_end)
+    return end - 1 - unmasked_end, unmasked_end - unmasked_begin, unmasked_begin - begin
 
 
 @gluon.jit
@@ -167,18 +167,18 @@ def packed(weights, dtype: gl.constexpr):
     """Converts fp32 weights to 16 bits and packs two neighbours in a register.  Without this, the compiler would unpack
     the weights at the end of one loop, and pack them again in the next loop."""
     cvt_asm: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
-    even_keys, odd_keys = weights.reshape((weights.shape[0], weights.shape[1] // 2, 2)).split()
-    return gl.inline_asm_elementwise(cvt_asm, "=r,f,f", [even_keys, odd_keys], dtype=gl.int32, is_pure=True, pack=1)
+    even_exps, odd_exps = weights.reshape((weights.shape[0], weights.shape[1] // 2, 2)).split()
+    return gl.inline_asm_elementwise(cvt_asm, "=r,f,f", [even_exps, odd_exps], dtype=gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def as_factor(weights, dtype: gl.constexpr, product: gl.constexpr):
     """Converts weights (16-bit pairs or fp32) to a matmul's left operand.  `product` is the layout of its result."""
     if weights.dtype == gl.int32:
-        even_keys, odd_keys = gl.inline_asm_elementwise(
+        even_exps, odd_exps = gl.inline_asm_elementwise(
             "mov.b32 {$0, $1}, $2;", "=h,=h,r", [weights], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
         )
-        operand = gl.join(even_keys, odd_keys).reshape((weights.shape[0], 2 * weights.shape[1])).to(dtype, bitcast=True)
+        operand = gl.join(even_exps, odd_exps).reshape((weights.shape[0], 2 * weights.shape[1])).to(dtype, bitcast=True)
     else:
         operand = weights.to(dtype)
     return gl.convert_layout(operand, gl.DotOperandLayout(0, product, 2))

@@ -147,7 +147,7 @@ def _dot(
     a_ptrs = a_ptr + column[:, None] * stride_am + k_offsets[None, :] + first_k_step * BLOCK_K
     word_ptrs = words_ptr + row[:, None] * row_words + word_offsets[None, :] + first_k_step * BLOCK_WORDS
     group_offsets = row * stride_sn + first_k_step
-    row_sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    tile_sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     if BITS == 8:
         channel_scale = tl.load(scale_ptr + row).to(tl.float32)[:, None]
     for k_step in range(first_k_step, end_k_step):
@@ -160,7 +160,7 @@ def _dot(
         if BITS == 8:
             # The dot has no accumulator, or Triton would let it run while the next step writes the registers that it
             # reads (3.7.1, WGMMAPipeline).
-            row_sums += tl.dot(_dequantize(words, 0, BITS, BLOCK_N, BLOCK_K), a.T) * channel_scale
+            tile_sums += tl.dot(_dequantize(words, 0, BITS, BLOCK_N, BLOCK_K), a.T) * channel_scale
         else:
             scale = tl.load(scale_ptr + group_offsets).to(tl.float32)
             if HAS_ZERO:
@@ -168,18 +168,18 @@ def _dot(
             else:
                 zero = tl.full((1, 1), 136.0, tl.bfloat16)  # 128 + 8
             group_sum = tl.dot(_dequantize(words, zero, BITS, BLOCK_N, BLOCK_K), a.T)
-            row_sums += group_sum * scale[:, None]
+            tile_sums += group_sum * scale[:, None]
             group_offsets += 1
         a_ptrs += BLOCK_K
         word_ptrs += BLOCK_WORDS
     store_mask = (rows < N)[:, None] & (columns < M)[None, :]
     if SPLIT == 1:
         if HAS_BIAS:
-            row_sums += tl.load(bias_ptr + row).to(tl.float32)[:, None]
+            tile_sums += tl.load(bias_ptr + row).to(tl.float32)[:, None]
         out_ptrs = out_ptr + columns[None, :] * stride_om + rows[:, None]
     else:
         out_ptrs = out_ptr + (k_share * tl.cast(M, tl.int64) + columns)[None, :] * N + rows[:, None]
-    tl.store(out_ptrs, row_sums.to(out_ptr.dtype.element_ty), mask=store_mask)
+    tl.store(out_ptrs, tile_sums.to(out_ptr.dtype.element_ty), mask=store_mask)
 
 
 @triton.jit

@@ -34,7 +34,7 @@ MAX_LANES, MAX_THREAD_VALUES, MAX_CLUSTER_CTAS = 512, 64, 8
 """Three maxima: threads of a CTA that share a row, values per thread, and CTAs of a portable cluster."""
 CTA_THREADS = 256
 """The number of threads of a CTA that has several rows."""
-MAX_THREAD_VECTORS = 4
+TARGET_THREAD_VECTORS = 4
 """Vectors per thread where many rows are in progress: a thread requests 64 bytes before it uses the first."""
 RESIDENT_THREADS_PER_SM = 768
 """The number of threads per SM in a persistent grid.  With up to 80 registers each, all of them run at once."""
@@ -75,7 +75,7 @@ def most_vectors(op: str, itemsize: int) -> int:
 
 def may_persist(config: Config) -> bool:
     """Returns whether the grid may be persistent.  Then the registers hold two rows; a larger config would spill."""
-    return config.vectors <= MAX_THREAD_VECTORS and config.lanes * config.rows <= CTA_THREADS
+    return config.vectors <= TARGET_THREAD_VECTORS and config.lanes * config.rows <= CTA_THREADS
 
 
 def ctas_of(config: Config, groups: int, sms: int = HOPPER_SMS) -> int:
@@ -110,7 +110,7 @@ def tuning(op: str) -> Tuning:
         Other values, such as fp32, take `28 + 6 * vectors / itemsize` registers.  A second sum or a quantisation takes
         12 more.  These numbers are read from compiled code."""
         has_extra_sums = op == "layernorm" or scheme.output.itemsize == 1
-        weight_vectors = WEIGHT_COUNTS.get(op, 0) if config.vectors <= MAX_THREAD_VECTORS else 0
+        weight_vectors = WEIGHT_COUNTS.get(op, 0) if config.vectors <= TARGET_THREAD_VECTORS else 0
         row_registers = 4 * config.vectors * (1 + weight_vectors + config.persistent * inputs)
         needed_ctas = cdiv(int(case["T"]), config.rows) * config.cluster
         return Footprint(
@@ -124,7 +124,7 @@ def tuning(op: str) -> Tuning:
         """Returns the default config.  With few rows, a thread has one vector.  With many rows, it has 64 bytes."""
         T, needed_vectors = int(case["T"]), vectors_of(case, scheme)
         has_many_rows, cluster = T > HOPPER_SMS, 1
-        vectors = min(MAX_THREAD_VECTORS // inputs if has_many_rows else 1, next_power_of_2(needed_vectors))
+        vectors = min(TARGET_THREAD_VECTORS // inputs if has_many_rows else 1, next_power_of_2(needed_vectors))
         while needed_vectors > MAX_LANES * vectors * cluster:
             # More CTAs share a row before a thread takes more vectors: where there are many rows, where SMs would be
             # idle, and where a thread has the most vectors.

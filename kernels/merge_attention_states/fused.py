@@ -39,8 +39,8 @@ def fused_kernel(
     h = row % H
     dim_ids = tl.arange(0, BLOCK_D)
     value_mask = row_mask[:, None] & (dim_ids < D)[None, :]
-    lse_ptrs = lses_ptr + t * lses_stride_t + h * lses_stride_h
-    out_ptrs = outs_ptr + (t * outs_stride_t + h * outs_stride_h)[:, None] + dim_ids[None, :]
+    lses_ptrs = lses_ptr + t * lses_stride_t + h * lses_stride_h
+    outs_ptrs = outs_ptr + (t * outs_stride_t + h * outs_stride_h)[:, None] + dim_ids[None, :]
     m_i = tl.full((ROWS,), float("-inf"), tl.float32)
     l_i = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
@@ -48,11 +48,11 @@ def fused_kernel(
         part_index = first_part + tl.arange(0, AT_ONCE)
         part_index64 = part_index.to(tl.int64)
         has_part = row_mask[:, None] & (part_index < parts)[None, :]
-        lse = tl.load(lse_ptrs[:, None] + part_index64[None, :] * lses_stride_p, mask=has_part, other=float("-inf"))
+        lse = tl.load(lses_ptrs[:, None] + part_index64[None, :] * lses_stride_p, mask=has_part, other=float("-inf"))
         lse = tl.where(lse == float("inf"), float("-inf"), lse)  # as some libraries write of a part that saw no key
         has_keys = lse > float("-inf")
         # No load where the part saw no key: its output is undefined there, and 0 * NaN is NaN.
-        part_ptrs = out_ptrs[:, None, :] + (part_index64 * outs_stride_p)[None, :, None]
+        part_ptrs = outs_ptrs[:, None, :] + (part_index64 * outs_stride_p)[None, :, None]
         part_values = tl.load(part_ptrs, mask=value_mask[:, None, :] & has_keys[:, :, None], other=0.0).to(tl.float32)
         m_new = tl.maximum(m_i, tl.max(lse, 1))
         exponent_shift = tl.where(m_new == float("-inf"), 0.0, m_new)

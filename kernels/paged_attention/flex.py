@@ -160,8 +160,8 @@ def traffic(inputs: Arguments) -> Traffic:
     of the cache, written and read once.  torch decides how to split keys, so partial results are not counted."""
     k_cache, seq_lens = inputs.k_cache, inputs.seq_lens
     keys = in_pages(inputs)
-    table_bytes = 4 * len(seq_lens) * (k_cache.shape[0] + 1)
-    return Traffic(keys.read_bytes + table_bytes, keys.write_bytes + table_bytes, launches=6)
+    mask_bytes = 4 * len(seq_lens) * (k_cache.shape[0] + 1)
+    return Traffic(keys.read_bytes + mask_bytes, keys.write_bytes + mask_bytes, launches=6)
 
 
 @kernel(

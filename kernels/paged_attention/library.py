@@ -101,11 +101,11 @@ def _whole_table(
     """Computes attention over all pages of the table, (B, H_kv, group, D).  A mask hides the unused slots."""
     num_slots = block_table.shape[1] * caches[0].shape[1]
     table = block_table.clamp(0, len(caches[0]) - 1)
-    padding = torch.arange(num_slots, device=queries.device) >= seq_lens[:, None]  # (B, slots)
+    hidden = torch.arange(num_slots, device=queries.device) >= seq_lens[:, None]  # (B, slots)
     if window is not None:
-        padding |= torch.arange(num_slots, device=queries.device) < seq_lens[:, None] - window
-    keys, values = (_gather(cache, table, 0, num_slots).masked_fill_(padding[:, None, :, None], 0) for cache in caches)
-    is_seen = ~padding[:, None, None]
+        hidden |= torch.arange(num_slots, device=queries.device) < seq_lens[:, None] - window
+    keys, values = (_gather(cache, table, 0, num_slots).masked_fill_(hidden[:, None, :, None], 0) for cache in caches)
+    is_seen = ~hidden[:, None, None]
     attention_out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=is_seen, scale=scale)
     return attention_out.masked_fill_((seq_lens == 0)[:, None, None, None], 0)
 

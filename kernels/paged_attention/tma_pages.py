@@ -95,8 +95,8 @@ def tile_layout(rows, columns, copies):
 
 @gluon.jit
 def _tile(ring, slot, COPIES: gl.constexpr):
-    ring_layout: gl.constexpr = tile_layout(ring.shape[1], ring.shape[2], COPIES)
-    return reinterpret(ring.index(slot), ring.dtype, [ring.shape[1], ring.shape[2]], ring_layout)
+    slot_layout: gl.constexpr = tile_layout(ring.shape[1], ring.shape[2], COPIES)
+    return reinterpret(ring.index(slot), ring.dtype, [ring.shape[1], ring.shape[2]], slot_layout)
 
 
 @gluon.jit

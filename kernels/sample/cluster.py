@@ -123,12 +123,12 @@ def cluster(
     cta_tokens = share_of(V, config.cluster)
     values = [edits[name] for name in EDIT_NAMES]
     stride = logits.stride(0) if B > 1 else 0
-    alignment = 16 | address_of(logits) | stride * logits.element_size()  # its lowest bit divides every row's address
+    align_bits = 16 | address_of(logits) | stride * logits.element_size()  # its lowest bit divides every row's address
     compile_options = _cuda.macros(
         CLUSTER=config.cluster,
         THREADS=config.threads,
         ELEMENT=_cuda.ELEMENT_CODES[logits.dtype],
-        BYTES=alignment & -alignment,
+        BYTES=align_bits & -align_bits,
         EDITS=any(edit_tensor is not None for edit_tensor in values),
         TOP_N=-1 if top_n is None else top_n,
     )

@@ -34,9 +34,9 @@ def naive(
     sorted_logits, sorted_ids = torch.sort(edited(logits, Edits(**edits)), dim=-1, descending=True, stable=True)
     check_rows(sorted_logits[:, 0])
     in_support, scores = support_of(sorted_logits, temperature, top_k, top_p, min_p)
-    race_scores = torch.full_like(scores, -math.inf).scatter_(1, sorted_ids, scores.masked_fill(~in_support, -math.inf))
+    id_scores = torch.full_like(scores, -math.inf).scatter_(1, sorted_ids, scores.masked_fill(~in_support, -math.inf))
     # In vocabulary order: ties go to the lowest index.
-    token_ids = (race_scores - log_exponential(words_of_rows(seed, position, V))).argmax(-1)
+    token_ids = (id_scores - log_exponential(words_of_rows(seed, position, V))).argmax(-1)
     tokens.copy_(torch.where(temperature > 0, token_ids, sorted_ids[:, 0]))
     note_logprobs(logits, tokens, logprob_ids, logprobs)
 

@@ -28,12 +28,12 @@ def gated(x_ptr, out_ptr, I, stride_x, stride_out, GELU: tl.constexpr, BLOCK_I: 
     gate = tl.load(x_ptr + row * stride_x + columns, mask=column_mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * stride_x + I + columns, mask=column_mask, other=0.0).to(tl.float32)
     # exp(-|gate|) cannot overflow, and a small sigmoid keeps its relative precision.
-    tanh_argument = gate
+    sigmoid_argument = gate
     if GELU:
         # gelu(g) = g sigmoid(2 u) is 1 + tanh(u) without its cancellation; 2 sqrt(2 / pi) = 1.5957691.
-        tanh_argument = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-    negative_exp = tl.exp(-tl.abs(tanh_argument))
-    sigmoid = tl.where(tanh_argument >= 0.0, 1.0, negative_exp) / (1.0 + negative_exp)
+        sigmoid_argument = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    negative_exp = tl.exp(-tl.abs(sigmoid_argument))
+    sigmoid = tl.where(sigmoid_argument >= 0.0, 1.0, negative_exp) / (1.0 + negative_exp)
     out = gate * sigmoid * up
     tl.store(out_ptr + row * stride_out + columns, out.to(out_ptr.dtype.element_ty), mask=column_mask)
 

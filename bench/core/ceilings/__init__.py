@@ -235,17 +235,17 @@ def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings 
     instructions."""
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     sm_version = 10 * major + minor
-    rates = {limit: value for limit, record in MachineLimits(records).best().items() if (value := value_of(record))}
+    limits = {limit: value for limit, record in MachineLimits(records).best().items() if (value := value_of(record))}
     tensor_rates: dict[str, float] = {}
     for record in records:
         if record.scheme is not None and record.flops_per_s:
             tensor_rates[record.scheme] = max(tensor_rates.get(record.scheme, 0.0), record.flops_per_s)
 
     def named(start: str) -> dict[str, float]:
-        return {limit.removeprefix(start): value for limit, value in rates.items() if limit.startswith(start)}
+        return {limit.removeprefix(start): value for limit, value in limits.items() if limit.startswith(start)}
 
     access_rates, launch_floors = named("memory ") or named("hbm_"), named("launch ")
-    vector_rate = rates.get("fma") or rates.get("fp32 vector")
+    vector_rate = limits.get("fma") or limits.get("fp32 vector")
     missing_rates = [missing_name for missing_name, rate in (("HBM", access_rates), ("fma", vector_rate)) if not rate]
     if sm_version in NO_TENSOR_CEILING:
         missing_rates.append("a microkernel for this architecture's tensor cores")
@@ -262,7 +262,7 @@ def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings 
         hbm_bytes_per_s=max(access_rates.values()),
         tensor_flops_per_s=tensor_rates | {"fp32": vector_rate},
         vector_flops_per_s=vector_rate,
-        sfu_ops_per_s=max((rates[name] for name in ("ex2", "rsqrt") if name in rates), default=None),
+        sfu_ops_per_s=max((limits[name] for name in ("ex2", "rsqrt") if name in limits), default=None),
         launch_floor_s=min(launch_floors.values(), default=0.0),
         l2_bytes_per_s=max(named("l2_").values(), default=None),
         access_bytes_per_s=access_rates,

@@ -32,14 +32,14 @@ def measure_cpu(environment: Environment, budget_s: float) -> list[Record]:
     fp32, because torch may convert it to fp32.  The vector rate is the fp32 matrix rate: a CPU multiplies fp32 matrices
     on its vector units.  No other torch call keeps them so busy.  Special functions are not measured, so they set no
     bound.  If other processes run, the rates are too low (in one case a tenth of the right rate) and NOISY."""
-    start_times = run_times()
+    times_before = run_times()
     access_rates = measure_bandwidth(budget_s * BANDWIDTH_BUDGET_SHARE)
     dtype_budget_s = budget_s * (1 - BANDWIDTH_BUDGET_SHARE) / len(DTYPE_NAMES)
     rate_by_dtype = {dtype_name: measure_gemm(dtype, dtype_budget_s) for dtype, dtype_name in DTYPE_NAMES.items()}
     # 16-bit operands may be multiplied in fp32, because only K (M + N) values are converted: oneDNN's bf16 products had
     # half of the rate of fp32's on a Xeon without AMX, and `gemm_w8a16/native`, which converts, was above them.
     matrix_limits = {f"{name} matrix": (name, max(rate, rate_by_dtype["fp32"])) for name, rate in rate_by_dtype.items()}
-    noise_reason = why_noisy((), waiting_since(start_times))
+    noise_reason = why_noisy((), waiting_since(times_before))
     base_fields: dict[str, Any] = {"kind": "ceiling", "run_id": new_run_id(), **environment.record_fields()}
     base_fields |= {"backend": "torch", "device": "cpu", "basis": "measured"}
     base_fields |= {"status": "NOISY" if noise_reason else "OK", "reason": noise_reason}

@@ -108,8 +108,8 @@ def summing(
 def disagreement(sums: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str:
     """Describes an error of `sums`, or returns "".  Allows `tolerance` times the root mean square of `expected`."""
     sums, expected = sums.double(), expected.double()
-    max_error = tolerance * float(expected.square().mean().sqrt())
+    error_limit = tolerance * float(expected.square().mean().sqrt())
     max_deviation = float((sums - expected).abs().max())
-    if max_deviation <= max_error:  # `<=` is false for NaN, so NaN fails
+    if max_deviation <= error_limit:  # `<=` is false for NaN, so NaN fails
         return ""
-    return f"sums differ by up to {max_deviation:.3g} from what arithmetic says, allowed are {max_error:.3g}"
+    return f"sums differ by up to {max_deviation:.3g} from what arithmetic says, allowed are {error_limit:.3g}"

@@ -17,7 +17,7 @@ LARGEST_CHUNK = 4096
 HBM_TIMES_L2 = 32
 """The array size divided by the L2 size.  A launch leaves at most 1/64 of the bytes of two passes in L2.  With a
 smaller factor this share would grow, and a write would seem faster than HBM by this share."""
-L2_ARRAY_SHARE = 4
+L2_OVER_ARRAYS = 4
 """The L2 size divided by the working set in L2.  If L2 has two halves, each half may hold a copy of the same data."""
 HBM_PASSES = 2
 TRIAD_SCALE = 3.0
@@ -62,7 +62,7 @@ def streams(card: Card, load: Load) -> Iterator[list[Microkernel]]:
         stream_shapes = STREAM_SHAPES + (ONE_CHUNK_SHAPES if access_kind != "read" else ())
         yield [_stream(card, load, access_kind, stream_shape, arrays, HBM_PASSES) for stream_shape in stream_shapes]
     for access_kind, array_count in ARRAYS_PER_ACCESS.items():
-        word_count = _whole_chunks(card.l2_bytes / L2_ARRAY_SHARE / array_count)
+        word_count = _whole_chunks(card.l2_bytes / L2_OVER_ARRAYS / array_count)
         l2_arrays = [stream_array[:word_count] for stream_array in arrays]
         yield [_stream(card, load, access_kind, stream_shape, l2_arrays) for stream_shape in STREAM_SHAPES]
 

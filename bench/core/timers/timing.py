@@ -97,7 +97,7 @@ def time_functions(
     active_timer = timer or timer_for(torch.device(device), cold, flush)
     threads, last_rounds, limit = torch.get_num_threads(), FINAL_ROUNDS if renew else 0, max(MAX_SAMPLES, min_samples)
     samples_s: dict[str, list[float]] = {name: [] for name in functions}
-    round_times: list[float] = []
+    round_starts_s: list[float] = []
     function_orders = _orders(list(functions), seed)
 
     def take() -> None:
@@ -107,7 +107,7 @@ def time_functions(
 
     def judged(waited: float | None) -> tuple[str, dict[str, str]]:
         """Returns why samples are too few ("" if not), and for each function why its samples are noisy ("" if not)."""
-        few_text = few(min(map(len, samples_s.values())), _room(round_times, budget_s))
+        few_text = few(min(map(len, samples_s.values())), _room(round_starts_s, budget_s))
         return few_text, {name: why_noisy(sample_times, waited) or few_text for name, sample_times in samples_s.items()}
 
     with ExitStack() as exit_stack:
@@ -121,8 +121,8 @@ def time_functions(
         calls_per_sample = {name: _calls_per_sample(active_timer, fastest_times[name]) for name in functions}
         with active_timer.sampling() as waiting_reader:
             while (sample_count := min(map(len, samples_s.values()))) < limit - last_rounds:
-                round_times.append(perf_counter())
-                spent = round_times[-1] - start_s
+                round_starts_s.append(perf_counter())
+                spent = round_starts_s[-1] - start_s
                 if sample_count >= min_samples - last_rounds and spent > budget_s:
                     few_text, noise_by_name = judged(waiting_reader())
                     if spent > budget_s + max(more_s, budget_s if few_text else 0.0) or not any(noise_by_name.values()):

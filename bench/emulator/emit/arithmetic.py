@@ -51,24 +51,24 @@ def _extreme(g: Generator, instruction: Instruction, dtype: str, values: list[st
         "xorsign_abs": "xorsign" in opcode_parts,
         "absolute": "abs" in opcode_parts and "xorsign" not in opcode_parts,
     }
-    modifiers = "".join(f", {name}=True" for name, value_text in flag_by_name.items() if value_text)
+    modifiers = "".join(f", {name}=True" for name, value in flag_by_name.items() if value)
     call_text = f"floats.f{opcode_parts[0]}({values[0]}, {values[1]}{modifiers})"
-    for value_text in values[2:]:
-        call_text = f"floats.f{opcode_parts[0]}({call_text}, {value_text}{modifiers})"
+    for value in values[2:]:
+        call_text = f"floats.f{opcode_parts[0]}({call_text}, {value}{modifiers})"
     g.define(instruction.operands[0], call_text, dtype)
 
 
 def _half(g: Generator, instruction: Instruction, kind: str) -> None:
     parts, operands, dtype = instruction.parts, instruction.operands, dtype_of(kind)
     half_type = kind.removesuffix("x2")
-    value_texts = ", ".join(g.value(operand, dtype) for operand in operands[1:])
+    values_text = ", ".join(g.value(operand, dtype) for operand in operands[1:])
     function_name = {"min": "fmin", "max": "fmax", "abs": "absolute", "neg": "negative"}.get(parts[0], parts[0])
     if function_name not in ("add", "sub", "mul", "fma", "fmin", "fmax", "absolute", "negative"):
         raise unknown(instruction)
     flag_by_name = {"ftz": "ftz" in parts, "sat": "sat" in parts, "relu": "relu" in parts, "nan": "NaN" in parts}
     flag_by_name["xorsign_abs"] = "xorsign" in parts
     modifiers = "".join(f", {flag_name}=True" for flag_name, flag_value in flag_by_name.items() if flag_value)
-    g.define(operands[0], f"half.{function_name}({value_texts}, {half_type!r}{modifiers})", dtype)
+    g.define(operands[0], f"half.{function_name}({values_text}, {half_type!r}{modifiers})", dtype)
 
 
 @emits("rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh")
@@ -98,8 +98,8 @@ def special_functions(g: Generator, instruction: Instruction) -> None:
 def copy_sign(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `copysign`, which copies the sign of one float to another float."""
     dtype = dtype_of(instruction.parts[-1])
-    value_texts = ", ".join(g.value(operand, dtype) for operand in instruction.operands[1:])
-    g.define(instruction.operands[0], f"floats.copysign({value_texts})", dtype)
+    values_text = ", ".join(g.value(operand, dtype) for operand in instruction.operands[1:])
+    g.define(instruction.operands[0], f"floats.copysign({values_text})", dtype)
 
 
 @emits("testp")
@@ -236,9 +236,9 @@ def shifts(g: Generator, instruction: Instruction) -> None:
 @emits("shf")
 def funnel_shift(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `shf`, the funnel shift."""
-    value_texts = ", ".join(g.value(operand, "u4") for operand in instruction.operands[1:])
+    values_text = ", ".join(g.value(operand, "u4") for operand in instruction.operands[1:])
     is_left_shift, has_clamp = "l" in instruction.parts, "clamp" in instruction.parts
-    g.define(instruction.operands[0], f"integers.shf({value_texts}, {is_left_shift}, {has_clamp})", "u4")
+    g.define(instruction.operands[0], f"integers.shf({values_text}, {is_left_shift}, {has_clamp})", "u4")
 
 
 @emits("bfe", "bfi")
@@ -290,16 +290,16 @@ def masks(g: Generator, instruction: Instruction) -> None:
 @emits("lop3", "prmt")
 def permutations(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `lop3` (a logic function of three operands) and `prmt` (a permutation of bytes)."""
-    value_texts = ", ".join(g.value(input_operand, "u4") for input_operand in instruction.operands[1:4])
+    values_text = ", ".join(g.value(input_operand, "u4") for input_operand in instruction.operands[1:4])
     if instruction.parts[0] == "lop3":
         table_operand = instruction.operands[4]
         if not isinstance(table_operand, Immediate):
             raise PtxError(f"PTX: expected a constant table in {instruction.text!r}")
         function_name = g.bind(lop3_function(table_operand.value), ("lop3", table_operand.value))
-        g.define(instruction.operands[0], f"{function_name}({value_texts})", "u4")
+        g.define(instruction.operands[0], f"{function_name}({values_text})", "u4")
         return
     mode_name = instruction.parts[2] if len(instruction.parts) > 2 else ""
-    g.define(instruction.operands[0], f"bitfields.prmt({value_texts}, {mode_name!r})", "u4")
+    g.define(instruction.operands[0], f"bitfields.prmt({values_text}, {mode_name!r})", "u4")
 
 
 @emits("sad", "dp4a", "dp2a", "mul24", "mad24")
@@ -315,8 +315,8 @@ def dots(g: Generator, instruction: Instruction) -> None:
         call_text = f"integers.{name}({a}, {b}, {c}, {sign_types[0] == 's32'}, {sign_types[1] == 's32'}{high_argument})"
         g.define(operands[0], call_text, result_dtype)
         return
-    value_texts = ", ".join(g.value(input_operand, dtype) for input_operand in operands[1:])
+    values_text = ", ".join(g.value(input_operand, dtype) for input_operand in operands[1:])
     flag_text = f", {'hi' in opcode_parts}" if name.endswith("24") else ""
     if name == "mad24":
         flag_text += f", {'sat' in opcode_parts}"
-    g.define(operands[0], f"integers.{name}({value_texts}{flag_text})", dtype)
+    g.define(operands[0], f"integers.{name}({values_text}{flag_text})", dtype)

@@ -83,7 +83,7 @@ def _multiply_async(g: Generator, instruction: Instruction) -> None:
         raise PtxError(
             f"PTX: expected a K of {K_BYTES // ELEMENT_BYTES[a_type]} for {a_type}, got {instruction.text!r}"
         )
-    constant_values = [register.value if isinstance(register, Immediate) else None for register in operands[4:]]
+    constant_values = [operand.value if isinstance(operand, Immediate) else None for operand in operands[4:]]
     scale_a, scale_b = (1, 1) if d_type == "s32" else (_scale(constant_values[0]), _scale(constant_values[1]))
     transpose_flags = [bool(constant_value) for constant_value in constant_values[2:]] if d_type != "s32" else []
     a_in_registers = isinstance(operands[1], OperandGroup)
@@ -91,9 +91,9 @@ def _multiply_async(g: Generator, instruction: Instruction) -> None:
     b_transposed = transpose_flags[-1] if transpose_flags else False
     shape = WgmmaShape(n, d_type, a_type, b_type, scale_a, scale_b, a_transposed, b_transposed, "satfinite" in parts)
     result_dtype = {"f32": "f4"}.get(d_type, "u4")
-    d = ", ".join(g.value(register, result_dtype) for register in g.items(operands[0]))
+    d = ", ".join(g.value(operand, result_dtype) for operand in g.items(operands[0]))
     if isinstance(operands[1], OperandGroup):
-        a = "(" + ", ".join(g.value(register, "u4") for register in operands[1].items) + ",)"
+        a = "(" + ", ".join(g.value(operand, "u4") for operand in operands[1].items) + ",)"
     else:
         a = g.value(operands[1], "u8")
     scale_d = operands[3]

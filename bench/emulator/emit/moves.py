@@ -75,8 +75,8 @@ def select(g: Generator, instruction: Instruction) -> None:
     dtype = dtype_of(instruction.parts[-1])
     if isinstance(target_operand, Register) and g.dtypes[target_operand.index][1:] == dtype[1:]:
         dtype = g.dtypes[target_operand.index]
-    value_texts = f"{g.value(predicate, '?')}, {g.value(a, dtype)}, {g.value(b, dtype)}"
-    g.define(target_operand, f"choose({value_texts})", dtype)
+    values_text = f"{g.value(predicate, '?')}, {g.value(a, dtype)}, {g.value(b, dtype)}"
+    g.define(target_operand, f"choose({values_text})", dtype)
 
 
 @emits("slct")
@@ -138,9 +138,9 @@ def set_predicate(g: Generator, instruction: Instruction) -> None:
         # Each half has a predicate.
         value_texts[1] = g.temporary()
         half_shift = g.constant(16, "u4")
-        for value_name, shift in zip(value_texts, ("", f" >> {half_shift}"), strict=True):
+        for value_text, shift in zip(value_texts, ("", f" >> {half_shift}"), strict=True):
             halves = (_flushed(f"({g.value(operand, 'u4')}{shift}).astype(u2)", kind[:-2], ftz) for operand in (a, b))
-            g.line(f"{value_name} = {_compared(name, kind[:-2], *halves)}")
+            g.line(f"{value_text} = {_compared(name, kind[:-2], *halves)}")
     else:
         g.line(f"{result_name} = {comparison(g, name, kind, a, b, ftz)}")
     result_operands = target_operand.items if isinstance(target_operand, OperandGroup) else (target_operand,)
@@ -149,10 +149,10 @@ def set_predicate(g: Generator, instruction: Instruction) -> None:
         # The register of the first result may also be the register of this operand.
         predicate_name = g.temporary()
         g.line(f"{predicate_name} = {g.value(extra_operands[0], '?')}")
-        value_texts = [f"({value_name}) {logic_operator} {predicate_name}" for value_name in value_texts]
-    for result_operand, value_name in zip(result_operands, value_texts, strict=False):
+        value_texts = [f"({value_text}) {logic_operator} {predicate_name}" for value_text in value_texts]
+    for result_operand, value_text in zip(result_operands, value_texts, strict=False):
         if not isinstance(result_operand, Sink):
-            g.define(result_operand, value_name, "?")
+            g.define(result_operand, value_text, "?")
 
 
 @emits("set")
@@ -181,9 +181,9 @@ def convert(g: Generator, instruction: Instruction) -> None:
     target, source = ptx_types[0], ptx_types[-1]
     if "pack" in parts:
         target = parts[parts.index("sat") + 1]
-        value_texts = ", ".join(g.value(operand, "i4") for operand in operands[1:3])
+        values_text = ", ".join(g.value(operand, "i4") for operand in operands[1:3])
         extra_argument = f", {g.value(operands[3], 'u4')}" if len(operands) == 4 else ""
-        g.define(operands[0], f"formats.cvt_pack({value_texts}, {target!r}{extra_argument})", "u4")
+        g.define(operands[0], f"formats.cvt_pack({values_text}, {target!r}{extra_argument})", "u4")
         return
     active_flags = [name for name in ("ftz", "sat", "relu", "satfinite") if name in parts]
     modifiers = "".join(f", {name}=True" for name in active_flags)
@@ -196,14 +196,14 @@ def convert(g: Generator, instruction: Instruction) -> None:
     if target.endswith("x2") and source == "f32":
         inputs = ", ".join(g.value(operand, "f4") for operand in operands[1:3])
         option_text = f"{target!r}, {round_mode!r}{_only(active_flags, 'relu', 'satfinite')}"
-        is_rn = target == "bf16x2" and round_mode == "rn" and not active_flags
-        call_text = f"formats.cvt_rn_bf16x2_f32({inputs})" if is_rn else f"formats.cvt_pair({inputs}, {option_text})"
+        is_plain = target == "bf16x2" and round_mode == "rn" and not active_flags
+        call_text = f"formats.cvt_rn_bf16x2_f32({inputs})" if is_plain else f"formats.cvt_pair({inputs}, {option_text})"
         g.define(operands[0], call_text, result_dtype)
     elif target.endswith("x2"):
         value = g.value(operands[1], dtype_of(source))
         name = "cvt_fp8x2_f16x2" if source == "f16x2" else "cvt_f16x2_fp8x2"
-        half_kind = target if source == "f16x2" else source
-        g.define(operands[0], f"formats.{name}({value}, {half_kind!r}{_only(active_flags, 'relu')})", result_dtype)
+        fp8_kind = target if source == "f16x2" else source
+        g.define(operands[0], f"formats.{name}({value}, {fp8_kind!r}{_only(active_flags, 'relu')})", result_dtype)
     elif target[0] in "us" and source[0] in "us" and not active_flags:
         value = g.value(operands[1], dtype_of(source))
         g.define(operands[0], f"{value}.astype({result_dtype})", result_dtype)

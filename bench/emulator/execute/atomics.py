@@ -123,17 +123,17 @@ def _one_by_one(
                 running_values = _flushed_sums(running_values, values[0][lanes])
             lane_values[lanes], final_values[lanes] = running_values[:-1], running_values[-1]
         return lane_values, final_values
-    lane_ranks = np.arange(len(sort_order)) - np.repeat(group_starts, group_sizes)
-    group_of_lane = np.repeat(np.arange(len(group_starts)), group_sizes)
+    position_ranks = np.arange(len(sort_order)) - np.repeat(group_starts, group_sizes)
+    position_groups = np.repeat(np.arange(len(group_starts)), group_sizes)
     memory = before[sort_order[group_starts]]
-    rank_order = np.argsort(lane_ranks, kind="stable")
-    for ranked_lanes in np.split(rank_order, np.cumsum(np.bincount(lane_ranks))[:-1]):
-        lanes, group_ids = sort_order[ranked_lanes], group_of_lane[ranked_lanes]
+    rank_order = np.argsort(position_ranks, kind="stable")
+    for positions in np.split(rank_order, np.cumsum(np.bincount(position_ranks))[:-1]):
+        lanes, group_ids = sort_order[positions], position_groups[positions]
         lane_values[lanes] = memory[group_ids]
         memory[group_ids] = _combined(
             operation, kind, memory[group_ids], [operand_value[lanes] for operand_value in values], _of(flushed, lanes)
         )
-    final_values[sort_order] = memory[group_of_lane]
+    final_values[sort_order] = memory[position_groups]
     return lane_values, final_values
 
 
@@ -152,18 +152,18 @@ def _flushed_sums(steps: Any, values: Any) -> Any:
 
 
 def _combined(operation: str, kind: str, old: Any, values: list[Any], flushed: Bools | None) -> Any:
-    new_values = values[0]
+    operand_values = values[0]
     if flushed is not None:
-        flushed_total = flush(flush(old) + flush(new_values))
-        return flushed_total if flushed.all() else np.where(flushed, flushed_total, old + new_values)
+        flushed_total = flush(flush(old) + flush(operand_values))
+        return flushed_total if flushed.all() else np.where(flushed, flushed_total, old + operand_values)
     if kind.startswith(("f16", "bf16")):
         half_type = kind.removesuffix("x2")
         half_functions: dict[str, Any] = {"add": half.add, "min": half.fmin, "max": half.fmax}
-        return half_functions[operation](old, new_values, half_type)
+        return half_functions[operation](old, operand_values, half_type)
     if operation == "cas":
-        return np.where(old == new_values, values[1], old)
+        return np.where(old == operand_values, values[1], old)
     if operation == "inc":
-        return np.where(old >= new_values, np.zeros_like(old), old + 1)
+        return np.where(old >= operand_values, np.zeros_like(old), old + 1)
     if operation == "dec":
-        return np.where((old == 0) | (old > new_values), new_values, old - 1)
-    return new_values if operation == "exch" else REDUCTION_UFUNCS[operation](old, new_values)
+        return np.where((old == 0) | (old > operand_values), operand_values, old - 1)
+    return operand_values if operation == "exch" else REDUCTION_UFUNCS[operation](old, operand_values)

@@ -40,8 +40,8 @@ def _destinations(group: CtaGroup, slot: int, barrier_slot: int, multicast: int 
 
 def _place_of(slot: int, address: int) -> tuple[int, int]:
     """Splits a shared::cluster address into the index of the CTA and the address in that CTA."""
-    cta_rank = address >> RANK_SHIFT
-    return (cta_rank - 1 if cta_rank else slot), address & ((1 << RANK_SHIFT) - 1)
+    rank_field = address >> RANK_SHIFT
+    return (rank_field - 1 if rank_field else slot), address & ((1 << RANK_SHIFT) - 1)
 
 
 def _tensor(c: LaneContext, address: int, lane: int, instruction: int) -> tensor_map.TensorMap:

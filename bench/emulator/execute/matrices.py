@@ -244,7 +244,7 @@ def _read(
     descriptors = (
         [int(descriptor)] * count if isinstance(descriptor, np.generic) else list(map(int, descriptor[::WARPGROUP]))
     )
-    for pair_index, descriptor_bits in enumerate(descriptors):
+    for descriptor_index, descriptor_bits in enumerate(descriptors):
         if descriptor_bits not in matrices:
             matrices[descriptor_bits] = read_operand(shared_memory, descriptor_bits, rows, kind, transposed)
         if cta_group.written is None and cta_group.run.observer is None:
@@ -253,7 +253,7 @@ def _read(
         if cta_group.written is not None:
             check_written(c, chunk_offsets, 16, instruction)
         if cta_group.run.observer is not None:
-            lanes = c.lanes[pair_index * WARPGROUP : (pair_index + 1) * WARPGROUP]
+            lanes = c.lanes[descriptor_index * WARPGROUP : (descriptor_index + 1) * WARPGROUP]
             warpgroup_id = int(cta_group.pieces(lanes[:1], WARPGROUP)[0])
             warpgroup = cta_group.warpgroups.setdefault(warpgroup_id, Warpgroup())
             warps = np.arange(lanes[0] >> 5, (lanes[0] >> 5) + 4)
@@ -274,12 +274,12 @@ def wait(c: LaneContext, newest: int, instruction: int) -> None:
     """Runs `wgmma.wait_group`: completes all groups except the last `newest` groups."""
     for warpgroup_number in _pieces(c, instruction):
         warpgroup = c.group.warpgroups.setdefault(warpgroup_number, Warpgroup())
-        done_groups = max(0, len(warpgroup.groups) - newest)
-        for wgmma_group in warpgroup.groups[:done_groups]:
+        done_count = max(0, len(warpgroup.groups) - newest)
+        for wgmma_group in warpgroup.groups[:done_count]:
             for accumulators, index in wgmma_group:
                 accumulators.settle(index)
-        marks = [race_record for race_record in warpgroup.marks[:done_groups] if race_record is not None]
-        warpgroup.groups, warpgroup.marks = warpgroup.groups[done_groups:], warpgroup.marks[done_groups:]
+        marks = [race_record for race_record in warpgroup.marks[:done_count] if race_record is not None]
+        warpgroup.groups, warpgroup.marks = warpgroup.groups[done_count:], warpgroup.marks[done_count:]
         if marks and c.group.run.observer is not None:
             c.group.run.observer.wgmma_done(
                 c.group, np.unique(c.warps[c.group.pieces(c.lanes, 128) == warpgroup_number]), marks
@@ -295,5 +295,5 @@ def check_settled(c: LaneContext, value: Any, instruction: int) -> None:
     wgmma_chain = c.group.accumulators.get(id(base_array)) if base_array is not None else None
     if wgmma_chain is not None and any(wgmma_chain.in_flight):
         c.group.run.register_races[instruction] = None
-        for group_index in range(len(wgmma_chain.matrices)):
-            wgmma_chain.fill(group_index)
+        for matrix_index in range(len(wgmma_chain.matrices)):
+            wgmma_chain.fill(matrix_index)

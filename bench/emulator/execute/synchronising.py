@@ -109,9 +109,9 @@ def fail(guard: Any, text: str, instruction: int) -> None:
 
 def rank_of(c: LaneContext, address: Any) -> Any:
     """Runs `getctarank`: returns the rank of the CTA that owns a shared memory address."""
-    cta_ranks = (address >> address.dtype.type(RANK_SHIFT)) & address.dtype.type(0xFF)
-    cta_rank = np.uint32(c.special("cluster_ctarank"))
-    return np.where(cta_ranks > 0, cta_ranks - 1, cta_rank).astype(np.uint32)[()]
+    rank_fields = (address >> address.dtype.type(RANK_SHIFT)) & address.dtype.type(0xFF)
+    own_rank = np.uint32(c.special("cluster_ctarank"))
+    return np.where(rank_fields > 0, rank_fields - 1, own_rank).astype(np.uint32)[()]
 
 
 def update_mbarrier(c: LaneContext, operation: str, *arguments: Any, **options: bool) -> Any:

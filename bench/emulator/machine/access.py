@@ -129,14 +129,14 @@ def _reaches_cluster(c: LaneContext, instruction: int) -> bool:
 
 
 def _cluster_offsets(c: LaneContext, addresses: Any, limit: int, active: Any, instruction: int) -> Any:
-    cta_ranks = (np.asarray(addresses) >> RANK_SHIFT).astype(np.int64)
+    rank_fields = (np.asarray(addresses) >> RANK_SHIFT).astype(np.int64)
     cta_offsets = (np.asarray(addresses) & ((1 << RANK_SHIFT) - 1)).astype(np.int64)
     if int(cta_offsets.max()) > limit:
         raise Fault(
             f"shared::cluster address 0x{int(np.max(addresses)):x} lies outside the cluster's memory", instruction
         )
     lane_slots = c.slots if active is None else c.slots[active]
-    target_slots = np.where(cta_ranks > 0, cta_ranks - 1, lane_slots if cta_ranks.ndim else lane_slots[0])
+    target_slots = np.where(rank_fields > 0, rank_fields - 1, lane_slots if rank_fields.ndim else lane_slots[0])
     for cta_slot in map(int, np.unique(target_slots)):
         first_lane = cta_slot * c.group.lanes_per_cta
         if not c.group.alive[first_lane : first_lane + c.group.lanes_per_cta].any():

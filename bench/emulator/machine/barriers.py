@@ -167,8 +167,8 @@ class Barriers:
         cta_threads = cta_group.lanes_per_cta
         thread_counts = {n for n in (state.threads, count, cta_threads if state.whole else None) if n is not None}
         if state.threads is not None and len(thread_counts) > 1:
-            count_texts = " and by ".join(str(n) for n in sorted(thread_counts))
-            raise Fault(f"barrier {number} is awaited by {count_texts} threads", instruction)
+            counts_text = " and by ".join(str(n) for n in sorted(thread_counts))
+            raise Fault(f"barrier {number} is awaited by {counts_text} threads", instruction)
         # Every warp counts as 32 threads, even where some of its threads have ended.
         state.arrived += 32 * len(warps)
         state.met.append((warps, instruction))
@@ -206,9 +206,9 @@ class Barriers:
             cta_group.races.barrier(cta_group.race_slot(slot), warps, ("barrier", slot, number))
         resumed_contexts = []
         for context in state.parked:
-            missing_ctas = self._missing.pop(id(context), 1) - 1
-            if missing_ctas:
-                self._missing[id(context)] = missing_ctas
+            missing_count = self._missing.pop(id(context), 1) - 1
+            if missing_count:
+                self._missing[id(context)] = missing_count
             else:
                 resumed_contexts.append(context)
         self._resume(resumed_contexts)

@@ -35,12 +35,12 @@ class LaneContext:
         self.steps = 0
         self.children: list[LaneContext] = []
         """After `SPLIT`, the contexts that replace this context."""
-        cta_ids = lanes // group.lanes_per_cta
-        first_slot = int(cta_ids[0])
-        self.slot: int | None = first_slot if first_slot == int(cta_ids[-1]) else None
+        slots = lanes // group.lanes_per_cta
+        first_slot = int(slots[0])
+        self.slot: int | None = first_slot if first_slot == int(slots[-1]) else None
         """The index in the group of the lanes' CTA; None if the lanes belong to several CTAs."""
-        self.slots = cta_ids
-        self.shared_base: Any = first_slot * group.shared_size if self.slot is not None else cta_ids * group.shared_size
+        self.slots = slots
+        self.shared_base: Any = first_slot * group.shared_size if self.slot is not None else slots * group.shared_size
         """The offset of the CTA's shared memory in the group's shared memory."""
         self.warps = lanes >> 5
         """The warp of each lane; warps are numbered through the group of CTAs."""
@@ -187,8 +187,8 @@ def _in_flight(group: CtaGroup, value: Any) -> Any:
 def _land(group: CtaGroup, values: Sequence[Any]) -> None:
     """Fills the registers of unfinished wgmmas.  Needed before a register is copied: a wait does not fill copies."""
     for chain in {id(chain): chain for value in values if (chain := _in_flight(group, value)) is not None}.values():
-        for group_index in range(len(chain.matrices)):
-            chain.fill(group_index)
+        for matrix_index in range(len(chain.matrices)):
+            chain.fill(matrix_index)
 
 
 def _whole_row(group: CtaGroup, values: Sequence[Any]) -> Any:

@@ -98,11 +98,11 @@ class Counter:
         if len(offset_array) == 1:
             wavefronts = min_wavefronts = len(np.unique(_lanes(c, active) // (32 // max(1, size // BANK_BYTES))))
         else:
-            lane_gaps = offset_array - offset_array[0]
+            rel_offsets = offset_array - offset_array[0]
             bank_byte = int(offset_array[0]) % (BANK_COUNT * BANK_BYTES)
-            key = _key(c, active, instruction, bank_byte, lane_gaps)
+            key = _key(c, active, instruction, bank_byte, rel_offsets)
             if key not in self._wavefronts:
-                self._wavefronts[key] = _wavefronts(lane_gaps.astype(np.int64) + bank_byte, _lanes(c, active), size)
+                self._wavefronts[key] = _wavefronts(rel_offsets.astype(np.int64) + bank_byte, _lanes(c, active), size)
             wavefronts, min_wavefronts = self._wavefronts[key]
         self.add("shared_wavefronts", wavefronts, instruction)
         self.add("shared_wavefronts_least", min_wavefronts, instruction)
@@ -121,10 +121,10 @@ def _key(c: Acting, active: Any, instruction: int, phase: int, relative: npt.NDA
 
 def _sectors(addresses: npt.NDArray[np.int64], warps: Ints, size: int) -> int:
     """Counts the 32-byte sectors that the accesses touch.  A sector counts once for each warp."""
-    first_sector = addresses // SECTOR
+    sector_ids = addresses // SECTOR
     if size > SECTOR:
         raise ValueError(f"size: expected at most {SECTOR} bytes, got {size}")
-    return len(np.unique(warps.astype(np.int64) * (1 << 44) + (first_sector - first_sector.min())))
+    return len(np.unique(warps.astype(np.int64) * (1 << 44) + (sector_ids - sector_ids.min())))
 
 
 def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple[int, int]:
@@ -151,11 +151,11 @@ def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple
 
 def touch(allocation: Allocation, addresses: Any, kind: str) -> None:
     """Marks the sectors of an allocation that an access uses.  `kind` is `read` or `write`."""
-    counter_name = f"sectors_{'read' if kind == 'read' else 'written'}"
-    sector_flags = getattr(allocation, counter_name)
+    field_name = f"sectors_{'read' if kind == 'read' else 'written'}"
+    sector_flags = getattr(allocation, field_name)
     first_sector = allocation.base // SECTOR
     if sector_flags is None:
         sector_flags = np.zeros((allocation.end - 1) // SECTOR - first_sector + 1, np.bool_)
-        setattr(allocation, counter_name, sector_flags)
+        setattr(allocation, field_name, sector_flags)
     # Accesses are aligned and at most 16 bytes wide: no access lies in two sectors.
     sector_flags[(addresses.astype(np.int64) // SECTOR) - first_sector] = True

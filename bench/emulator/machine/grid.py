@@ -160,8 +160,8 @@ def _end(run: Run, schedule: Schedule) -> None:
     except Fault as fault:
         raise EmulationError(schedule.text(fault, cta_group.ctas[:1])) from None
     if cta_group.races is not None:
-        for race_slot in range(cta_group.races.slots):
-            cta_group.races.end(race_slot)
+        for slot in range(cta_group.races.slots):
+            cta_group.races.end(slot)
         for race in cta_group.races.found:
-            race_slot, address = divmod(race.slot * cta_group.races.size + race.address, run.shared_size or 1024)
-            run.shared_races.append(replace(race, slot=cta_group.ctas[race_slot], address=address))
+            slot, address = divmod(race.slot * cta_group.races.size + race.address, run.shared_size or 1024)
+            run.shared_races.append(replace(race, slot=cta_group.ctas[slot], address=address))

@@ -127,16 +127,16 @@ class GlobalMemory:
                 raise BadAccess(self._outside(first_address, width), first_address)
             return allocation, (first_address - view_base) // width
         # Addresses below the base wrap to large numbers, so that one comparison checks both ends.
-        byte_offsets = addresses - np.uint64(allocation.base)
-        if int(byte_offsets.max()) > allocation.size - width:
+        offsets = addresses - np.uint64(allocation.base)
+        if int(offsets.max()) > allocation.size - width:
             self._check_each(addresses, width)
             return None
         if width > 1:
             if int(np.bitwise_or.reduce(addresses)) & (width - 1):
                 bad_address = int(addresses[(addresses & np.uint64(width - 1)) != 0][0])
                 raise BadAccess(f"address 0x{bad_address:x} is not a multiple of {width} bytes", bad_address)
-            byte_offsets = (addresses - np.uint64(view_base)) >> np.uint64(SHIFT[width])
-        return allocation, byte_offsets.view(np.int64)
+            offsets = (addresses - np.uint64(view_base)) >> np.uint64(SHIFT[width])
+        return allocation, offsets.view(np.int64)
 
     def _check_each(self, addresses: npt.NDArray[np.uint64], width: int) -> None:
         for address in map(int, addresses):

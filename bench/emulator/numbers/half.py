@@ -43,8 +43,8 @@ def fma(a: Value, b: Value, c: Value, kind: str, ftz: bool = False, sat: bool = 
     def fused(x: Value, y: Value, z: Value) -> Value:
         product, addend = x.astype(np.float64) * y.astype(np.float64), z.astype(np.float64)
         # The exponents of f16 are so close that a float64 sum never becomes a tie; the exponents of bf16 are not.
-        exact_sum = product + addend if kind == "f16" else odd_sum(product, addend)
-        return rectify(exact_sum) if relu else exact_sum
+        wide_sum = product + addend if kind == "f16" else odd_sum(product, addend)
+        return rectify(wide_sum) if relu else wide_sum
 
     return _each(fused, kind, ftz, sat, a, b, c)
 

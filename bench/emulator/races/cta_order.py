@@ -32,7 +32,7 @@ from rooflab.bench.emulator.races.vector_clocks import GENERIC, VectorClocks
 
 _CLOCK_SHIFT = 32
 """The number of bits of a stamp below the bits of its clock."""
-_CLOSED_EPOCH_ID = -1
+_CLOSED_CLOCK = -1
 """The value that stands for a clock where the actor's next access begins an epoch."""
 
 
@@ -84,7 +84,7 @@ class CtaOrder:
         """By actor, the actor's current epoch; 0 before its first access."""
         self.owners: list[int] = [-1]
         """By epoch, the CTA that the epoch belongs to."""
-        self._since: npt.NDArray[np.int64] = np.full(actor_count, _CLOSED_EPOCH_ID, np.int64)
+        self._since: npt.NDArray[np.int64] = np.full(actor_count, _CLOSED_CLOCK, np.int64)
         self._clocks: dict[int, tuple[VectorClocks, int, int]] = {}
         """By CTA: the CTA's vector clocks, its slot in the clocks, and its first warp in the slot."""
         self._leaders: dict[int, int] = {}
@@ -119,8 +119,8 @@ class CtaOrder:
                 if self._since[actor] != self._clock(actor):
                     self._begin(actor)
             return self.current.take(actors)
-        if (self._since.take(actors) == _CLOSED_EPOCH_ID).any():
-            for actor in map(int, np.unique(actors[self._since.take(actors) == _CLOSED_EPOCH_ID])):
+        if (self._since.take(actors) == _CLOSED_CLOCK).any():
+            for actor in map(int, np.unique(actors[self._since.take(actors) == _CLOSED_CLOCK])):
                 self._begin(actor)
         return self.current.take(actors)
 
@@ -131,7 +131,7 @@ class CtaOrder:
         if observed_epochs:
             self._note(self._known, actor, observed_epochs)
         self._note(self._fenced_near if near else self._fenced, actor, self._seen(self._known, actor))
-        self._since[actor] = _CLOSED_EPOCH_ID
+        self._since[actor] = _CLOSED_CLOCK
 
     def synchronise(
         self,
@@ -161,7 +161,7 @@ class CtaOrder:
             epoch_sets = (self._seen(cta_log, actor) for cta_log in ((self._known,) if release else fenced_logs))
             self._released[sync_channel] = reduce(or_, epoch_sets, self._released.get(sync_channel, 0))
         if release:
-            self._since[actor] = _CLOSED_EPOCH_ID
+            self._since[actor] = _CLOSED_CLOCK
 
     def unknown(self, actor: int, epochs: int, beyond: bool = False) -> int:
         """Returns those of `epochs` that belong to other CTAs and are not ordered before the next access of `actor`.

@@ -154,8 +154,8 @@ class SharedRaces(VectorClocks):
     def end(self, slot: int) -> None:
         """Ends the CTA in `slot`.  Reports asynchronous operations that no warp waited for: they may run on while the
         next CTA already uses the memory."""
-        for write_stamp in self.never_awaited(slot):
-            instruction, actor_name = (write_stamp & LOWER_MASK) >> ACTOR_BITS, self.name_of(write_stamp & ACTOR_MASK)
+        for last_stamp in self.never_awaited(slot):
+            instruction, actor_name = (last_stamp & LOWER_MASK) >> ACTOR_BITS, self.name_of(last_stamp & ACTOR_MASK)
             self.findings.add(Race("shared", "end", instruction, instruction, actor_name, actor_name, 0, slot))
 
     def mbarrier_init(self, slot: int, warp: int, address: int, instruction: int) -> None:

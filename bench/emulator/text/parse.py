@@ -284,17 +284,17 @@ def parse(text: str) -> syntax.Module:
     if target_match[1] not in TARGETS:
         raise syntax.PtxError(f"PTX: expected the target {' or '.join(TARGETS)}, got {target_match[1]}")
     outer_sections, functions = split_module(bare_text)
-    shared_variables: dict[str, syntax.Variable] = {}
-    for debug_section in outer_sections:
-        for statement in statements(debug_section):
-            if statement.kind == "text" and (shared_variable := declared_variable(statement.text)) is not None:
-                shared_variables[shared_variable.name] = shared_variable
+    outer_variables: dict[str, syntax.Variable] = {}
+    for outer_section in outer_sections:
+        for statement in statements(outer_section):
+            if statement.kind == "text" and (outer_variable := declared_variable(statement.text)) is not None:
+                outer_variables[outer_variable.name] = outer_variable
     file_names = {int(file_number): name for file_number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', bare_text)}
     callable_functions = {function.name: function for function in functions if not function.is_entry}
     module = syntax.Module(version_match[1])
     for function in functions:
         if function.is_entry:
-            module.entries[function.name] = partial(_kernel, function, shared_variables, callable_functions, file_names)
+            module.entries[function.name] = partial(_kernel, function, outer_variables, callable_functions, file_names)
     return module
 
 
@@ -324,8 +324,8 @@ def _triple(directives: str, name: str) -> tuple[int, int, int] | None:
     directive = re.search(rf"\.{name}\s+([\d\s,]+)", directives)
     if not directive:
         return None
-    block_sizes = [int(size_text) for size_text in split(directive[1])]
-    x, y, z = (block_sizes + [1, 1])[:3]
+    axis_sizes = [int(size_text) for size_text in split(directive[1])]
+    x, y, z = (axis_sizes + [1, 1])[:3]
     return x, y, z
 
 

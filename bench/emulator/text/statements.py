@@ -146,10 +146,10 @@ def _skip(text: str, place: int) -> int:
 
 def _closing(text: str, place: int, pair: str) -> int:
     nesting_depth = 0
-    for character in re.compile(f"[{re.escape(pair)}]").finditer(text, place):
-        nesting_depth += 1 if character[0] == pair[0] else -1
+    for bracket_match in re.compile(f"[{re.escape(pair)}]").finditer(text, place):
+        nesting_depth += 1 if bracket_match[0] == pair[0] else -1
         if not nesting_depth:
-            return character.start()
+            return bracket_match.start()
     raise syntax.PtxError(f"PTX: expected {pair[1]!r} for the {pair[0]!r} of {text[place : place + 40]!r}")
 
 

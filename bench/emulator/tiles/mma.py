@@ -97,10 +97,10 @@ def stacked(registers: Sequence[Value], lanes: int, dtype: type[np.generic]) -> 
         # This takes half the time of the loop below.
         return np.concatenate(registers).view(dtype).reshape(len(registers), lanes)
     register_rows = np.empty((len(registers), lanes), dtype)
-    for matrix_row, register in zip(register_rows, registers, strict=True):
+    for register_row, register in zip(register_rows, registers, strict=True):
         if register.shape not in ((lanes,), ()):
             raise ValueError(f"register: expected {lanes} lanes, got shape {register.shape}")
-        matrix_row[:] = register.view(dtype)
+        register_row[:] = register.view(dtype)
     return register_rows
 
 

@@ -304,12 +304,12 @@ def _offsets(tensor: TensorMap, unit: int, phase: int) -> tuple[np.ndarray, np.n
 def _inside(tensor: TensorMap, starts: Sequence[int], unit: int) -> np.ndarray:
     """Returns whether each unit of the box lies inside of the tensor: (n,)."""
     element_bytes = tensor.element_bytes
-    byte_positions = np.arange(0, tensor.row_bytes, unit, dtype=np.int64) + starts[0] * element_bytes
-    is_inside = (byte_positions >= 0) & (byte_positions < tensor.dims[0] * element_bytes)
+    positions = np.arange(0, tensor.row_bytes, unit, dtype=np.int64) + starts[0] * element_bytes
+    is_inside = (positions >= 0) & (positions < tensor.dims[0] * element_bytes)
     other_dims = zip(starts[1:], tensor.counts[1:], tensor.steps[1:], tensor.dims[1:], strict=True)
     for start, count, step, tensor_length in other_dims:
-        byte_positions = start + np.arange(count, dtype=np.int64) * step
-        is_inside = np.logical_and.outer((byte_positions >= 0) & (byte_positions < tensor_length), is_inside)
+        positions = start + np.arange(count, dtype=np.int64) * step
+        is_inside = np.logical_and.outer((positions >= 0) & (positions < tensor_length), is_inside)
     return is_inside.reshape(-1)
 
 

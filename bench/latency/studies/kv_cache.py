@@ -51,9 +51,9 @@ def run(lab: Lab) -> Study:
 
 def _times(with_cache: LLM, without: LLM, prompt: list[int]) -> tuple[float, float, float]:
     """Returns three times in ms: next token with the cache, prefill of `prompt`, and next token without the cache."""
-    with stepping(with_cache, "decode", 1, len(prompt), 5) as decode_step:
-        cached_s, *_ = spread([seconds_of(decode_step) for _ in range(5)])
-    with stepping(with_cache, "prefill", 1, len(prompt), 1) as decode_step:
-        prefill_s = seconds_of(decode_step)
+    with stepping(with_cache, "decode", 1, len(prompt), 5) as engine_step:
+        cached_s, *_ = spread([seconds_of(engine_step) for _ in range(5)])
+    with stepping(with_cache, "prefill", 1, len(prompt), 1) as engine_step:
+        prefill_s = seconds_of(engine_step)
     without.add_request(prompt, SamplingParams(max_tokens=1, ignore_eos=True))
     return 1e3 * cached_s, 1e3 * prefill_s, 1e3 * seconds_of(without.step)

@@ -168,7 +168,7 @@ def _draw_panel(axes: Any, panel: Panel, names: Sequence[str]) -> None:
     for name, values in panel.parts.items():
         if any(values):
             axes.barh(range(len(names)), values, left=bar_ends, height=0.66, linewidth=0.6, label=name, **STYLES[name])
-        bar_ends = [bar_end + length_mb for bar_end, length_mb in zip(bar_ends, values, strict=True)]
+        bar_ends = [bar_end + length for bar_end, length in zip(bar_ends, values, strict=True)]
     for row, (bar_end, text) in enumerate(zip(bar_ends, panel.texts, strict=True)):
         axes.annotate(text, (bar_end, row), (4, 0), textcoords="offset points", va="center", fontsize=8.5, color=INK)
     axes.set_xlim(0, (max(bar_ends) or 1.0) * AXIS_LENGTH_FACTOR)

@@ -102,9 +102,9 @@ def _emulated(record: Record, kernel: Kernel, case: Case, scheme: Scheme, seed: 
     launch_results = call_result["launches"]
     if call_result["status"] != "OK" or not launch_results:
         raise ValueError(f"kernel: {kernel.id} at {case.id}: {call_result['status']}: {call_result['reason']}")
-    metrics = levels([launch_bytes["bytes"] for launch_bytes in launch_results])
+    metrics = levels([launch_result["bytes"] for launch_result in launch_results])
     for name in ("shared_wavefronts", "shared_wavefronts_least"):
-        metrics[f"{METRIC_PREFIX}{name}"] = float(sum(launch_bytes[name] for launch_bytes in launch_results))
+        metrics[f"{METRIC_PREFIX}{name}"] = float(sum(launch_result[name] for launch_result in launch_results))
     return replace(
         record,
         reason=call_result["reason"],

@@ -163,8 +163,8 @@ def commit_order(commits: Iterable[object], root: Path | None) -> dict[str, int]
     commit_hashes = {commit for commit in commits if isinstance(commit, str) and re.fullmatch("[0-9a-f]+", commit)}
     if root is None or not commit_hashes:
         return {}
-    git_arguments, listed_commits = ("rev-list", "--topo-order", "--reverse", "--ignore-missing", "--stdin"), ""
+    git_arguments, commits_text = ("rev-list", "--topo-order", "--reverse", "--ignore-missing", "--stdin"), ""
     with suppress(ValueError):
-        listed_commits = git(root, *git_arguments, stdin="\n".join(commit_hashes))
-    index_by_commit = {commit: commit_index for commit_index, commit in enumerate(listed_commits.split())}
+        commits_text = git(root, *git_arguments, stdin="\n".join(commit_hashes))
+    index_by_commit = {commit: commit_index for commit_index, commit in enumerate(commits_text.split())}
     return {commit: index_by_commit[commit] for commit in commit_hashes if commit in index_by_commit}

@@ -254,9 +254,9 @@ def notes(points: Points, trends: Sequence[Trend]) -> list[str]:
     if num_by_time:
         lines.append(f"{num_by_time} of {len(trends)} trends are ordered by time: a commit of theirs is not known here")
     mark_counts = Counter(text for trend in trends for text in trend.marks.values())
-    lines += [f"marked in {num_trends} trends: {text}" for text, num_trends in mark_counts.most_common()]
+    lines += [f"marked in {count} trends: {text}" for text, count in mark_counts.most_common()]
     lines.append(f"{len(points.points)} points of {points.files} files in {len(trends)} trends")
     if points.left_out:
-        omitted_text = ", ".join(f"{num_trends} {omit_reason}" for omit_reason, num_trends in points.left_out.items())
+        omitted_text = ", ".join(f"{count} {omit_reason}" for omit_reason, count in points.left_out.items())
         lines.append(f"not in a trend: {omitted_text}")
     return lines
