@@ -225,7 +225,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         target_probs, new_draft = inputs["target_probs"].clone(), inputs["draft_probs"].scatter(2, draft_ids, 0)
         target_probs[:, :K].scatter_(2, draft_ids, 0)
         yield "values: drafts that both laws give 0", inputs | {"target_probs": target_probs, "draft_probs": new_draft}
-    for agreeing_drafts in sorted({0, K // 2, K}):  # the target is certain, and agrees with the drafts before `first`
+    for agreeing_drafts in sorted({0, K // 2, K}):  # the target is certain, and agrees with that many drafts
         target_tokens = torch.full((B, K + 1), V - 1, device=inputs["draft_tokens"].device)
         target_tokens[:, :agreeing_drafts] = inputs["draft_tokens"][:, :agreeing_drafts]
         yield f"certain target, {agreeing_drafts} agree", inputs | {"target_probs": _one_hot(target_tokens, V)}
