@@ -18,6 +18,7 @@ from rooflab.engine.sampling import SamplingTensors, on_device
 from rooflab.engine.scheduler import Step
 from rooflab.engine.sequence import SamplingParams, Sequence
 from rooflab.engine.step_tensors import TokenSpan, spans_of, step_input
+from rooflab.kernels._native import why_no_compiler
 from rooflab.roofline.architecture import Architecture
 
 
@@ -83,12 +84,14 @@ class ModelRunner:
         return KVCache(pages(), pages())
 
     def decode_graphs(self) -> DecodeGraphs | DecodeReplays | None:
-        """Returns an object that records and replays decode steps.  A recording holds the addresses of the KV cache. So
-        the caller must allocate the cache before the first recording."""
+        """Returns an object that records and replays decode steps, or None on a CPU without a C++ compiler.  The
+        caller allocates the KV cache before the first recording, which holds the cache's addresses."""
         max_rows, table_width = self.batch.block_table.shape
         new_tensor = partial(torch.empty, dtype=self.model.embedding.dtype, device=self.device)
         vocab_size = self.model.arch.vocab_size
         if self.device.type == "cpu":
+            if why_no_compiler():
+                return None
             return DecodeReplays(self._decode, new_tensor(min(max_rows, MOST_REPLAYED), vocab_size), self.batch)
         return DecodeGraphs(self._decode, new_tensor(max_rows, vocab_size), table_width)
 

@@ -82,7 +82,7 @@ def run_pairs(
     """Measures the comparisons `keys` in up to `pairs` pairs of processes.  `deadline` is a time of `clock`.
 
     A verdict needs `least` pairs from this call and `later` pairs from a later call.  All time limits below assume that
-    each pair takes as long as the longest pair so far.
+    each pair takes the time of the longest pair so far.
 
     - The first pair always starts.  After it, the run ends if `least + later` pairs do not fit before `deadline`.
     - Each next pair starts only if it and the `later` pairs fit before `deadline`.

@@ -1,8 +1,8 @@
 """Chooses the checks of a command, and reduces a failing case to a smaller case.
 
-The user lists cases, or a seed draws cases from an op's domain (its valid cases).  Drawn cases cover as many pairs of
-parameter values as time allows.  Some kinds of inputs, such as an empty tensor, reveal errors of many kernels.  Such a
-kind is called a principle.  `CheckTask.principle` names the principle that a check tests, if there is one.
+The user lists cases, or a seed draws cases from an op's domain (its valid cases).  The drawn cases cover pairs of
+parameter values, until the time is over.  Some kinds of inputs, such as an empty tensor, reveal errors of many kernels.
+Such a kind is called a principle.  `CheckTask.principle` names the principle that a check tests, if there is one.
 """
 
 from __future__ import annotations

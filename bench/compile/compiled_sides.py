@@ -67,7 +67,7 @@ def own_side() -> CompiledTree:
 @contextmanager
 def two_sides(revision: str, files: Sequence[str]) -> Iterator[tuple[CompiledTree, CompiledTree]]:
     """Yields the source trees of a git revision and of the working tree.  They belong to the repository of `files`.
-    Without `files`, they belong to the repository of the working directory, or to Rooflab's if there is none."""
+    Without `files`, they belong to the repository of the working directory, else to Rooflab's."""
     repository = repository_of(files, OWN_TREE)
     if repository is None:
         with revision_side(OWN_TREE, revision) as base_tree:

@@ -348,8 +348,7 @@ def _is_poison(output: torch.Tensor) -> bool:
 
 
 def kept_names(spec: OpSpec, inputs: Inputs) -> frozenset[str]:
-    """Returns the weights' names.  A kernel may keep results of a weight between calls, as long as the tensor is the
-    same."""
+    """Returns the weights' names.  A kernel may keep results of a weight for later calls with the same tensor."""
     prepared_names = spec.prepared_with
     return frozenset(name for name in inputs if name in (spec.prepared, *prepared_names, "weight"))
 

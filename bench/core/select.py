@@ -125,7 +125,7 @@ def pick_device(name: str | None) -> torch.device:
 
 
 def first_case(kernel: Kernel, spec: OpSpec, scheme: Scheme, suites: Sequence[str] = ("smoke", "edge")) -> Case | None:
-    """Returns the first test case in `suites` that the kernel supports with `scheme`, or None if there is none."""
+    """Returns the first test case in `suites` that the kernel supports with `scheme`.  Returns None without one."""
     if scheme.name not in spec.schemes:
         return None
     for case in dict.fromkeys(case for suite in suites for case in spec.cases.get(suite, ())):

@@ -16,6 +16,7 @@ all rows until the longest answer ends.
 from __future__ import annotations
 
 import argparse
+import atexit
 import ctypes
 import json
 import random
@@ -141,7 +142,9 @@ def load_llama_cpp(path: Path, threads: int, dtype: str) -> Any:
         raise ValueError("against: llama.cpp needs the package llama-cpp-python, which is not installed") from None
     kinds = {"int8": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}
     if dtype in kinds:
-        own, path = path, Path(tempfile.mkdtemp()) / f"{dtype}.gguf"
+        folder = tempfile.TemporaryDirectory()
+        atexit.register(folder.cleanup)
+        own, path = path, Path(folder.name) / f"{dtype}.gguf"
         options = llama_cpp.llama_model_quantize_default_params()
         options.ftype, options.allow_requantize = kinds[dtype], True
         llama_cpp.llama_model_quantize(str(own).encode(), str(path).encode(), ctypes.byref(options))

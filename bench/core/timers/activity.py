@@ -112,8 +112,8 @@ def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str,
     """Returns a hash of the device kernels, or None if there are no kernels.
 
     The hash covers each kernel's name, grid, block and byte counts.  `launched` lists launches as pairs `(kernel_name,
-    code_hash)`.  The hash also covers a kernel's code if `launched` has as many pairs for this kernel as `kernels` has
-    runs."""
+    code_hash)`.  The hash also covers a kernel's code if `launched` and `kernels` have equal numbers of entries for
+    this kernel."""
     if not kernels:
         return None
     run_counts = Counter(kernel.name for kernel in kernels)
