@@ -1,9 +1,8 @@
 """Times every kernel that can run here with pytest-benchmark, on small cases and on the cases of SmolLM2.
 
 Run `pytest bench --benchmark`, or `pytest bench --benchmark -k gemm` for one op.  A kernel is timed only if it passes
-the whole check on the op's first small case, in a child process.  Afterwards the outputs of the timed calls are
-checked.  The kernel also runs on new data at the same addresses, and these outputs are checked too.  In the table, the
-kernels of one case form a group.
+the check on the op's first small case.  The outputs of the timed calls are checked too.  In the table, the kernels of
+one case form a group.
 """
 
 from __future__ import annotations

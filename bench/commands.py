@@ -59,7 +59,8 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
 
 
 def _settled() -> dict[str, str]:
-    """Maps kernel ids to the sizes (as text) at which the kernel was fastest, in the engine's newest timings."""
+    """Maps the id of a kernel to a text with the sizes at which this kernel was the fastest.  Uses the engine's newest
+    timings."""
     from rooflab.engine.choose.choose_kernels import PROVISIONAL, known
 
     timings: dict[str, Json] = next(known(), {"times_us": {}})
@@ -88,7 +89,7 @@ def count_benches(chosen: Selection) -> int:
 
 
 def _with_baselines(chosen: Selection) -> dict[str, tuple[Kernel, ...]]:
-    """Returns, for each op, the selected kernels and the library kernels, which serve for comparison."""
+    """Returns, for each op, the selected kernels and all library kernels to compare them with."""
     kernels_by_op = {}
     for op, kernels in chosen.kernels.items():
         library_kernels = [kernel for kernel in registry.kernels(op).values() if kernel.role == "library"]
@@ -106,9 +107,9 @@ def run_benches(
 ) -> list[Record]:
     """Checks and times all selected kernels.  Writes each record at once with `writer`, and appends it to `into`.
 
-    Skips a case if `into` already holds the records of all its kernels.  `planted_before` has pairs (kernel id, dtype
-    scheme) that were already checked with adversarial inputs.  A time limit can shorten the timing of each kernel.
-    With a time limit, a broken CUDA context raises `ContextBroken`."""
+    A case is skipped if `into` already holds the records of all its kernels.  `planted_before` lists the pairs `(kernel
+    id, scheme)` that were already checked with adversarial inputs.  With a time limit, a broken CUDA context raises
+    `ContextBroken`."""
     check_caches()
     records = [] if into is None else into
     bench_deadline = time.monotonic() + settings.limit_s
@@ -148,7 +149,7 @@ def newest_records(path: Path | None) -> tuple[list[Record], Path]:
 
 
 def _read(path: Path) -> list[Record]:
-    """Reads the records of a file, or of a folder and its subfolders, or of a JSON file of pytest-benchmark."""
+    """Reads the records of a file, or of all files under a folder.  Also reads a JSON file of pytest-benchmark."""
     if path.suffix != ".json":
         return read(path, deep=True)
     from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark  # imports pandas and pytest
@@ -166,9 +167,10 @@ def gpu_bounds(gpu: str, suite: str, scheme: str, ops: Sequence[str]) -> tuple[D
 
 
 def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing, list[str]]:
-    """Returns a roofline plot for the GPU `gpu`, and messages.  A record of the emulator is drawn with its counted
-    bytes.  A benchmark's time is drawn only if it was measured on this GPU.  Messages use `name` as the name of the
-    records.  Raises `ValueError` if no record can be drawn."""
+    """Returns a roofline plot of `records` for the GPU `gpu`, and messages, which call the records `name`.
+
+    A time is drawn only if it was measured on this GPU.  A record of the emulator is drawn with its counted bytes.
+    Raises `ValueError` if no record can be drawn."""
     device, gpu_note = resolve(gpu)
     plot_points, unplaced_reasons = placed_on(records, device)
     if not plot_points:

@@ -122,7 +122,7 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
 
 
 def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], list[Record]]:
-    """Checks and times every kernel, op by op.  Prints a line for each op as soon as its checks and times are done."""
+    """Checks and times the kernels of every op. Prints a line for each op when it is done."""
     device, environment = pick_device(None), Environment.now()
     suite_name, budget_s = ("smoke", 0.1) if smoke else ("smollm2_135m", BENCH_BUDGET_S)
     results: list[CheckResult] = []
@@ -181,14 +181,15 @@ def _show_op(op: str, results: Sequence[CheckResult], records: Sequence[Record])
 
 
 def _short(ms: float | str | None) -> str:
-    """Returns a time as text, with `~` before a NOISY (unreliable) time."""
+    """Formats a time in ms. A NOISY (unreliable) time begins with `~`."""
     return "" if ms is None else f"~{ms.removesuffix(' NOISY')}" if isinstance(ms, str) else digits(ms)
 
 
 def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Returns a row for each op, at its largest case (sizes).  A row has the times of the naive, the library and the
-    fastest kernel, and the speed-ups of the fastest kernel.  Kernels that failed their check or were not timed are left
-    out.  A NOISY (unreliable) time is marked.  A NOISY time is never the fastest, and gives no speed-up."""
+    """Compares the fastest kernel of each op with the naive and library kernels.  Returns a row for each op.
+
+    A row has times and speed-ups at the op's largest case (sizes).  Kernels without a correct result or a time are left
+    out.  A NOISY (unreliable) time is marked and not compared."""
     rows = []
     timings = [record for record in largest_cases(records) if record.status in ("OK", "NOISY")]
     ok_ms = {(record.op, record.kernel): record.latency_median_ms for record in timings if record.status == "OK"}
@@ -214,7 +215,8 @@ def served_by_engine(ops: OpSet, op: str, case: Case) -> str | None:
 
 
 def _run_engine(writer: RunWriter, smoke: bool) -> tuple[dict[str, Any], OpSet]:
-    """Answers the first prompt alone, and then all prompts at once.  Returns the results and the engine's kernels."""
+    """Generates an answer to the first prompt alone, then to all prompts at once. Returns the results and the engine's
+    kernels."""
     prompts = PROMPT_SET[:2] if smoke else PROMPT_SET
     sampling_params = SamplingParams(max_tokens=16 if smoke else 64)
     with show.waiting("1 engine    loading the model"):

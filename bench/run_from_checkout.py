@@ -1,8 +1,8 @@
 """Runs any command of Rooflab from a source checkout: `python bench/run_from_checkout.py suite --only gemm`.
 
-Rooflab need not be installed, and no network is needed.  `build/checkout/rooflab` contains links to the five source
-folders.  The command and its child processes import from this folder.  The wheels in `wheelhouse/` (`make wheelhouse`)
-are unpacked into `build/`.  torch and triton must be installed.  This file uses only the standard library.
+Rooflab need not be installed, and no network is needed; torch and triton must be installed.  The folder
+`build/checkout/rooflab` links to the five source folders.  The wheels in `wheelhouse/` (`make wheelhouse`) are unpacked
+into `build/`.  This file uses only the standard library.
 """
 
 from __future__ import annotations

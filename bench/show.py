@@ -89,7 +89,8 @@ def table(
 def _as_lines(
     columns: Sequence[str], cells: Sequence[Sequence[Text]], numeric: Sequence[bool], head: Text | None
 ) -> None:
-    """Prints each row as lines: first the texts before its numbers, then the names and values of the other columns."""
+    """Prints each table row as text lines. The first line has the cells before the first number. The next lines name
+    and show the other cells."""
     keys = max(1, numeric.index(True) if True in numeric else 1)
     if head is not None:
         out.print(head, style="bold")
@@ -150,11 +151,10 @@ def note(text: str | None) -> None:
 
 @contextmanager
 def progress(what: str, total: int, lines: bool = False, ended: bool = True) -> Iterator[Any]:
-    """Shows a progress bar on standard error.  Yields the function `advance(text)`, which the caller calls once for
-    each item.  If `ended` is true, a line with the total time follows.
+    """Shows a progress bar on standard error.  Yields the function `advance(text)`, to call once for each item.
 
-    If `lines` is true, the text of each item is printed on its own line, unless the result is JSON.  If standard error
-    is not a terminal, the function prints the number of finished items every `BEAT_S` seconds."""
+    If `ended` is true, a line with the total time follows.  If `lines` is true, each item's text is printed on its own
+    line.  Without a terminal, the number of finished items is printed every `BEAT_S` seconds."""
     start_s, done = time.monotonic(), 0
 
     def state() -> str:
@@ -187,7 +187,7 @@ def waiting(what: str) -> Iterator[None]:
 
 @contextmanager
 def _beating(state: Callable[[], str]) -> Iterator[None]:
-    """Prints the text of `state()` on standard error every `BEAT_S` seconds, if standard error is not a terminal."""
+    """Prints the text of `state()` to standard error every `BEAT_S` seconds. A terminal gets no such lines."""
     end_event = threading.Event()
 
     def beat() -> None:

@@ -1,7 +1,7 @@
 """Keeps the tensors of a decode step between steps, and changes them in place.
 
-To rebuild block tables for every step would cost milliseconds of Python at 256 sequences.  So a step only adds 1 to all
-positions, and changes one row for each sequence that joins, leaves or gets a page.
+New block tables for every step would cost milliseconds of Python at 256 sequences.  So a step changes only the
+positions, and the rows of sequences that join, leave or get a page.
 """
 
 from __future__ import annotations

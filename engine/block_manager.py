@@ -13,11 +13,11 @@ Key = tuple[int, tuple[int, ...]]
 class BlockManager:
     """Allocates the pages of a paged KV cache (Kwon et al., "PagedAttention", SOSP 2023), with prefix caching.
 
-    A page is free, cached, or held by one or more sequences.  No sequence holds a cached page, but its content may be
-    used again.  Once a full page is computed, it is published (offered for reuse), and its content gets a number.  The
-    key of a page has two parts: the content number of the page before it, and its tokens.  So one lookup per page finds
-    the longest published prefix.  A dictionary compares whole keys, not hashes, so two prefixes are never confused.  If
-    no page is free, the least recently used cached page is given away.  A prefix gives away its last page first."""
+    A page is free, held by sequences, or cached.  A cached page has no holder, but its content may be used again.  If
+    no page is free, the least recently used cached page is given away.
+
+    A page's key is its tokens and the content number of the page before it.  So one lookup per page finds the longest
+    reusable prefix.  Keys are compared in full, not by hashes, so two prefixes are never confused."""
 
     def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True):
         self.num_blocks = num_blocks

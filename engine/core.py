@@ -14,12 +14,9 @@ from rooflab.engine.speculate.speculator import Speculator
 class Core:
     """Runs steps until every submitted sequence has ended.
 
-    With `overlap` the device never waits for the host.  A step is scheduled, built and launched before the tokens of
-    the previous step are read.  The device itself passes these tokens from step to step.  If a stop token ends a
-    sequence, the sequence has already drawn one more token, which is dropped.  An end by length is known in advance.
-    If the next draw depends on earlier tokens (penalties, log-probabilities), a step's tokens are read at once.
-
-    With a `speculator` a step may give a sequence several tokens, which are read at once."""
+    With `overlap`, a step is launched before the tokens of the previous step are read.  So the device never waits for
+    the host.  If a stop token ends a sequence, one more token has already been drawn, and is dropped.  Tokens are read
+    at once if the next draw depends on them (penalties, log-probabilities), or with a `speculator`."""
 
     scheduler: Scheduler
     runner: ModelRunner
@@ -87,8 +84,8 @@ class Core:
                 chunk.sequence.siblings = []
 
     def _expect(self, sequences: list[Sequence]) -> None:
-        """Notes that the device has drawn a token of each sequence, which the host reads later.  The next step takes
-        this token as its input.  Removes a sequence that reaches its full length with this token."""
+        """Marks that the device has drawn a token of each sequence, but the host has not read it yet.  Adds new
+        sequences to the next step's batch.  Removes each sequence that reaches its maximum length with this token."""
         blocks = self.scheduler.blocks
         page_size, full_sequences = blocks.block_size, []
         for draw_index, sequence in enumerate(sequences):
@@ -106,7 +103,8 @@ class Core:
             self._remove(full_sequences)
 
     def _read(self) -> list[Sequence]:
-        """Waits for the tokens of the last draw and appends them.  Returns the sequences that got a token."""
+        """Waits for the tokens of the last draw, and appends each token to its sequence.  Returns the sequences that
+        got a token."""
         if self._unread is None:
             return []
         sequences: list[Sequence] = []

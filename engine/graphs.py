@@ -27,12 +27,11 @@ def batch_sizes(most: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """Runs decode steps of up to `max_num_seqs` sequences from CUDA graphs, one for each size in `batch_sizes`.
+    """Runs decode steps from CUDA graphs, one graph for each batch size in `batch_sizes`.
 
-    A batch of another size is padded to the next larger size.  A padded row reads no keys (length 0) and writes nothing
-    to the KV cache (slot -1).  Its logits are dropped.  Each graph reads the block table at its full width.  All graphs
-    write to one tensor `logits` `[max_num_seqs, vocab_size]`.  With one tensor per graph, 256 sequences would need
-    2,191 rows, the sum of the batch sizes."""
+    A batch of another size is padded to the next larger size.  A padded row reads no keys (length 0), writes nothing to
+    the KV cache (slot -1), and its logits are dropped.  All graphs write to one tensor `logits` `[max_num_seqs,
+    vocab_size]`.  Separate tensors for up to 256 sequences would need 2,191 rows."""
 
     def __init__(self, forward: Callable[[StepInput], torch.Tensor], logits: torch.Tensor, max_blocks: int):
         max_rows, device = len(logits), logits.device
@@ -59,7 +58,7 @@ class DecodeGraphs:
         self._logits[:size] = self._forward(StepInput(token_ids, positions, slots, block_table, lengths))
 
     def __call__(self, step: StepInput) -> torch.Tensor:
-        """Returns the logits of a decode step.  The next call overwrites these logits."""
+        """Replays the CUDA graph of a decode step and returns the logits.  The next call overwrites these logits."""
         n, (token_ids, positions, slots, block_table, lengths) = len(step.seq_lens), self._columns
         size = next(size for size in self._replays if size >= n)
         token_ids[:n], positions[:n], slots[:n], lengths[:n] = (
@@ -75,11 +74,10 @@ class DecodeGraphs:
 
 
 class DecodeReplays:
-    """Replays decode steps on a CPU.  A recording serves one number of sequences and one number of threads.
+    """Replays recorded decode steps on a CPU.  A recording serves one number of sequences and one number of threads.
 
-    The first step that needs a recording makes it, in about 50 ms for SmolLM2-135M.  A replay reads the arrays of
-    `batch` in place and copies only the token ids.  `forward` computes the logits of a step.  The tensor `logits`
-    `[rows, vocab_size]` stores them.  A step with more than `rows` sequences is not replayed."""
+    The first step that needs a recording makes it, in about 50 ms for SmolLM2-135M.  `forward` computes the logits, and
+    the tensor `logits` `[rows, vocab_size]` stores them.  A step with more than `rows` sequences is not replayed."""
 
     def __init__(self, forward: Callable[[StepInput], torch.Tensor], logits: torch.Tensor, batch: DecodeBatch):
         self.recordings: dict[tuple[int, int], Recording] = {}
@@ -94,8 +92,9 @@ class DecodeReplays:
         self._ids = np.zeros(len(logits), np.int64)
 
     def __call__(self, drawn: torch.Tensor) -> torch.Tensor | None:
-        """Returns the logits of the next decode step, or None if the step must run eagerly.  The next call overwrites
-        the logits.  `drawn` `[num_drawn]` int64 holds the tokens of the previous draw."""
+        """Runs the next decode step from a recording, and returns its logits.  Returns None if the step must run
+        eagerly.  `drawn`, int64 `[num_drawn]`, holds the tokens of the previous draw.  The next call overwrites the
+        logits."""
         n = len(self._batch)
         if not 0 < n <= len(self._logits) or (self.refusals and bucket_of(n) in self.refusals):
             return None

@@ -43,22 +43,23 @@ __all__ = ["DEFAULT_MODEL", "LLM", "Completion", "RequestOutput", "SamplingParam
 class LLM:
     """Generates text with a language model that runs on Rooflab's kernels.
 
-    `model` is a GGUF file, a Hugging Face folder with safetensors, or `smollm2-135m` (downloaded once).  With
-    `dummy=True`, `model` may be any preset, the weights are random, and each token's text is its id.  `dtype` is
-    float32, bfloat16, float16 or, on a CPU, int8 or int4.  With int8 and int4, only the weights of the linear layers
-    have this type, and the rest is bfloat16.  `dtype=None` means float32 on a CPU and bfloat16 on CUDA.  `swap` maps an
-    op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  Decode steps are recorded
-    once and replayed (`graphs.py`), unless `enforce_eager` is True.  With `overlap`, a step is launched before the CPU
-    reads the tokens of the previous step.  `overlap=None` means True on CUDA and False on a CPU.  With `pdl`, a kernel
-    of a graph may start before the previous kernel has ended (`kernels/_pdl.py`).
+    - `model` is a GGUF file, a Hugging Face folder with safetensors, or `smollm2-135m` (downloaded once).
+    - `dummy=True` allows any preset as `model`, with random weights.  Each token's text is its id.
+    - `dtype` is float32, bfloat16, float16 or, on a CPU, int8 or int4 (linear layers only, the rest is bfloat16).  The
+      default is float32 on a CPU and bfloat16 on CUDA.
+    - `swap` maps an op to the kernel that the op must use.
+    - `interpret` allows Triton kernels on the CPU.
+    - `enforce_eager` turns off the replay of recorded decode steps.
+    - `overlap` launches a step before the CPU reads the previous step's tokens.  The default is True on CUDA only.
+    - `pdl` lets a kernel of a graph start before the previous kernel has ended (`kernels/_pdl.py`).
+    - `speculate` drafts up to `num_speculative_tokens` tokens per step, with the same answers (docs/speculate.md).
+      `"ngram"` copies earlier text.  `"draft"` uses the smaller model `draft`.  `"eagle"` uses the EAGLE head in the
+      folder `draft`.
+    - `chunked_prefill` and `prefix_caching` turn on these features.
+    - `prefill_chunk` is the maximum number of prompt tokens in a step.
+    - `study` turns off other parts of the engine (`StudyOptions`).
 
-    With `speculate`, a step verifies up to `num_speculative_tokens` drafted tokens of a sequence.  `speculate="ngram"`
-    copies the tokens that followed the same text earlier.  `"draft"` uses the smaller model `draft`.  `"eagle"` uses
-    the EAGLE head in the folder `draft` (docs/speculate.md).  Speculation does not change the answers.
-
-    `chunked_prefill` and `prefix_caching` turn on the features with these names.  A step has at most `prefill_chunk`
-    prompt tokens.  `study` turns off other parts of the engine (`StudyOptions`).  Sets torch's fp32 matmul precision to
-    IEEE for the whole process.  Raises `ValueError` on unsupported options."""
+    Sets torch's fp32 matmul precision to IEEE for the whole process.  Raises `ValueError` on unsupported options."""
 
     def __init__(
         self,
@@ -230,10 +231,10 @@ class LLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
-        """Returns one result per prompt, in order.  `prompts` is one prompt or a list of prompts.  `params` is one
-        object for all prompts, or a list with one object per prompt.
+        """Returns one result per prompt, in order.  `prompts` is one prompt or a list of prompts.
 
-        A prompt is a string, a list of chat messages (`{"role": ..., "content": ...}`) or a list of token ids."""
+        A prompt is a string, a list of chat messages (`{"role": ..., "content": ...}`) or a list of token ids.
+        `params` is one object for all prompts, or a list with one object per prompt."""
         prompt_list = _as_list(prompts)
         params_list = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompt_list)
         if len(params_list) != len(prompt_list):

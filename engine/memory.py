@@ -42,10 +42,10 @@ def kv_cache_blocks(
     wanted: int | None = None,
     beside: Architecture | None = None,
 ) -> int:
-    """Returns `wanted`, or if it is None, the number of KV cache pages that fit, up to the need of the largest batch.
-    To count these on CUDA, first runs `rehearsals` (the largest steps), and leaves free the memory that they use.
-    Raises `ValueError` if `wanted` pages do not fit, or with `wanted=None`, if one sequence of `max_model_len` tokens
-    does not."""
+    """Returns the number of KV cache pages to allocate: `wanted`, or by default the number that fits.
+
+    The default is at most the need of the largest batch.  On CUDA, first runs `rehearsals`, the largest steps, to
+    measure their memory.  Raises `ValueError` if the pages, or one sequence of `max_model_len` tokens, do not fit."""
     max_pages = -(-limits.max_model_len // limits.block_size)
     model_archs = (limits.arch, beside) if beside else (limits.arch,)  # pages of both have the same numbers
     block_bytes = limits.block_size * sum(kv_bytes_per_token(arch, DTYPE_NAMES[limits.dtype]) for arch in model_archs)

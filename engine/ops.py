@@ -1,8 +1,7 @@
 """Chooses a kernel for each op and each bucket (range of row counts), once at load.
 
-The engine calls kernels only through this file.  On a CPU it times the kernels and chooses the fastest
-(`choose/choose_kernels.py`).  On CUDA it tries three sources in order: the stored record for this GPU, the list
-`FIRST_ON_CUDA`, and torch's kernels.  An optimized kernel becomes a default only after a check on a GPU.
+The engine calls kernels only through this file.  On a CPU it chooses the fastest kernel by timing.  On CUDA it tries
+the stored record for this GPU, then the list `FIRST_ON_CUDA`, then torch's kernels.
 """
 
 from __future__ import annotations
@@ -45,9 +44,8 @@ WhyNot = Callable[[Kernel], str | None]
 class OpSet:
     """Holds the kernel of each op in each bucket (range of row counts).  `step` returns the kernels of one step.
 
-    The number of all rows of a step selects the bucket of most ops.  For `decode_attention`, the number of decoding
-    rows selects it.  `decode_attention` is `paged_attention` with one query per sequence.  The op `paged_attention`
-    itself serves sequences with several queries: the tokens of a prompt chunk or of a draft."""
+    The number of rows of a step selects the bucket.  For the op `decode_attention` (`paged_attention` with one query
+    per sequence), only decoding rows count."""
 
     def __init__(self, choices: Iterable[Choice]):
         self.choices = list(choices)
@@ -100,9 +98,9 @@ def resolve(
 ) -> OpSet:
     """Chooses a kernel for each op of a model and each bucket (range of row counts).
 
-    `swaps` maps an op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  With
-    `replays`, a CPU replays decode steps with C++ kernels only, if this is faster.  Raises `ValueError`, with reasons,
-    if an op has no usable kernel or a kernel in `swaps` is unusable."""
+    `swaps` maps an op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  `replays`
+    allows replayed decode steps on a CPU.  Raises `ValueError`, with reasons, if an op has no usable kernel, or if a
+    kernel in `swaps` is unusable."""
     swaps = dict(swaps or {})
     for op, name in swaps.items():
         if op not in (engine_ops := [op for op in (*limits.ops, *limits.fused) if op != DECODE_OP]):
@@ -129,7 +127,8 @@ def resolve(
 
 
 def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> list[Choice]:
-    """Returns the kernels that can run `op` in a bucket, the preferred kernel first."""
+    """Returns the kernels that can run `op` in a bucket (range of row counts), the preferred kernel first.  Raises
+    `ValueError` if there is none."""
     refused_kernels: list[str] = []
     if swap:
         kernel = registry.get_kernel(registered(op), swap)
@@ -152,7 +151,8 @@ def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not:
 
 
 def _preferred(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> Choice | None:
-    """Returns the kernel of an optional fused op: the one named `swap`, or an optimized one of the record, or None."""
+    """Returns the kernel for an optional fused op, or None.  This is the kernel that `swap` names, or else an optimized
+    kernel that the GPU's record prefers."""
     if swap:
         return _able(op, bucket, device, swap, why_not)[0]
     choice_record = recorded_choice(op, torch.cuda.get_device_name(device), bucket) if device.type == "cuda" else {}
@@ -204,5 +204,6 @@ def _product(
     b: Sequence[tuple[Any, ...]],
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Computes `gemm(a, *b[form], bias)`.  `b` holds a weight's packed layouts, and `form` selects one."""
+    """Calls `gemm` on `a` and a weight.  `b` holds the weight in several packed layouts, and the index `form` selects
+    one."""
     return gemm(a, *b[form], bias)

@@ -12,10 +12,10 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 
 
 def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Returns `array` as a tensor on `device`.  A CPU needs no copy.  On CUDA the copy runs in stream order.
+    """Returns the numpy `array` as a tensor on `device`.  A CPU needs no copy.
 
-    The copy uses pinned memory, because a copy from pageable memory might wait for earlier work.  Torch reuses pinned
-    memory only after the copy.  A strided `array` is made contiguous first; else its copy would use pageable memory."""
+    On CUDA the copy runs in stream order from pinned memory.  A copy from pageable memory might wait for earlier work.
+    Torch reuses pinned memory only after the copy."""
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
@@ -25,11 +25,10 @@ LEAST_TOP_P = 1e-7
 
 
 class SamplingTensors:
-    """Holds the arguments of the op `sample`, one value per row.  Each new set of sequences needs a new object.
+    """Holds the arguments of the op `sample`, one value per row of logits, for one set of sequences.
 
-    A sequence with a draft of `n` tokens has `n + 1` rows, one for each token to draw.  `ahead(row)` returns the
-    drafted tokens before the token of a row: the sequence itself lacks them.  With `edits=False` the logits are not
-    changed, and no log-probabilities are returned."""
+    A sequence with `n` drafted tokens has `n + 1` rows.  `ahead(row)` returns the drafted tokens before a row's token.
+    With `edits=False` the logits stay unchanged, and no log-probabilities are returned."""
 
     def __init__(
         self,
@@ -67,9 +66,8 @@ class SamplingTensors:
     ) -> tuple[torch.Tensor, ...]:
         """Draws token ids `[B]`.  `positions` `[B]` int64 holds the index of each new token in its sequence.
 
-        If rows want log-probabilities, also returns two tensors `[rows, 1 + n]` for these rows.  The first holds the
-        ids of the drawn token and of the `n` likeliest tokens.  The second holds their log-probabilities, from the
-        unchanged logits.  The kernel's option `top_n` is not used, because it would search all `B` rows."""
+        For rows that want log-probabilities, also returns two tensors `[rows, 1 + n]`: the ids of the drawn token and
+        of the `n` likeliest tokens, and their log-probabilities from the unchanged logits."""
         token_ids = kernel(logits, *self._arguments, positions, **(self.edits() if self.special else {}))
         if not len(self._shown):
             return (token_ids,)

@@ -50,16 +50,14 @@ class Step:
 
 @dataclass(eq=False)
 class Scheduler:
-    """Plans steps with a budget of tokens: first one token of every decoding sequence, then chunks of prompts that fit.
+    """Plans the engine's steps.  A step first gets one token of every decoding sequence, then prompt tokens up to a
+    limit.
 
-    Prompts start in the order of their arrival.  A prompt starts when there are free pages for all its tokens.  If the
-    pages run out, the sequence that arrived last loses its pages.  Its prompt and output are computed again later
-    (recomputation, as in vLLM).  `check` refuses a sequence that does not fit into the whole cache, so the oldest
-    sequence can always finish.
+    Prompts start in the order of their arrival, when there are free pages for all their tokens.  If the pages run out,
+    the sequence that arrived last loses its pages.  Its tokens are computed again later (recomputation, as in vLLM).
 
-    `prefill_chunk` limits the prompt tokens of a step.  With `chunked=False` each prompt is one chunk.  A prompt that
-    exceeds the step's remaining budget then waits for a step without other prompts.  With `continuous=False` (static
-    batches), prompts start only after all running sequences have ended."""
+    `prefill_chunk` limits the prompt tokens of a step.  `chunked=False` computes each prompt in one step.
+    `continuous=False` starts prompts only after all running sequences have ended (static batches)."""
 
     blocks: BlockManager
     max_num_seqs: int
@@ -144,7 +142,8 @@ class Scheduler:
         self.prefilling = [sequence for sequence in self.prefilling if id(sequence) not in ended_ids]
 
     def _grow(self) -> list[Sequence]:
-        """Gives every running sequence a page for its next token.  Returns the sequences that lost their pages."""
+        """Gives each running sequence a page of the KV cache for its next token, if it needs one.  Returns the
+        sequences that lost their pages to others."""
         preempted_sequences: list[Sequence] = []
         grow_blocks, block_size = self.blocks.grow, self.blocks.block_size
         running_index = 0
@@ -164,7 +163,8 @@ class Scheduler:
         return preempted_sequences
 
     def _take(self, sequence: Sequence, room: int, chunks: list[Chunk]) -> int:
-        """Adds a chunk of at most `room` tokens to `chunks`.  Returns the size of the chunk, or 0 if no chunk fits."""
+        """Adds the sequence's next chunk of at most `room` tokens to `chunks`.  Without chunked prefill, the first
+        chunk may be longer.  Returns the size of the chunk, or 0 if none fits."""
         remaining_tokens = len(sequence) - sequence.num_computed
         if not self.chunked and chunks and remaining_tokens > room:
             return 0
@@ -174,7 +174,8 @@ class Scheduler:
         return max(chunk_size, 0)
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Starts the first waiting sequence if all its tokens fit into free pages.  Returns whether they fit."""
+        """Starts `sequence`, the first waiting sequence, if free pages have room for all its tokens.  Returns True if
+        it starts."""
         if self._too_large == (sequence, self.blocks.released):
             return False
         self.blocks.reuse(sequence)

@@ -8,11 +8,10 @@ from rooflab.engine.load.pieces import TextStream
 
 
 class StopText:
-    """Builds the text of an answer, and cuts the text before the first complete stop text.
+    """Builds the text of an answer, and cuts it before the first complete stop text.
 
-    The result does not depend on how tokens divide the text.  If the answer contains several stop texts, the text that
-    ends first counts.  If two stop texts end together, the longer text counts.  In the first `min_tokens` tokens no
-    stop text counts."""
+    If the answer contains several stop texts, the text that ends first counts.  If two end together, the longer text
+    counts.  No stop text counts in the first `min_tokens` tokens."""
 
     def __init__(self, stops: Sequence[str], stream: TextStream, min_tokens: int = 0):
         self._stops = tuple(stops)

@@ -18,9 +18,9 @@ LN2 = math.log(2)
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Returns the bytes that attention reads and writes.  Counts each operand once, because L2 or a CPU's cache keeps a
-    sequence's keys for all its queries.  For dense keys `[B, S, H_kv, D]`, leaves out the keys that are outside every
-    query's window.  For fp8 operands, counts a bf16 result."""
+    """Returns the bytes that attention reads and writes. Each operand counts once, because a cache keeps a sequence's
+    keys for all its queries. Dense keys `[B, S, H_kv, D]` outside all windows do not count. The result of fp8 operands
+    is bf16."""
     q, k, key_fraction = inputs.q, inputs.k, 1
     if inputs.window is not None and q.ndim == 4:
         key_fraction = min(k.shape[1], q.shape[1] - 1 + inputs.window) / max(1, k.shape[1])
@@ -63,11 +63,11 @@ def never_zero(softmax_scale: float | None) -> float | None:
 
 
 def options(of: Arguments, keys: int) -> tuple[tuple[float, ...], tuple[int, ...], dict[str, Any]]:
-    """Returns the arguments of a Triton attention kernel: numbers, strides (of `out`, `lse` and `sinks`) and constants.
+    """Returns the arguments of a Triton attention kernel: numbers, strides and constants.
 
-    The numbers are `(window, scale, factor, cap)` for `lib.attention.weigh`.  `factor` multiplies a score before an
-    exponential with base 2.  It is never negative.  The constant `NEGATED` says whether the scale is.  `cap` is the
-    soft cap, or 0 without one.  The argument `keys` is the number of keys of the longest sequence."""
+    The numbers are `(window, scale, factor, cap)` for `lib.attention.weigh`. `factor` multiplies a score before an
+    exponential with base 2, and is positive. The constant `NEGATED` says whether the scale is negative. `cap` is the
+    soft cap or 0. `keys` is the length of the longest sequence."""
     D, scale, has_softcap = of.q.shape[-1], get_scale(of.q, of.softmax_scale), of.softcap is not None
     has_window = of.window is not None and of.window < keys  # a wider window hides nothing
     score_factor = LOG2E * (1.0 if has_softcap else max(abs(scale), SMALLEST_SCALE))

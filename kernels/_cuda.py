@@ -1,9 +1,9 @@
-"""Compiles CUDA C++ kernels with NVRTC, without a GPU.  Launches them with CuPy on torch's tensors and stream.
+"""Compiles CUDA C++ kernels with NVRTC, without a GPU. Launches them with CuPy on torch's tensors and stream.
 
-A kernel's source is one file.  It includes shared headers from `kernels/lib/`, such as `#include "hopper.h"`.  The
-cache folder keeps each compiled kernel (cubin).  Its file name is a hash of all inputs of the compilation.  NVRTC has
-no host headers and cannot compile `cuda.h`.  So a kernel declares a tensor map as a struct of 128 bytes, aligned to 64
-bytes.  `cuda_bf16.h`, `cuda_fp8.h` and `cuda/barrier` come from NVIDIA's wheels or a CUDA toolkit.
+A kernel's source is one file, which includes shared headers from `kernels/lib/`. The cache folder keeps each compiled
+kernel (cubin). NVRTC has no host headers and cannot compile `cuda.h`. So a kernel declares a tensor map as a struct of
+128 bytes, aligned to 64 bytes. `cuda_bf16.h`, `cuda_fp8.h` and `cuda/barrier` come from NVIDIA's wheels or a CUDA
+toolkit.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def compile_cubin(source: str, *, arch: str = "sm_90a", options: tuple[str, ...]
 
 
 def cubin_file(source: str, *, arch: str = "sm_90a", options: tuple[str, ...] = ()) -> Path:
-    """Returns the path of the compiled kernel (cubin) in the cache folder.  Compiles the source if the file is missing.
+    """Returns the path of the compiled kernel (cubin) in the cache folder. Compiles the source if the file is missing.
 
-    The file name is a hash of the source, options, architecture, NVRTC's version, the headers in `kernels/lib` and the
-    folders of CUDA's headers.  The hash does not cover other include folders, so `options` must not add one."""
+    The file name is a hash of the source, options, architecture, NVRTC's version and the headers. The hash does not
+    cover other include folders, so `options` must not add one."""
     if not ARCHITECTURE.fullmatch(arch):
         raise ValueError(f"arch: expected one like sm_90a, got {arch!r}")
     headers = include_folders() if "#include" in source else ()
@@ -109,8 +109,8 @@ def _log(nvrtc: Any, program: int) -> str:
 
 
 def _whole(cubin: bytes) -> bytes:
-    """Restores the zero byte at the end of a cubin, which CuPy 14 drops.  cuobjdump needs this byte.  The program
-    headers come last in a cubin, so their end gives its length."""
+    """Appends the zero byte that CuPy 14 drops at the end of a cubin.  cuobjdump needs this byte. The end of the
+    program headers gives the full length, because they come last in a cubin."""
     (headers_start,) = struct.unpack_from("<Q", cubin, 32)
     header_size, header_count = struct.unpack_from("<HH", cubin, 54)
     return cubin.ljust(headers_start + header_size * header_count, b"\0")
@@ -185,10 +185,10 @@ def load(source: str, name: str, *, options: tuple[str, ...] = (), dependent: bo
 class CudaKernel:
     """A kernel that takes torch tensors: `kernel(grid, block, x, out, numpy.int32(n), shared_bytes=0)`.
 
-    A tensor becomes the address of its first element (no copy, any strides).  None becomes a null pointer.  A NumPy
-    scalar keeps its dtype.  A `CudaMap` (tensor map) or a NumPy array of one structured element is passed by value.  A
-    Python number raises `ValueError`, because its width is not known.  The launch is asynchronous, on the current
-    stream of the tensors' device.  The first launch loads the kernel, so launch once before you capture a CUDA graph.
+    A tensor is passed as the address of its first element, and None as a null pointer. A NumPy scalar keeps its dtype.
+    A `CudaMap` (tensor map) or a NumPy array of one structured element is passed by value. A Python number raises
+    `ValueError`, because its width is not known. The launch is asynchronous, on torch's current stream. The first
+    launch loads the kernel, so launch once before you capture a CUDA graph.
     """
 
     def __init__(self, source: str, name: str, options: tuple[str, ...] = (), dependent: bool = False):
@@ -203,8 +203,8 @@ class CudaKernel:
         """The dynamic shared memory per launch that was requested so far, in bytes, by device."""
 
     def __call__(self, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0) -> None:
-        """Launches the kernel.  Raises `ValueError` on an argument of an unknown type.  Also raises it if tensors are
-        on a CPU or on several GPUs."""
+        """Launches the kernel.  Raises `ValueError` if an argument's type is unknown, or if the tensors are not on one
+        GPU."""
         device = _device(arguments)
         checked_args = [_value(arg_index, argument) for arg_index, argument in enumerate(arguments)]
         tensor_maps = {id(arg): arg for arg in checked_args if isinstance(arg, CudaMap)}

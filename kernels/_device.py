@@ -37,11 +37,10 @@ def _sm_count(device: torch.device) -> int:
 
 
 def on_its_device(launcher: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `launcher`, so that the GPU of its first tensor is the current GPU during a call.  Triton launches on the
+    """Wraps `launcher`, so that a call makes the GPU of its first tensor the current GPU. Triton launches on the
     current GPU.
 
-    For tensors on a CPU, this takes 0.4 to 0.7 us of host time.  With a GPU, the wrapper also asks torch for the
-    current GPU.  This time is not measured."""
+    For tensors on a CPU, this takes 0.4 to 0.7 us of host time. The time with a GPU is not measured."""
 
     @wraps(launcher)
     def launch(*args: Any, **kwargs: Any) -> Any:

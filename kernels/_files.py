@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:
-    """Writes a complete file or nothing, and returns its path.  Encodes text as UTF-8 and makes missing parent folders.
+    """Writes a complete file or nothing, and returns its path. Encodes text as UTF-8 and makes missing parent folders.
 
-    A reader finds the old or the new file, even if two processes or threads write it or the machine shuts down.  Raises
-    `ValueError` if `path` is a folder or a device, or if UTF-8 cannot encode the text.
+    A reader finds the old or the new file, even after a crash. Raises `ValueError` if `path` is a folder or a device,
+    or if UTF-8 cannot encode the text.
     """
     path = Path(path)
     try:

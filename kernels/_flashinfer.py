@@ -1,12 +1,11 @@
 """Provides code that all adapters to FlashInfer share (Ye et al., arXiv 2501.01005; the package `flashinfer-python`).
 
-FlashInfer compiles its code with nvcc when a dtype, a head_dim or an option is new.  This takes seconds, unless its
-package of compiled kernels is installed.  A time measured after a warm-up does not contain the compilation.
+FlashInfer compiles its code with nvcc when a dtype, a head_dim or an option is new. This takes seconds, unless its
+package of compiled kernels is installed. A time measured after a warm-up does not contain it.
 
-FlashInfer divides the work of a batch on the host.  `plan` reads the lengths, and `run` launches the kernel.  An engine
-calls `plan` once per step for all layers.  The benchmark also calls `plan` first, so it measures `run` alone.  A call
-that gets no plan makes one.  To do so it waits for the device, so a CUDA graph cannot capture the call.  It does not
-keep the plan, because a kernel may change the lengths in place before the next call.
+FlashInfer divides the work of a batch on the host: `plan` reads the lengths, and `run` launches the kernel. An engine
+calls `plan` once per step for all layers, and the benchmark measures `run` alone. A call without a plan makes its own
+and waits for the device, so a CUDA graph cannot capture it.
 """
 
 from __future__ import annotations
@@ -122,11 +121,11 @@ def unseeing_rows(
 
 
 def seeing_apart(bounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Splits each sequence in two: queries that see no key, then the others.  Returns the new offsets.
+    """Splits each sequence in two: queries that see no key, then the other queries. Returns the new offsets.
 
-    `bounds` has the offsets of each sequence's queries, and `lengths` its numbers of keys.  Under a causal mask, the
-    first queries see no key if a sequence has more queries than keys.  FlashInfer's kernels for Ampere reject a batch
-    of one such sequence.  With several sequences, they do not mask a tile whose first query sees no key."""
+    `bounds` has the offsets of each sequence's queries, and `lengths` its numbers of keys. Under a causal mask, the
+    first queries of a sequence with more queries than keys see no key. FlashInfer rejects such a sequence on Ampere, or
+    computes it without the right mask in a larger batch."""
     query_counts = bounds.diff()
     keyless_counts = (query_counts - lengths).clamp(min=0)
     part_sizes = torch.stack((keyless_counts, query_counts - keyless_counts), dim=1).flatten()
@@ -157,10 +156,10 @@ def plan_ragged(
 
 
 def finished(result: AttentionResult, unseeing: torch.Tensor | None) -> AttentionResult:
-    """Corrects FlashInfer's result in place: `out` `[T, H, D]` and, if given, the log-sum-exp `[T, H]`.
+    """Corrects FlashInfer's result in place: the output `[T, H, D]` and, if given, the log-sum-exp `[T, H]`.
 
-    Changes the log-sum-exp from base 2 to base e.  The rows `unseeing` are queries that see no key.  FlashInfer gives
-    them a large finite log-sum-exp.  Here their `out` becomes 0, and their log-sum-exp becomes -inf."""
+    The log-sum-exp changes from base 2 to base e. `unseeing` lists the queries that see no key. Their output becomes 0,
+    and their log-sum-exp, in FlashInfer a large finite number, becomes -inf."""
     out, lse = result if isinstance(result, tuple) else (result, None)
     if lse is not None:
         lse.mul_(LN2)

@@ -1,8 +1,7 @@
 """Builds C++ kernels for the CPU with the machine's compiler, once for each source, and calls them by ctypes.
 
-A call with two tensors takes 3 us, of which ctypes takes 1 us.  torch's dispatcher also takes 3 us for each call.  The
-cache folder keeps each built library.  Its file name is a hash of all inputs of the build.  Parallel loops run on
-torch's OpenMP threads, because threads of a second runtime would compete with them for the cores.
+A call with two tensors takes 3 us, as much as a call through torch's dispatcher. The cache folder keeps each built
+library. Parallel loops run on torch's OpenMP threads, because threads of a second runtime would compete for the cores.
 """
 
 from __future__ import annotations
@@ -50,7 +49,8 @@ def why_no_compiler() -> str | None:
 
 @cache
 def _why_too_old(path: str) -> str | None:
-    """Returns why the compiler at `path` cannot compile this project's headers, or None.  Tests each compiler once."""
+    """Returns the reason why the compiler at `path` cannot compile this project's headers, or None.  Tests each
+    compiler once."""
     hashed_texts = (_version(path), *(header.read_text() for header in HEADERS), *COMPILER_OPTIONS)
     marker_path = _folder() / f"understood-{hashlib.sha256(repr(hashed_texts).encode()).hexdigest()[:24]}"
     if marker_path.is_file():
@@ -87,7 +87,7 @@ class NativeFunction:
         self.run.restype, self.run.argtypes = ctypes.c_int, [TYPES[type_letter] for type_letter in types]
 
     def __call__(self, *arguments: Any) -> int:
-        """Calls the function.  Returns 0, or a number that says which check of the arguments failed."""
+        """Calls the C++ function.  Returns 0, or the number of the argument check that failed."""
         if note_launch is not None:
             note_launch(self, arguments)
         return self.run(*arguments)  # type: ignore[no-any-return]
@@ -159,7 +159,8 @@ def _run(command: list[str], source: Path, text: str = "") -> None:
 
 
 def _openmp_of_torch() -> str:
-    """Returns the path of the OpenMP library that torch loaded in this process."""
+    """Returns the path of the OpenMP library that torch loaded in this process, or else of another loaded one. Returns
+    `-lgomp` if no OpenMP library is loaded."""
     library_paths = re.findall(r"(/\S*lib[gi]omp\S*\.so\S*)", Path("/proc/self/maps").read_text())
     return next((path for path in library_paths if "/torch/" in path), library_paths[0] if library_paths else "-lgomp")
 

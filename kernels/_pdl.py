@@ -1,14 +1,12 @@
 """Supports programmatic dependent launch (PDL) of Triton and CUDA C++ kernels, on Hopper and later (CUDA C++
 Programming Guide, section "Programmatic Dependent Launch and Synchronization").
 
-With PDL a kernel may start before the previous kernel of its stream ends.  The kernel first prefetches data that no
-kernel of a step writes (weights, tables).  Then it waits until the previous kernel is complete.  Only after this wait
-does it read or write other data.  Every kernel waits in this way.  So when a kernel is complete, all earlier kernels
-are complete too.
+With PDL a kernel may start before the previous kernel of its stream ends. It first prefetches data that no kernel of a
+step writes (weights, tables). Then it waits until the previous kernel is complete. Only then does it read or write
+other data. Every kernel waits, so when a kernel is complete, all earlier kernels are complete too.
 
-Each kernel signals that the next kernel may start.  Without the signal the next kernel starts when the previous kernel
-ends.  Kernels here send the signal at once, because small kernels leave free resources on the SMs.  CUDA C++ kernels
-wait by `lib/pdl.h`, Triton kernels by `tl.extra`.
+A kernel signals at once that the next kernel may start, because small kernels leave free resources on the SMs. CUDA C++
+kernels wait by `lib/pdl.h`, Triton kernels by `tl.extra`.
 """
 
 from __future__ import annotations

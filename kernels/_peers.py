@@ -1,9 +1,9 @@
 """Provides comparison kernels ("peers") for row-wise ops such as norms: torch.compile, Liger-Kernel and QuACK.
 
-The peer `compiled` is the op's formula, fused by torch.compile.  Liger-Kernel (arXiv 2410.10989, `liger-kernel`) is
-written in Triton.  QuACK (https://github.com/Dao-AILab/quack, `quack-kernels`) is written in CuTe DSL.  Names and
-arguments are as in Liger 0.8.5 and QuACK 0.6.5.  The first call of each shape compiles the kernel, which takes seconds.
-A time measured after a warm-up does not contain the compilation.
+The peer `compiled` is the op's formula, fused by torch.compile. Liger-Kernel (arXiv 2410.10989, `liger-kernel`) is
+written in Triton. QuACK (https://github.com/Dao-AILab/quack, `quack-kernels`) is written in CuTe DSL. Names and
+arguments are as in Liger 0.8.5 and QuACK 0.6.5. The first call of each shape compiles for seconds; a time measured
+after a warm-up does not contain this.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ PEER_BACKENDS: dict[str, Backend] = {"compiled": "torch", "liger": "triton", "qu
 
 
 def peer(**takes: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Returns a decorator that registers a function as a comparison kernel ("peer").  The file's folder names the op.
+    """Returns a decorator that registers a function as a comparison kernel ("peer"). The file's folder names the op.
 
-    The function's name is `compiled`, `liger` or `quack`.  Its parameters are the arguments of the op that this kernel
-    supports.  `takes` goes to `kernel`, the decorator that registers any kernel.  If the name is `compiled`,
-    torch.compile compiles the function."""
+    The function's name is `compiled`, `liger` or `quack`. Its parameters are the op's arguments that this kernel
+    supports. A function named `compiled` is compiled by torch.compile. `takes` are options of the decorator
+    `kernel`."""
 
     def decorate(call: Callable[..., Any]) -> Callable[..., Any]:
         name = call.__name__

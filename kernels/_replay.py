@@ -1,8 +1,9 @@
-"""Records the C++ launches of a function on a CPU.  A replay repeats all launches with one call of C++.
+"""Records the C++ launches of a function on a CPU. A replay repeats all launches with one call of C++, like a CUDA
+graph.
 
-This is for a CPU what CUDA graphs are for a GPU.  A decode step of SmolLM2-135M has 273 launches, and the Python code
-around a launch takes 16 us on an AMD EPYC.  A recording holds addresses, so every replay reads and writes the same
-tensors.  Memory for the tensors that the function allocates is planned once.
+A decode step of SmolLM2-135M has 273 launches, and the Python code around a launch takes 16 us on an AMD EPYC. A
+recording holds addresses, so every replay reads and writes the same tensors. Memory for the function's own tensors is
+planned once.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _kernel_of_call() -> str:
-    """Returns the kernel that runs now, such as `gemm/library`, by the file of the outermost launcher on the stack."""
+    """Returns the name of the kernel that runs now, such as `gemm/library`.  The outermost kernel file on the call
+    stack gives the name."""
     kernel, caller_frame = "the function", sys._getframe(1)
     while caller_frame is not None:
         code_path = Path(caller_frame.f_code.co_filename)
@@ -94,8 +96,8 @@ class Buffer:
 def planned(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
     """Returns the offset of each buffer in one shared block of memory, and the size of the block in bytes.
 
-    Two buffers may share memory if the last use of one comes before the first use of the other.  The buffers are placed
-    in the order of their first use, each at the lowest free offset."""
+    Two buffers may share memory if the last use of one comes before the first use of the other. Buffers are placed in
+    the order of first use, at the lowest free offset."""
     buffer_offsets = [0] * len(buffers)
     live_buffers: list[tuple[int, int, int]] = []
     block_bytes = 0
@@ -116,8 +118,8 @@ class Recording:
     """Holds the launches of a recorded function, and repeats them on the same tensors."""
 
     def __init__(self, launches: Sequence[RecordedLaunch], moved: Callable[[int], int], memory: Tensor, out: Tensor):
-        """Takes the recorded launches.  `moved` maps a recorded address to the address in a replay.  A tensor that the
-        function allocated moves to `memory`, and the result moves to `out`."""
+        """Prepares recorded kernel launches for a replay.  `moved` maps a recorded address to its address in the
+        replay. The replay keeps intermediate tensors in `memory`, and the result in `out`."""
         self.kernels = [launch.kernel for launch in launches]
         """The kernel of each launch, such as `gemm/native`."""
         self.memory = memory
@@ -130,8 +132,8 @@ class Recording:
         self._run = built(SOURCE, "pppn").run
 
     def __call__(self, seconds: ctypes.Array[ctypes.c_double] | None = None) -> str | None:
-        """Runs the launches in order.  If a C++ function refuses its arguments, returns its kernel's name and skips the
-        later launches; else returns None.  Writes the seconds of each launch to `seconds`, if given."""
+        """Runs the launches in order, and writes the seconds of each launch to `seconds`. If a C++ function refuses its
+        arguments, stops and returns the name of its kernel.  Otherwise returns None."""
         failed_launch = self._run(self._entries, self._addresses, seconds, len(self.kernels))
         return None if failed_launch < 0 else self.kernels[failed_launch]
 
@@ -146,10 +148,10 @@ class Recording:
 
 
 def record(function: Callable[[], Tensor], out: Tensor) -> Recording:
-    """Calls `function` once and records its launches.  A replay writes the function's result to `out`.
+    """Calls `function` once and records its launches. A replay writes the function's result to `out`.
 
-    The function may launch C++ kernels, allocate tensors and take views.  Raises `RecordError` on other torch ops.
-    Also raises it if the function did not allocate its result, or if the result does not have the layout of `out`."""
+    The function may launch C++ kernels, allocate tensors and take views. Raises `RecordError` on other torch ops, or if
+    the result is not a new tensor with the layout of `out`."""
     with _Recorder() as recorder:
         result = function()
     # `recorder` keeps all buffers alive, so no two of them have the same address.

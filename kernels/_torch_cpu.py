@@ -1,8 +1,8 @@
-"""Tests whether torch's matrix products on this CPU have known defects.  Each test runs once per process.
+"""Tests whether torch's matrix products on this CPU have known defects. Each test runs once per process.
 
-torch 2.13.0 (oneDNN) gives wrong results for two memory layouts on Intel CPUs with AMX.  Both layouts give right
-results on an AMD EPYC with AVX-512, and on the same Intel CPUs with `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16`.  A kernel
-here refuses such a layout and gives the reason, or does not pass the layout to torch.
+torch 2.13.0 (oneDNN) gives wrong results for two memory layouts on Intel CPUs with AMX. The results are right on an AMD
+EPYC with AVX-512, and on these Intel CPUs with `ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16`. A kernel here refuses such a
+layout, or does not pass it to torch.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ TILE_K = 32
 def why_not_padded_rows(a: torch.Tensor) -> str | None:
     """Returns why torch's CPU matrix products give a wrong result for `a` `[M, K]`, or None if the result is right.
 
-    torch reads past the end of each row, up to the next multiple of 32 values, and multiplies the extra values by 0.
-    An extra value of NaN makes the result NaN.  Rows without padding are safe, because the extra values are then
-    elements of `a`."""
+    torch reads past the end of each row, up to a multiple of 32 values, and multiplies the extra values by 0. An extra
+    value of NaN makes the result NaN. Rows without padding are safe."""
     if a.device.type != "cpu" or a.dtype not in (torch.bfloat16, torch.float16) or a.ndim != 2:
         return None
     M, K = a.shape

@@ -21,10 +21,10 @@ _user_folders: set[Path] = set()
 
 
 def import_file(path: Path) -> ModuleType:
-    """Runs a Python file as a new module and returns the module.  Does not catch the errors of the file.
+    """Runs a Python file as a new module and returns the module. Does not catch the errors of the file.
 
-    The module belongs to a package with a unique name for each folder.  So relative imports work, and two users' files
-    with the same name, such as `mine.py`, do not collide."""
+    The module belongs to a package with a unique name for each folder. So relative imports work, and two files with the
+    same name do not collide."""
     path = path.resolve()
     package_root = path.parent
     while (package_root / "__init__.py").is_file() and package_root != package_root.parent:
@@ -52,7 +52,8 @@ def import_file(path: Path) -> ModuleType:
 
 
 def _put_first(folder: Path) -> None:
-    """Puts `folder` first on `sys.path`.  Unloads modules of other user folders if `folder` has the same names."""
+    """Puts `folder` first on `sys.path`.  Unloads a module of another user folder if `folder` has a module of the same
+    name."""
     if str(folder) in sys.path:
         sys.path.remove(str(folder))
     sys.path.insert(0, str(folder))

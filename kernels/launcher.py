@@ -1,13 +1,13 @@
-"""Turns a launching function into a kernel with the op's own arguments: adds checks, outputs and a config.
+"""Turns a launcher, a function that launches device code, into a kernel.  Adds checks, outputs and a config.
 
-A launcher is a function that launches device code.  Its parameters are the arguments and results that it needs, without
-defaults.  The launcher in `kernels/rmsnorm/fused.py` becomes the kernel `rmsnorm/fused`:
+A launcher's parameters are the arguments and results that it needs.  For example, this launcher becomes the kernel
+`rmsnorm/fused`:
 
     @kernel(backend="triton", tuning=TUNING, limits={"H": 16384})
     def fused(x, weight, out, *, eps, config): ...
 
 A caller writes `fused(x, weight, eps, out=None)`.  Arguments are checked once for each layout (shapes, strides, dtypes,
-devices, options).  To find a known layout costs about 1 us per tensor.
+devices, options).  Later calls cost about 1 us per tensor.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class Launcher:
         self._known: dict[Any, BoundCall] = {}
 
     def _signature(self, fn_parameters: Mapping[str, inspect.Parameter]) -> inspect.Signature:
-        """Makes the kernel's signature: the op's arguments, then `out`, `plan`, `config`, as the launcher has them."""
+        """Makes the signature of the kernel: the arguments of the op, then `out`, `plan` and `config` if the kernel has
+        them."""
         has_kwargs = any(parameter.kind is parameter.VAR_KEYWORD for parameter in fn_parameters.values())
         parameters = [parameter for parameter in self.spec.parameters if has_kwargs or parameter.name in fn_parameters]
         if self.results:
@@ -94,7 +95,6 @@ class Launcher:
         return inspect.Signature(sorted(parameters, key=lambda parameter: parameter.kind))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Launches the kernel with the op's arguments."""
         positional_values = dict(zip(self.positional, args, strict=False))
         if len(args) > len(self.positional) or (kwargs and not kwargs.keys().isdisjoint(positional_values)):
             self.signature.bind(*args, **kwargs)
@@ -161,7 +161,8 @@ class Launcher:
         return bound
 
     def _check_values(self, arguments: CallArguments, dims: Dims) -> None:
-        """Raises `ValueError` on wrong values in integer tensors, such as slots, unless `_checks` turns this off."""
+        """Raises `ValueError` on wrong values in integer tensors, such as page tables.  The module `_checks` decides
+        which checks run."""
         first_tensor = arguments[self.tensors[0]]
         if self.contract.bounds is not None and _checks.checks_bounds(first_tensor):
             self.contract.bounds(arguments, dims)
@@ -169,7 +170,8 @@ class Launcher:
             self.contract.values(arguments, dims)
 
     def _bind(self, arguments: CallArguments, outs: tuple[Any, ...] | None) -> BoundCall:
-        """Checks a new layout and returns its `BoundCall`.  Raises `ValueError` if the op or this kernel refuses it."""
+        """Checks the arguments of a call with a new layout, and returns its `BoundCall`.  Raises `ValueError` if the op
+        or the kernel refuses them."""
         dims = self.contract.check(arguments)
         tensors = {name: arguments[name] for name in self.tensors if arguments[name] is not None}
         device = arguments[self.tensors[0]].device
@@ -201,7 +203,8 @@ class Launcher:
         return BoundCall(dims, outputs, absent_results, disjoint_pairs, device, gpu_index, config, instead)
 
     def _apart(self, inputs: CallArguments, outs: CallArguments) -> list[tuple[str, int, str, int, bool, str]]:
-        """Returns the pairs of tensors that must lie apart in memory: an output from the caller, and another tensor."""
+        """Returns the pairs of tensors that must not overlap in memory.  A pair is an output from the caller and an
+        input or another output. Each entry also holds both sizes in bytes and the error message."""
         byte_counts = {
             name: extent(x.shape, x.stride()) * x.element_size()
             for name, x in {**inputs, **outs}.items()
@@ -233,7 +236,7 @@ class Launcher:
 
 
 def _getter(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """Returns a function that reads the values of `names` from a mapping.  Reads several names by one call into C."""
+    """Returns a function that reads the values of `names` from a mapping.  Several names take only one call into C."""
     getter_keys = tuple(names)
     if len(getter_keys) > 1:
         return itemgetter(*getter_keys)
@@ -254,23 +257,23 @@ def kernel(
     traffic: Callable[[Arguments], Traffic] | Literal["counted"] | None = None,
     **options: Any,
 ) -> Callable[[Function], Function]:
-    """Registers the decorated launcher as a kernel of the op of its folder, under the function's name.
+    """Registers the decorated launcher, a function that launches device code, as a kernel with the function's name.
 
-    A call is checked first.  Then its results (named as in the op's contract) are allocated, and its `config` is
-    chosen.  The launcher gets the arguments and results that its parameters name; with `**others`, all of the op's
-    arguments.  It need not return results.  A launcher without results as parameters returns its own tensors.
+    Each call checks the arguments, allocates the results, and chooses the `config`.  The launcher gets the arguments
+    and results that its parameters name.
 
+    - `op` is by default the name of the folder.
+    - `role` is by default `naive` or `library` for kernels with these names, else `optimized`.
     - `unsupported` is a further check.  It returns why a call is refused, or None.
-    - `aligned` names tensors whose address matters to `unsupported` or `bind`.  The address of `out` then matters too.
-    - `bind` is called once for each layout, with arguments and results.  The launcher gets its value as `bound`.
-    - `empty` computes the results of a call with an empty argument, if the results are not empty.
+    - `aligned` names tensors whose addresses `unsupported` or `bind` read.
+    - `bind` is called once for each layout.  The launcher gets its value as `bound`.
+    - `empty` computes the results if an argument is empty.
     - `packed` describes the weight that `prepare` makes.
-    - `allocates`: a result that the caller did not pass is None.  The launcher returns its own tensor, for speed.
-    - `traffic` finds the config of the launch in `inputs.config`.  By default, the bytes of torch calls are counted.
-    - `options` are fields of `Takes` (the calls that the kernel takes), and other fields of `Kernel`.
+    - `allocates` lets the launcher allocate the results, for speed.
+    - `traffic` computes the bytes that a call moves.
+    - `options` are fields of `Takes` (the calls that the kernel takes) and of `Kernel`.
 
-    A C++ kernel itself makes the checks of the contract's `bounds`.  The role of a kernel named `naive` or `library` is
-    its name; other kernels are `optimized`.  Raises `TypeError` and `ValueError` as `registry.register` does."""
+    Raises `TypeError` and `ValueError` as `registry.register` does."""
     traffic = "counted" if traffic is None and backend == "torch" and op is None else traffic
 
     def decorate(fn: Function) -> Function:

@@ -8,8 +8,8 @@ import torch
 def pin_matmul_precision() -> None:
     """Sets torch to compute fp32 matmuls in IEEE arithmetic and to sum 16-bit matmuls in fp32.
 
-    By default torch lets cuBLAS reduce split-K partials in 16 bits, and some container images set a variable that
-    allows TF32.  A library kernel would then be fast only because it is less exact than the op."""
+    By default cuBLAS may add partial sums in 16 bits, and some container images allow TF32.  Then torch would be faster
+    only because it is less exact."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False

@@ -1,7 +1,7 @@
-"""Holds the registry of all ops and kernels, of this package and of other packages.
+"""Holds the registry of all ops and kernels.
 
-The registry finds modules by listing folders, so a new op or kernel needs no entry in a list.  Other packages provide a
-file (`load_file`) or an entry point of the group `rooflab.kernels`, and register their kernels in the same way.
+The registry lists folders to find ops and kernels, so no list of them is needed.  Other packages register kernels by a
+file (`load_file`) or by an entry point of the group `rooflab.kernels`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class Kernel:
         return self.backend in ("triton", "gluon") or (self.backend == "cuda" and {*self.requires} <= {"cupy"})
 
     def __call__(self, **inputs: Any) -> Any:
-        """Calls the kernel.  Raises `ValueError` if the kernel lacks an argument and its value is not the default."""
+        """Calls the kernel with the arguments of the op.  Raises `ValueError` if the kernel does not support them. The
+        kernel may lack an argument if its value is the default."""
         if refusal := self.why_not_args(inputs):
             raise ValueError(str(refusal))
         return self.fn(**{name: value for name, value in inputs.items() if name in self.accepted})
@@ -224,15 +225,16 @@ def get_op(name: str) -> OpSpec:
 
 
 def _unknown(text: str) -> ValueError:
-    """Returns the error for an unknown name.  The name may belong to a plug-in that could not be imported."""
+    """Returns the error for an unknown op or kernel.  Its text lists the plug-ins that could not be imported, because
+    they may define the name."""
     return ValueError("; ".join([text, *map(str, broken_plugins.values())]))
 
 
 def register(*, op: str, name: str, role: Role, backend: Backend, **options: Any) -> Callable[[Function], Function]:
-    """Registers the decorated function as a kernel of `op` and returns it.  It launches Triton on its tensors' GPU.
+    """Registers the decorated function as a kernel of `op` and returns it.
 
-    `options` are the other fields of `Kernel`.  Raises `TypeError` if the function's arguments are not the reference's
-    arguments (plus `EXTRA_ARGUMENTS`), or if a tunable kernel lacks `tuning` or the argument `config`.  Raises
+    `options` are the other fields of `Kernel`.  Raises `TypeError` if the arguments differ from the reference's
+    arguments (plus `EXTRA_ARGUMENTS`), or if only one of `tuning` and the argument `config` is given.  Raises
     `ValueError` on a taken name, or on an unknown role, backend or op.
     """
     spec = get_op(op)
@@ -262,8 +264,9 @@ def add_kernel(spec: OpSpec, name: str, role: Role, backend: Backend, fn: Callab
 
 
 def _check_arguments(kernel: Kernel, spec: OpSpec) -> None:
-    """Raises `TypeError` if the kernel does not take the reference's arguments in order.  It may lack keyword-only
-    ones.  The argument `config` needs `tuning`, and the argument `plan` a function `plan`."""
+    """Raises `TypeError` if the kernel's arguments are not those of the reference, in the same order.  A kernel may
+    lack keyword-only arguments. An argument `config` needs the option `tuning`, and an argument `plan` needs the option
+    `plan`."""
     parameters = dict(inspect.signature(kernel.fn).parameters)
     extra_parameters = {name: parameters.pop(name, None) for name in EXTRA_ARGUMENTS}
     expected = [param for param in spec.parameters if param.name in parameters or param.kind is not param.KEYWORD_ONLY]
@@ -328,13 +331,13 @@ def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
 
 @cache
 def _folders() -> tuple[str, ...]:
-    """Returns the names of the repository's ops.  Each op has a folder of kernels, and a reference of the same name."""
+    """Returns the sorted names of the repository's ops.  The kernels of each op are in a folder with the op's name."""
     return tuple(sorted(init_path.parent.name for init_path in Path(__file__).parent.glob("*/__init__.py")))
 
 
 @cache
 def _load(op: str) -> None:
-    """Imports the kernels of one op of the repository.  Of other ops, imports only files that these kernels need."""
+    """Imports all kernel files of the op `op`.  Does nothing if the repository has no such op."""
     with _load_lock:
         for file in sorted((Path(__file__).parent / op).glob("[!_]*.py")) if op in _folders() else ():
             importlib.import_module(f"rooflab.kernels.{op}.{file.stem}")
@@ -353,7 +356,8 @@ def load_plugins() -> None:
 
 
 def _broken(load: Callable[[], object]) -> BaseException | None:
-    """Calls `load`, which imports another package.  If this fails, undoes its registrations and returns the error."""
+    """Calls `load`, which imports kernels.  If the import fails, removes the ops and kernels that it has registered.
+    Returns the error, or None."""
     registry_snapshots: list[tuple[dict[str, Any], ...]] = [(_ops, _ops.copy()), (_kernels, _kernels.copy())]
     try:
         load()

@@ -77,7 +77,7 @@ class Takes:
         return rest(inputs) if reason is None and rest is not None else reason
 
     def _refused(self, arguments: CallArguments, contract: Contract) -> Iterator[str]:
-        """Yields one sentence for each reason why the fields refuse a call."""
+        """Yields one sentence for each condition of the kernel that the arguments of a call violate."""
         tensors = {name: x for name in contract.arguments if (x := arguments.get(name)) is not None}
         for name, dtypes in self.dtypes.items():
             if name in tensors and tensors[name].dtype not in dtypes:
@@ -130,7 +130,8 @@ def why_not_mapped(x: torch.Tensor, inner: Inner = -1, tma: bool = True) -> str 
 
 
 def _argument(contract: Contract, name: str) -> str:
-    """Returns the name of the first tensor with the dimension `name`.  Returns `name` if no tensor has it."""
+    """Returns the name of the op's first argument with the dimension `name`.  Returns `name` itself if no argument has
+    this dimension."""
     tensors = contract.arguments.items()
     return next((argument for argument, x in tensors if name in [dim.name for dim in x.dims]), name)
 

@@ -1,9 +1,8 @@
 """Counts the bytes that torch calls move.  The calls run on `meta` tensors, so nothing is computed.
 
-The count assumes that L2 is empty at the start of a call: the call reads its operands once and writes its results.
-torch's kernels do this for tensors larger than L2.  A view or an allocation moves nothing.  A broadcast operand counts
-by its distinct elements.  An indexed tensor counts by the rows that are read or written.  A sort or a fused attention
-is opaque, and counts as a single read of its operands.
+Each call reads its operands once and writes its results, as torch's kernels do for tensors larger than L2.  A view or
+an allocation moves nothing.  A broadcast operand counts by its distinct elements, and an indexed tensor by the rows
+that are used.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Returns False, because with True torch would import its compiler, which takes 1 s."""
+        """Returns False, because with True torch imports its compiler, which takes 1 s."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -152,7 +151,8 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _logsumexp(x: torch.Tensor, dim: list[int], keepdim: bool = False) -> torch.Tensor:
-    """Makes the calls inside torch's own `logsumexp` (ATen/native/ReduceOps.cpp).  Each call is one kernel."""
+    """Computes `logsumexp` with the same calls as torch's own code (ATen/native/ReduceOps.cpp).  Each call is one
+    kernel."""
     if not x.numel():
         empty_sum: torch.Tensor = aten.sum(x.exp(), dim, keepdim)
         return empty_sum.log_()
@@ -181,7 +181,8 @@ RESULT_SHAPES: Mapping[str, Callable[..., Sequence[int]]] = {
 
 
 def _without_data(x: torch.Tensor) -> torch.Tensor:
-    """Returns `x` on `meta`.  A kernel may read the values of a small integer tensor, so it is copied to the CPU."""
+    """Returns a meta tensor in place of `x`.  Copies a small integer or bool tensor to the CPU instead, because a
+    kernel may read its values."""
     if not x.is_meta and x.dtype in VALUE_DTYPES and x.numel() <= MAX_KEPT_ELEMENTS:
         return x.cpu().clone()
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
@@ -190,7 +191,7 @@ def _without_data(x: torch.Tensor) -> torch.Tensor:
 def _operands(
     func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Returns the tensors that the call reads, and the tensors that it changes."""
+    """Returns the tensors that a torch call reads, and the tensors that the call changes."""
     read_tensors, changed_tensors = list[torch.Tensor](), list[torch.Tensor]()
     schema = {argument.name: argument for argument in func._schema.arguments}
     for argument, value in [*zip(schema.values(), args, strict=False), *((schema[key], kwargs[key]) for key in kwargs)]:
@@ -204,7 +205,8 @@ def _operands(
 
 
 def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], changed: list[torch.Tensor]) -> Any:
-    """Returns the call's result.  It has values if all operands have values and are small, else it is on `meta`."""
+    """Returns the result of a torch call.  The result has values if all operands are small and have values; else it is
+    a meta tensor."""
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     elementwise = is_elementwise(func, name)
     shape = torch.broadcast_shapes(*(x.shape for x in tensors)) if elementwise else ()  # type: ignore[no-untyped-call]
@@ -236,7 +238,7 @@ def _shared(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _put(args: tuple[Any, ...], name: str) -> torch.Tensor:
-    """Returns a tensor with the shape of the elements that a call like `index_put_` writes into its first operand."""
+    """Returns a meta tensor with the shape of the elements that a call like `index_put_` writes."""
     target_tensor = _meta(args[0])
     if name == "index_put_":
         written_elements: torch.Tensor = aten.index.Tensor(target_tensor, args[1])

@@ -1,13 +1,12 @@
-"""Describes what a tunable kernel declares: the type of its configs, the configs to try, legal configs, the default.
+"""Describes how to tune a kernel: the type of its configs, the configs to try, legal configs, and the default.
 
-A config is data: a flat frozen dataclass of JSON scalars.  A launch without a config never tunes.  It takes the best
-config that was measured for this device and bucket (range of rows), or else the default.  `bench` writes these best
-configs to `kernels/<op>/choices.json`, which is committed.  An entry of this file is for one device and bucket.  It
-names the best kernel, and the record (a bench run) with the proof:
+A launch without a config never tunes.  It takes the best measured config for its device and bucket (range of rows), or
+else the default.  The file `kernels/<op>/choices.json` holds the best configs.  An entry names the best kernel, and the
+bench run that proves it:
 
     {"NVIDIA H200": {"rows:1": {"kernel": "gemv", "record": "<run id>"}}}
 
-If configs were tuned, the entry also has the best config of each kernel (`configs`), and their dtypes (`scheme`).
+After tuning, an entry also has the best config of each kernel (`configs`), and their dtypes (`scheme`).
 """
 
 from __future__ import annotations
@@ -71,17 +70,17 @@ def space(config_type: type, **values: Sequence[Any]) -> Callable[..., tuple[Any
 
 @dataclass(frozen=True)
 class Defaults:
-    """Holds a table of default configs, to be used as the `heuristic` of a `Tuning`.  Takes the first row that applies
-    and has a legal config.
+    """Holds a table of default configs, the `heuristic` of a `Tuning`.  The first row that applies and is legal counts.
 
-    A row such as `({"M": 64, "itemsize": 2}, config)` applies if M is at most 64 and `itemsize` is at most 2.  A key is
-    a size in `case`, or `itemsize` (the bytes of an activation), or a key of what `sizes(case, scheme)` returns."""
+    The row `({"M": 64, "itemsize": 2}, config)` applies if M is at most 64 and `itemsize`, the bytes of an activation,
+    at most 2.  Other keys are the sizes in `case` and the keys of `sizes(case, scheme)`."""
 
     rows: tuple[tuple[Mapping[str, int], Any], ...]
     sizes: Callable[[Case, Scheme], Mapping[str, int]] | None = None
 
     def __call__(self, case: Case, scheme: Scheme = BF16, *, is_legal: Callable[..., bool]) -> Any:
-        """Returns the config of the first row that applies.  Raises `ValueError` if no row has a legal config."""
+        """Returns the first config of the table that is legal and fits the sizes of the case.  Raises `ValueError` if
+        there is none."""
         sizes: dict[str, Any] = {"itemsize": scheme.activation.itemsize, **case}
         if self.sizes is not None:
             sizes |= self.sizes(case, scheme)

@@ -1,11 +1,11 @@
-"""Holds the maths that all attention ops share: the keys that a query sees, `softmax(scores) @ V`, and the tolerance.
+"""Defines the maths that all attention ops share: visible keys, scores, softmax and tolerance.
 
-T is the number of queries, S is the number of keys, and D is the head size. The score of a query q and a key k is `q .
-k * scale`. A soft cap (Gemma 2, arXiv 2408.00118) changes a score to `cap * tanh(score / cap)`. With `causal`, query i
-sees the keys `j <= i + S - T` (bottom-right aligned). With a `window` (Mistral 7B, arXiv 2310.06825), query i sees only
-the newest `window` of these keys. A sink (gpt-oss, arXiv 2508.10925) is one more score of a head. The sink counts in
-the softmax's denominator, and has no value. The log-sum-exp is the natural logarithm of the denominator. A query that
-sees no key has the output 0. Without a sink, its log-sum-exp is -inf.
+T is the number of queries, S is the number of keys, and D is the head size. A score is `q . k * scale`. A soft cap
+(Gemma 2, arXiv 2408.00118) changes a score to `cap * tanh(score / cap)`. With `causal`, query i sees the keys `j <= i +
+S - T`. With a `window` (Mistral 7B, arXiv 2310.06825), a query sees only the newest `window` of these keys. A sink
+(gpt-oss, arXiv 2508.10925) is one extra score per head without a value. It adds exp(sink) to the softmax's denominator.
+The log-sum-exp is the natural logarithm of this denominator. A query that sees no key has the output 0. Its log-sum-exp
+is the sink, or -inf without a sink.
 
 The tolerance of an output element `ref` is:
 
@@ -13,23 +13,19 @@ The tolerance of an output element `ref` is:
         +  u_out * |ref|  +  eta_out
     delta = c * u_acc * (sqrt(D) * scale * max_j (|Q| |K|^T) + 2 soft cap + |sink|)
 
-P holds the exact softmax weights, and c = 4. u_acc = 2**-24 is the unit roundoff of fp32 sums. u_P is the unit roundoff
-of the dtype of P in `P @ V`. eta is half the smallest subnormal of this dtype. u_out and eta_out are the same two
-values for the output dtype. Z is the denominator divided by the exponential of the row's largest score.
+P holds the exact softmax weights. c is 4. u_acc = 2**-24 is the unit roundoff of fp32 sums. u_P and u_out are the unit
+roundoffs of two dtypes: of P in `P @ V`, and of the output. eta and eta_out are half the smallest subnormal of these
+dtypes. Z is the denominator divided by the exponential of the row's largest score.
 
-delta is the error of a score. A score sums D terms, with an error of about u_acc * sqrt(D) times the sum of their
-magnitudes. A soft cap has a slope of at most 1, and its tanh has an error of a few u_acc times the cap. Conversion to
-base 2 rounds a sink once more. The error delta changes the numerator exp(s) and the denominator sum exp(s) by a factor
-of at most e^delta each. Together this gives expm1(2 * delta).
+delta is the error of a score. A sum of D terms has an error of about u_acc * sqrt(D) times the sum of their magnitudes.
+The tanh of a soft cap adds a few u_acc times the cap. Conversion to base 2 rounds a sink once more. delta changes
+exp(s) and the denominator by a factor of at most e^delta each. This gives expm1(2 * delta).
 
-Rounding P costs u_P of each term. An underflow of P costs eta, relative to the row's largest weight. This gives eta /
-Z. Z is at least 1, unless a sink is larger than all scores. A weight below 2**-126 may become 0 in fp32. An output
-below the normal numbers of its dtype is rounded to a multiple of the smallest subnormal, which costs eta_out. `P @ V`
-sums S terms, and the exponential has an error of a few u_acc. Errors of random sign add up as a random walk. This gives
-sqrt(D) and sqrt(S), and c = 4 covers the tail of the walk. The error of the log-sum-exp is delta plus the error of the
-denominator's sum.
+Rounding P costs u_P of each term, and an underflow of P costs eta / Z. A weight below 2**-126 may become 0 in fp32. A
+subnormal output costs eta_out. Errors of random sign add up as a random walk, which gives sqrt(D) and sqrt(S). c = 4
+allows an unlucky walk. The error of the log-sum-exp is delta plus the error of the denominator's sum.
 
-Hopper's accumulator for fp8 matrix products has 14 bits (`gemm_fp8`). For fp8, u_acc is 2**-13 in `Q K^T` and `P @ V`.
+Hopper's accumulator for fp8 products has 14 bits (`gemm_fp8`). For fp8, u_acc is 2**-13 in `Q K^T` and `P @ V`.
 """
 
 from __future__ import annotations
@@ -153,7 +149,8 @@ class Piece(NamedTuple):
 
 
 def _pieces(q: torch.Tensor, k: torch.Tensor, seen: KeyRange) -> Iterator[Piece]:
-    """Yields the blocks of a sequence's score matrix. On a GPU the blocks are larger, to keep the GPU busy."""
+    """Yields the blocks into which the score matrix of one sequence is cut. A block is larger on a GPU, to keep the GPU
+    busy."""
     (T, H, _), (S, H_kv, _) = q.shape, k.shape
     max_scores = MAX_SCORES_BY_DEVICE.get(q.device.type, DEFAULT_MAX_SCORES)
     heads = H_kv if H * S * min(T, MIN_BLOCK_ROWS) <= max_scores else 1
@@ -166,19 +163,22 @@ def _pieces(q: torch.Tensor, k: torch.Tensor, seen: KeyRange) -> Iterator[Piece]
 
 
 def _rows(x: torch.Tensor, piece: Piece, H_kv: int) -> torch.Tensor:
-    """Returns the queries of one block of the score matrix from x (T, H, D) in fp64: (heads, group * rows, D)."""
+    """Returns the queries of one block of the score matrix in fp64: (KV heads, group * queries, D). `x` (T, H, D) holds
+    all queries."""
     T, H, D = x.shape
     queries = x.reshape(T, H_kv, H // H_kv, D)[piece.rows, piece.heads]
     return queries.permute(1, 2, 0, 3).double().flatten(1, 2)
 
 
 def _columns(x: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """Returns the keys or the values of one block of the score matrix from x (S, H_kv, D) in fp64: (heads, keys, D)."""
+    """Returns the keys or values of one block of the score matrix in fp64: (KV heads, keys, D). `x` (S, H_kv, D) holds
+    all of them."""
     return x[piece.keys, piece.heads].transpose(0, 1).double()
 
 
 def _spread(out: torch.Tensor, piece: Piece, values: torch.Tensor, H_kv: int) -> None:
-    """Spreads one block's results over `out`: writes `values` (heads, group, rows, ...) to their rows and heads."""
+    """Writes the results of one block of the score matrix to `out` (T, H, ...). `values` (KV heads, group, queries,
+    ...) holds these results."""
     T, H = out.shape[:2]
     grouped_out = out.view(T, H_kv, H // H_kv, *out.shape[2:])
     grouped_out[piece.rows, piece.heads] = values.movedim(2, 0)
@@ -249,19 +249,22 @@ def error_bounds(
 
 
 def _of(sinks: torch.Tensor | None, piece: Piece, H_kv: int) -> torch.Tensor | None:
-    """Returns the sinks of the heads of one block of the score matrix, in fp64, (heads, group, 1)."""
+    """Returns the attention sinks for the heads of one block of the score matrix: (KV heads, group, 1) in fp64, or
+    None."""
     return None if sinks is None else sinks.double().reshape(H_kv, -1)[piece.heads, :, None]
 
 
 def _largest(q: torch.Tensor, k: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor:
-    """Returns each query's largest |q| . |k| over its visible keys: (heads, group, rows). It is 0 without such keys."""
+    """Returns the largest |q| . |k| of each query over its visible keys: (KV heads, group, queries). A query without
+    visible keys gets 0."""
     abs_products = _rows(q, piece, k.shape[1]).abs() @ _columns(k, piece).abs().mT
     abs_products = seen.hide(_by_group(abs_products, q, k), piece.rows, piece.keys, 0.0)
     return abs_products.amax(-1) if abs_products.shape[-1] else abs_products.new_zeros(abs_products.shape[:-1])
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, seen: KeyRange, scores: Scores, piece: Piece) -> torch.Tensor:
-    """Returns one block of scores in fp64, (heads, group, rows, keys). A key that a query does not see has -inf."""
+    """Returns one block of attention scores in fp64: (KV heads, group, queries, keys). The score of a hidden key is
+    -inf."""
     # The queries are scaled, because there are many more scores.
     logits = (_rows(q, piece, k.shape[1]) * (scores.scale / (scores.softcap or 1.0))) @ _columns(k, piece).mT
     if scores.softcap is not None:
@@ -277,8 +280,10 @@ def _by_group(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor
 def _averaged(
     scores: torch.Tensor, sink: torch.Tensor | None, values: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns `softmax(scores) @ values`, each row's largest score, and the log of each row's softmax denominator.
-    Overwrites `scores`. A query that sees no key gets 0. values: (heads, keys, Dv); sink: (heads, group, 1)."""
+    """Returns `softmax(scores) @ values`, the largest score of each query, and the log of its softmax denominator.
+    Overwrites `scores` (KV heads, group, queries, keys). A query that sees no key gets the result 0.
+
+    The shape of `values` is (KV heads, keys, Dv). The shape of `sink` is (KV heads, group, 1)."""
     max_scores = scores.amax(-1) if scores.shape[-1] else scores.new_full(scores.shape[:-1], -math.inf)
     row_max = max_scores if sink is None else torch.maximum(max_scores, sink)
     row_shift = torch.where(row_max == -math.inf, 0.0, row_max)  # -inf - -inf would be NaN
@@ -291,7 +296,7 @@ def _averaged(
 
 
 def _weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Returns `weights @ values`. A value with weight 0 does not count, even if the value is infinite or NaN."""
+    """Returns `weights @ values`. A weight of 0 removes its value, even an infinite value or a NaN."""
     if bool(values.isfinite().all()):
         return weights @ values
     weighted_sums, weight_mask = weights @ values.nan_to_num(0.0, 0.0, 0.0), (weights > 0).double()
@@ -302,7 +307,7 @@ def _weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def _sums(magnitude: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor:
-    """Returns each query's sum of `magnitude` (heads, keys, Dv) over its visible keys: (heads, rows, Dv)."""
+    """Sums `magnitude` (KV heads, keys, Dv) over the visible keys of each query. Returns (KV heads, queries, Dv)."""
     first, end = (
         (range_ends[piece.rows].clamp(piece.keys.start, piece.keys.stop) - piece.keys.start).to(magnitude.device)
         for range_ends in (seen.first, seen.end)
@@ -322,12 +327,9 @@ def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]
 
 
 def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str, Inputs]]:
-    """Yields inputs that reveal a kernel with 16-bit intermediates. First, all values in v have one sign. Then, all
-    keys share a large score. Random data would not reveal this kernel, because its errors are smaller than the rounding
-    of the weights.
-
-    Then yields scores in the thousands: their exponentials overflow unless the kernel subtracts the largest score. The
-    strings `q`, `k` and `v` are the op's names of these arguments."""
+    """Yields adversarial inputs that reveal a kernel with 16-bit intermediate results: values of one sign in v, a large
+    score that all keys share, and scores in the thousands. The exponentials of such scores overflow unless the kernel
+    subtracts the largest score. `q`, `k` and `v` are the op's names of these arguments."""
     yield "values of one sign", inputs | {v: (1 + inputs[v].float().abs() / 8).to(inputs[v])}
     shared_score_inputs = {name: inputs[name].clone() for name in (q, k)}
     shared_score_inputs[q][..., 0] = 8.0

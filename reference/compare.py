@@ -42,7 +42,8 @@ class ErrorStats:
 
 
 def _ratio(ratio: float) -> str:
-    """Formats a ratio with two or three digits. A ratio near 1 gets six digits, so that 0.9999 is not printed as 1."""
+    """Formats a ratio of an error to its tolerance, with two or three digits. A ratio near 1 gets six digits, so that
+    0.9999 is not printed as 1."""
     return f"{ratio:.6g}" if 0.99 < ratio < 1.01 else f"{ratio:.2g}" if ratio < 1 else f"{ratio:.3g}"
 
 
@@ -53,10 +54,10 @@ for each other take 20 times as long."""
 
 
 def elementwise(name: str, actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tensor) -> ErrorStats:
-    """Compares `actual` with `oracle` (the reference output) element by element, on the oracle's device.
+    """Compares `actual` with the reference output `oracle`, element by element.
 
-    `tolerance` is absolute and broadcasts. An element passes if its error is finite and at most its tolerance. Equal
-    infinities pass too, and NaN fails. The worst element is the first element with the largest error / tolerance."""
+    `tolerance` is the allowed absolute error, and broadcasts. Equal infinities pass, and NaN fails. The worst element
+    has the largest error / tolerance."""
     if actual.shape != oracle.shape:
         note = f"expected shape {tuple(oracle.shape)}, got {tuple(actual.shape)}"
         return ErrorStats(name, False, float("nan"), float("inf"), oracle.numel(), oracle.numel(), note=note)
@@ -93,7 +94,8 @@ class _PieceStats(NamedTuple):
 def _pieces(
     actual: torch.Tensor, oracle: torch.Tensor, tolerance: torch.Tensor
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yields flat chunks of the tensors: index of the first element, actual values, oracle values, tolerances."""
+    """Yields the flattened tensors in chunks: the index of a chunk's first element, actual values, expected values and
+    tolerances."""
     values, flat_oracle = (tensor.detach().to(oracle.device).reshape(-1) for tensor in (actual, oracle))
     limit = tolerance.detach().to(oracle.device)
     limit = limit.reshape(1).expand(len(flat_oracle)) if limit.numel() == 1 else limit.expand(oracle.shape).reshape(-1)
@@ -104,7 +106,8 @@ def _pieces(
 
 
 def _plain(values: torch.Tensor, right: torch.Tensor, limit: torch.Tensor) -> _PieceStats | None:
-    """Compares a chunk by plain subtraction and division. Returns None if these give an infinity or a NaN."""
+    """Compares a chunk of values with the expected values by subtraction and division. Returns None if the result is
+    infinite or NaN."""
     abs_error = (values - right).abs_()
     ratio = abs_error / limit
     worst_index = int(ratio.argmax())

@@ -1,8 +1,7 @@
-"""Describes the tensors that an op takes and returns. `kernels/launcher.py` checks all calls with this description.
+"""Describes the tensors that an op takes and returns. `kernels/launcher.py` checks every call with this description.
 
-The text of a shape lists its dimensions, such as `T H`. A dimension name has the same value in all tensors of a call. A
-dimension may be computed from a name: `2I`, `K/2`, `B+1`. A name may also be an integer argument of the op
-(`latent_dim`).
+A shape is a text of dimensions, such as `T H`. A name has the same value in all tensors of a call. A dimension may be
+computed, such as `2I`, `K/2` or `B+1`.
 """
 
 from __future__ import annotations
@@ -215,9 +214,8 @@ class Contract:
     def check(self, arguments: CallArguments, any_dtype: bool = False) -> Dims:
         """Checks the arguments of a call, and returns the value of each dimension name.
 
-        Raises `ValueError` with the argument, the expected and the actual value. A reference passes `any_dtype`, which
-        allows more. Layouts are then not checked. fp64 may replace fp32. An argument with several allowed dtypes may
-        then have any float dtype of 16 bits or more."""
+        Raises `ValueError` with the argument, the expected value and the actual value. With `any_dtype`, which
+        references use, layouts are not checked and other float dtypes are allowed."""
         dims: Dims = {name: value for name, value in arguments.items() if type(value) is int}
         device_tensor: Any = None
         for name, argument in self.arguments.items():

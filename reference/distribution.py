@@ -25,8 +25,8 @@ class ChiSquare:
 def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> ChiSquare:
     """Tests whether `tokens` (N,) int64 are draws from the probabilities `law` (V,), which sum to 1.
 
-    Tokens with fewer than 5 expected draws share one cell of the test (Cochran's rule). A correct sampler fails once in
-    1 / `FALSE_ALARM` runs. Raises `ValueError` if fewer than two cells have 5 expected draws."""
+    Tokens with fewer than 5 expected draws are counted together (Cochran's rule). A correct sampler fails with
+    probability `FALSE_ALARM`. Raises `ValueError` if there are too few draws for the test."""
     from scipy import stats  # this import takes 0.6 s
 
     law = law.double().cpu()

@@ -1,8 +1,8 @@
 """Describes all test cases that an op may have, and draws test cases that cover many pairs of values.
 
 Most software faults need only one or two settings (Kuhn, Wallace and Gallo, "Software Fault Interactions and
-Implications for Software Testing", IEEE TSE 30(6), 2004). So test cases that cover pairs of values, with sizes at tile
-edges, find more faults than a long list that a person wrote.
+Implications for Software Testing", IEEE TSE 30(6), 2004). So pairs of values find more faults than a long list that a
+person wrote.
 """
 
 from __future__ import annotations
@@ -42,12 +42,10 @@ class Sizes:
         return [size for size in model_sizes(self.model) if self.least <= size <= self.most and size % self.step == 0]
 
     def draw(self, state: random.Random, sizes: Sequence[int] = ()) -> tuple[str, int]:
-        """Draws a size, and returns the rule that chose it (such as `prime`) and the size.
+        """Draws a random size. Returns the rule that chose the size (such as `prime`), and the size.
 
-        `sizes` are the integers in a kernel's source file, which may be tile sizes. If one of them is in range, half of
-        the draws are near such an integer n or near 2n. The other draws are: the least size, a power of two, a
-        neighbour of one, a prime, any size, a size in the upper half of the range, or a real model's size. The
-        logarithm of a size is uniform, except in the upper half."""
+        `sizes` are the integers in a kernel's source file, which may be tile sizes. About half of the draws are near
+        such an integer or its double. Other draws are powers of two, primes, sizes of real models and others."""
         usable_sizes = [source_size for source_size in sizes if self.least <= source_size <= self.most]
         if usable_sizes and state.randrange(2):
             source_size = state.choice(usable_sizes)
@@ -84,7 +82,7 @@ class Sizes:
 
 
 def _prime(size: int) -> int:
-    """Returns the largest prime up to `size`, or 2."""
+    """Returns the largest prime number that is not above `size`, but at least 2."""
     return next((p for p in range(size, 2, -1) if all(p % divisor for divisor in range(2, math.isqrt(p) + 1))), 2)
 
 
@@ -118,11 +116,11 @@ class Domain:
     """Makes a case from one value of each axis, by name.  Returns None if these values cannot be combined."""
 
     def cover(self, seed: int, settle: CaseMaker[C], count: int, sizes: Sequence[int] = ()) -> Iterator[DomainPoint[C]]:
-        """Yields at most `count` test cases. Draws random candidates for each case, and takes the candidate with the
-        most new pairs of values. A pair is new if no earlier case has it.
+        """Yields at most `count` test cases that cover many pairs of values. Each test case is the random candidate
+        with the most new pairs.
 
-        `sizes` are the integers in a kernel's source file. If they are given, some sizes are near these integers.
-        Otherwise the first test cases have size 0 on one axis."""
+        `sizes` are the integers in a kernel's source file. With `sizes`, some drawn sizes are near these integers.
+        Without, the first test cases have a size of 0."""
         random_state = random.Random(seed)
         covered_pairs: set[frozenset[tuple[str, object]]] = set()
         yielded_cases: set[C] = set()

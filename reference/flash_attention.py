@@ -1,7 +1,8 @@
-"""Computes `softmax(Q K^T * scale) @ V` per head over dense keys and values. Options and tolerance: `attention.py`.
+"""Computes `softmax(Q K^T * scale) @ V` per head over dense keys and values. `attention.py` explains options and
+tolerance.
 
-In fp8, q, k and v are e4m3, and the output is bf16. Each head of each sequence has positive scales for q, k and v.
-FlashAttention-3 (Shah et al., arXiv 2407.08608) has one scale for all query heads that share a KV head.
+In fp8, q, k and v are e4m3, and the output is bf16. Each head of each sequence has its own scales. FlashAttention-3
+(Shah et al., arXiv 2407.08608) has only one scale of q per KV head.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ def reference(
     v_scale: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | Outputs:
-    """Returns softmax(q k^T * softmax_scale) @ v in fp64. Head h of q reads head h // (H / H_kv) of k and v.
+    """Returns softmax(q k^T * softmax_scale) @ v in fp64. Head h of q uses head h // (H / H_kv) of k and v.
 
-    q: (B, T, H, D); k, v: (B, S, H_kv, D); returns (B, T, H, D), and with `return_lse` the log-sum-exp (B, T, H) too.
-    `causal` is bottom-right aligned: query i sees keys j <= i + S - T. With `window` a query sees only the newest
-    `window` of these keys. A query that sees no key gives 0. `softmax_scale` None means D**-0.5. `softcap` caps the
-    scaled scores. sinks: (H,) fp32. q_scale: (B, H) fp32; k_scale, v_scale: (B, H_kv) fp32; all scales are positive."""
+    q: (B, T, H, D); k, v: (B, S, H_kv, D). Returns (B, T, H, D), and with `return_lse` also the log-sum-exp (B, T, H).
+    With `causal`, query i sees the keys j <= i + S - T. With `window`, it sees only the newest `window` of these keys.
+    A query that sees no key gives 0. The default of `softmax_scale` is D**-0.5. sinks: (H,) fp32. q_scale: (B, H) fp32;
+    k_scale, v_scale: (B, H_kv) fp32; all scales are positive."""
     CONTRACT.check(locals(), any_dtype=True)
     key_range = seen_keys(q.shape[1], k.shape[1], causal, window)
     scores = Scores(get_scale(q, softmax_scale), softcap)
@@ -78,7 +79,8 @@ def keys_contiguous(v: torch.Tensor) -> bool:
 
 
 def _rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on options that do not fit. Only an e4m3 q allows scales, and a v with stride 1 along S."""
+    """Raises `ValueError` on arguments that do not fit together. Scales, and a v with stride 1 along S, need an e4m3
+    q."""
     option_rules(arguments, dims, "k")
     if arguments["q"].dtype != E4M3:
         check_layout("v", arguments["v"], "rows")
@@ -91,7 +93,7 @@ def _rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def _scaled(x: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """Returns x (B, T, H, D) multiplied by the scale of each head, (B, H)."""
+    """Multiplies each head of `x` (B, T, H, D) by its scale. `scale` is (B, H), or None for no scaling."""
     return x if scale is None else x.double() * scale.double()[:, None, :, None]
 
 
@@ -107,16 +109,16 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal random q (B, T, H, D) and k, v (B, S, H_kv, D), and the options of the test case.
+    """Makes random normal q (B, T, H, D) and k, v (B, S, H_kv, D), and the options of the test case.
 
-    In fp8, each head is quantised with its own scale: its largest magnitude becomes 448, the largest value of e4m3.
-    With `v_columns`, v is stored with S as the last axis, because Hopper's fp8 matrix instructions need this layout.
-    NaN pads the rows of this v to a multiple of 16 bytes. In other dtypes, `v_columns` changes nothing."""
+    In fp8, each head is quantised with its own scale. In fp8 with `v_columns`, v is stored with S as the last axis,
+    because Hopper's fp8 matrix instructions need this layout. NaN pads its rows to a multiple of 16 bytes."""
     return _quantised(_drawn(case, scheme, device, seed), scheme, case)
 
 
 def _drawn(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Draws the inputs before quantisation. In an fp8 scheme these inputs are fp32."""
+    """Makes random inputs in the activation dtype. For an fp8 scheme they are in fp32, because they are quantised
+    later."""
     B, T, S, H, H_kv, D = (int(case[key]) for key in ("B", "T", "S", "H", "H_kv", "D"))
     dtype = torch.float32 if _is_fp8(scheme) else scheme.activation
     return {
@@ -133,7 +135,7 @@ def _is_fp8(scheme: Scheme) -> bool:
 
 
 def _quantised(inputs: Inputs, scheme: Scheme, case: Case) -> Inputs:
-    """Quantises q, k and v in an fp8 scheme, and adds their scales. In other schemes, returns `inputs` unchanged."""
+    """Quantises q, k and v to fp8 and adds their scales. If the scheme is not fp8, returns `inputs` unchanged."""
     if not _is_fp8(scheme):
         return inputs
     quantised_inputs = dict(inputs)
@@ -145,7 +147,8 @@ def _quantised(inputs: Inputs, scheme: Scheme, case: Case) -> Inputs:
 
 
 def _in_columns(v: torch.Tensor) -> torch.Tensor:
-    """Returns v (B, S, H_kv, D) as a view of a (B, H_kv, D, S) tensor. NaN pads each row to a multiple of 16 bytes."""
+    """Copies v (B, S, H_kv, D) to a layout with stride 1 along S. NaN pads each run of S values to a multiple of 16
+    bytes."""
     S = v.shape[1]
     v_keys_last = v.permute(0, 2, 3, 1).float().contiguous()
     padded_v = torch.nn.functional.pad(v_keys_last, (0, -S % (16 // v.element_size())), value=math.nan)
@@ -183,9 +186,9 @@ def options(case: Case, H: int, device: torch.device, seed: int) -> dict[str, An
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs with one dominant key. The key is at each tile edge, at both ends of the keys, on the
-    causal diagonal, and at the window's start. Also yields NaN just past the last key. In fp8, also yields queries near
-    zero, and heads with magnitudes that differ by a factor of 1000."""
+    """Yields adversarial inputs with one dominant key, for example at a tile edge or on the causal diagonal. Other
+    inputs have NaN just past the last key. In fp8, further inputs have queries near zero, or heads with magnitudes that
+    differ by a factor of 1000."""
     T, S, window = int(case["T"]), int(case["S"]), int(case.get("window", 0))
     key_labels = {j: f"key {j}" for j in (*TILE_EDGES, S // 2, S - 1) if 0 <= j < S}
     middle = S - T + T // 2
@@ -224,11 +227,10 @@ def _with_a_shout(case: Case, scheme: Scheme, device: torch.device, seed: int, k
 
 
 def _magnitudes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
-    """Yields inputs in which every second head of q, or of k, is 1000 times smaller than its neighbours. The small
-    heads of one sequence are the large heads of the next sequence.
+    """Yields fp8 inputs in which every second head of q, or of k, is 1000 times smaller.
 
-    In a large head one key gets all the weight; in a small head many keys share it. So the scale of a wrong head
-    changes the output visibly."""
+    In a large head one key gets all the weight. In a small head many keys share the weight. So a kernel that uses the
+    scale of a wrong head gives a visibly wrong output."""
     q_scale, k_scale, v_scale = (inputs[f"{name}_scale"] for name in OPERANDS)
     new_scales = {"v_scale": v_scale * _alternating(v_scale)}
     yield "heads of q apart by 1000", inputs | new_scales | {"q_scale": q_scale * _alternating(q_scale)}
@@ -236,7 +238,8 @@ def _magnitudes(inputs: Inputs) -> Iterator[tuple[str, Inputs]]:
 
 
 def _alternating(scale: torch.Tensor) -> torch.Tensor:
-    """Returns factors (B, H) that alternate between 1 and 1/1000 over heads and over sequences."""
+    """Returns factors in the shape of `scale` (B, H). The factors of neighbouring heads and sequences alternate between
+    1 and 1/1000."""
     B, H = scale.shape
     b_plus_h = torch.arange(B, device=scale.device)[:, None] + torch.arange(H, device=scale.device)
     return torch.where(b_plus_h % 2 == 0, 1.0, 1e-3)

@@ -55,14 +55,15 @@ def reference(
     sinks: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | Outputs:
-    """Returns `softmax(q k^T * softmax_scale) @ v` of each sequence in fp64.
+    """Returns `softmax(q k^T * softmax_scale) @ v` of each sequence in fp64. The options are those of
+    `flash_attention`.
 
-    q: (T, H, D); k, v: (S, H_kv, D). cu_seqlens_q and cu_seqlens_k are (B + 1,) int32 offsets in ascending order, from
-    0 to T and from 0 to S. The queries of sequence b are the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1 of q. Its
-    keys are given by cu_seqlens_k in the same way. A sequence may have no queries or no keys. max_seqlen_q and
-    max_seqlen_k are at least the largest number of queries and of keys. Returns (T, H, D), and with `return_lse` the
-    log-sum-exp (T, H) too. The options are those of `flash_attention`. Raises `ValueError` if a row belongs to no
-    sequence, because its result is undefined."""
+    q: (T, H, D); k, v: (S, H_kv, D). cu_seqlens_q, cu_seqlens_k: (B + 1,) int32, ascending offsets from 0 to T and from
+    0 to S. The queries of sequence b are the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1 of q. cu_seqlens_k gives
+    its keys in the same way. A sequence may be empty. max_seqlen_q and max_seqlen_k are at least the longest lengths.
+
+    Returns (T, H, D), and with `return_lse` also the log-sum-exp (T, H). Raises `ValueError` if a row belongs to no
+    sequence."""
     arguments = locals()
     check_lengths(arguments, CONTRACT.check(arguments, any_dtype=True))
     scores = Scores(get_scale(q, softmax_scale), softcap)
@@ -92,7 +93,7 @@ def check_lengths(arguments: CallArguments, dims: Dims) -> None:
 
 
 def _spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yields two ranges per sequence: its rows of q, and its rows of k and v."""
+    """Yields two row ranges for each sequence: the range in q, and the range in k and v."""
     offset_lists = [cu_seqlens.tolist() for cu_seqlens in (cu_seqlens_q, cu_seqlens_k)]
     row_ranges = [[slice(*row_bounds) for row_bounds in pairwise(row_offsets)] for row_offsets in offset_lists]
     return zip(*row_ranges, strict=True)
@@ -116,12 +117,10 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal random q, k and v of `B` sequences, and the options of the test case.
+    """Makes random normal q, k and v of `B` sequences, and the options of the test case.
 
-    If `ragged` is false, each sequence has `T` queries and `S` keys. Otherwise the lengths are log-normal, with a
-    median of `T / 2` queries and with `S - T` more keys than queries. Some sequences are special: the first has `T`
-    queries and `S` keys, the middle one (if B >= 3) has no keys, and the last one (if B >= 4) has no queries. On the
-    device `meta` the offsets are ordinary CPU tensors."""
+    If `ragged` is false, each sequence has `T` queries and `S` keys. Otherwise, the lengths are log-normal, with a
+    median of `T / 2` queries, and some sequences have no queries or no keys."""
     B, T, S = (int(case[key]) for key in ("B", "T", "S"))
     generator = torch.Generator().manual_seed(seed)
     queries = (torch.randn(B, generator=generator) * 0.8).exp().mul(T / 2).round().long().clamp(min(T, 1), T)
@@ -140,7 +139,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 def _inputs(
     case: Case, queries: torch.Tensor, keys: torch.Tensor, scheme: Scheme, device: torch.device, seed: int
 ) -> Inputs:
-    """Makes the inputs. `queries` and `keys` hold the number of queries and of keys of each sequence."""
+    """Makes random inputs. `queries` and `keys` hold the number of queries and the number of keys of each sequence."""
     H, H_kv, D = (int(case[key]) for key in ("H", "H_kv", "D"))
     dtype, index_device = scheme.activation, torch.device("cpu") if torch.device(device).type == "meta" else device
     q_row_count, k_row_count = int(queries.sum()), int(keys.sum())
@@ -222,7 +221,7 @@ OFFSETS_ARGUMENT = Argument("B+1", (torch.int32,), layout="contiguous")
 
 
 def _a_key_too_few(of: Arguments) -> Inputs:
-    """Removes the last key of each sequence, to imitate a faulty kernel."""
+    """Imitates a faulty kernel that ignores the last key of each sequence. Returns the inputs without these keys."""
     last_key_rows = of.cu_seqlens_k[1:][of.cu_seqlens_k.diff() > 0] - 1
     mask = torch.ones(len(of.k), dtype=torch.bool).index_fill(0, last_key_rows.long(), False)
     return {"k": of.k[mask], "v": of.v[mask], "cu_seqlens_k": offsets_of((of.cu_seqlens_k.diff() - 1).clamp(min=0))}

@@ -34,11 +34,11 @@ def fused_add_rmsnorm(
     round_first: bool = False,
     quantize: str | None = None,
 ) -> Outputs:
-    """Returns `rmsnorm(s) * (weight + weight_offset)` and s. s is x + residual, rounded to the dtype of x.
+    """Returns the norm `rmsnorm(s) * (weight + weight_offset)`, and the sum s = x + residual, rounded to the dtype of
+    x.
 
-    x, residual: (T, H); weight: (H,); returns two tensors (T, H), both in fp64. The norm is computed from the rounded
-    sum s, as in transformers; s is also the new residual. The options are those of `rmsnorm`. With `quantize`, the
-    third result holds the scales (T,)."""
+    x, residual: (T, H); weight: (H,). Returns two tensors (T, H) in fp64. The norm uses the rounded sum, as in
+    transformers. The options are those of `rmsnorm`. With `quantize`, also returns the scales (T,)."""
     check_shape("residual", residual, *x.shape)
     new_residual = (x.double() + residual.double()).to(x.dtype).double()
     normed_values = rmsnorm.normed(new_residual, weight, eps, weight_offset, x.dtype if round_first else None)
@@ -64,12 +64,11 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns a tolerance of zero for the sum, and the tolerance of `rmsnorm` for the norm.
+    """Returns the tolerance of `rmsnorm` for the norm, and a tolerance of zero for the sum.
 
-    The rounded sum has exactly one right value. So the norms of the kernel and of the reference have the same input. A
-    kernel may first round the sum to a wider format. This does not change the value if the wider format has at least 2p
-    + 2 bits, with p the bits of the dtype. fp32 has 24 bits, enough for fp16 (p = 11) and bf16 (p = 8). fp64 has 53
-    bits, enough for fp32 (p = 24)."""
+    The rounded sum has exactly one right value, even if a kernel first rounds the sum to a wider format. This holds if
+    the wider format has at least 2p + 2 bits, with p the bits of the dtype. fp32 has 24 bits, enough for fp16 (p = 11)
+    and bf16 (p = 8). fp64 has 53 bits, enough for fp32 (p = 24)."""
     out, new_residual, *row_scales = oracle
     norm_limit, *scale_limits = rmsnorm.tolerance(inputs, (out, *row_scales), scheme)
     return norm_limit, exact(new_residual), *scale_limits

@@ -30,8 +30,8 @@ from rooflab.roofline.model import Cost
 def gelu_and_mul(x: torch.Tensor, *, quantize: str | None = None) -> Outputs:
     """Returns `gate / 2 * (1 + tanh(sqrt(2 / pi) * (gate + 0.044715 gate^3))) * up` in fp64.
 
-    x: (T, 2 I), the I columns of `gate` and then the I columns of `up`; returns (T, I). If `quantize` is "int8" or
-    "fp8_e4m3", returns codes (T, I) and their scales (T,) (`reference/rows.py`)."""
+    x: (T, 2 I), first the I columns of `gate`, then the I columns of `up`. Returns (T, I). With `quantize` ("int8" or
+    "fp8_e4m3"), returns codes (T, I) and scales (T,)."""
     gate, up = halves(x)
     # gelu(g) = g sigmoid(2 u) has the value of g / 2 (1 + tanh(u)) without its cancellation.
     return quantized_rows(gate * torch.sigmoid(2.0 * _argument(gate)) * up, quantize)
@@ -48,13 +48,12 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance, as in `silu_and_mul` but with other factors, because gelu(gate) = gate * sigmoid(2 u):
+    """Returns the tolerance. It is derived as in `silu_and_mul`, because gelu(gate) = gate * sigmoid(2 u):
 
         (8 + 4 * |2 u|) * u_32 * |ref|  +  2 * u_out * |ref|  +  (4 * u_32 + 2**-126) * |gate * up|  +  subnormals
 
     u is the argument of tanh. u_32 and u_out are the unit roundoffs of fp32 and of the output. 2 u has a relative error
-    of 4 u_32. Library calls compute 1 + tanh(u). For a negative gate, this sum has an error of one u_32. The factor 4
-    in the third term is more than enough for this error."""
+    of 4 u_32. For a negative gate, the sum 1 + tanh(u) has an error of one u_32; the third term allows four."""
     gate, up = halves(inputs["x"])
     sigmoid_argument = (2.0 * _argument(gate)).abs()
     relative_error = (8.0 + 4.0 * sigmoid_argument) * FP32_ROUNDOFF

@@ -101,21 +101,20 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
         c * u_acc * sqrt(K) * (size + |bias| + |residual|)  +  u_out * |ref|  +  half a subnormal
 
-    c = 4. u_acc = 2**-24 is the unit roundoff of fp32, in which every dtype here is summed. u_out is the unit roundoff
-    of the output dtype. `size` bounds the partial sums. A sum has K rounding errors of random sign, each relative to a
-    partial sum. These errors grow as sqrt(K) (a random walk), and c = 4 allows an unlucky walk.
+    c = 4. u_acc = 2**-24 is the unit roundoff of fp32, in which all sums are computed. u_out is the unit roundoff of
+    the output dtype. `size` bounds the partial sums. K rounding errors of random sign grow as sqrt(K) (a random walk),
+    and c = 4 allows an unlucky walk.
 
-    In 16 bits, `size` is the largest possible value, |A| |B|: tensor cores truncate, so all errors have the same sign.
-    In fp32, `size` is that of a random walk: |ref| + sqrt((A*A) (B*B)). This smaller size rejects a kernel that uses
-    TF32.
+    In 16 bits, `size` is the largest possible value, |A| |B|, because tensor cores truncate and all errors have the
+    same sign. In fp32, `size` is |ref| + sqrt((A*A) (B*B)). This smaller size rejects a kernel that uses TF32.
 
-    In tf32, the rounding of the operands dominates, and the tolerance has one more term:
+    In tf32, the tolerance has one more term, for the rounding of the operands:
 
         u * |A B|  +  2.5 * u * sqrt((A*A) (B*B)),  u = 2**-10
 
-    One product a * b has a relative error from 0 to 2 u. The mean of this error is below u, which gives the term u * |A
-    B|. Its standard deviation is 0.3 u, so 2.5 u covers eight standard deviations. Operands rounded to bf16 have a
-    standard deviation of 2.4 u and fail."""
+    The relative error of a product a * b is between 0 and 2 u. Its mean is below u, which gives u * |A B|. Its standard
+    deviation is 0.3 u, so 2.5 u covers eight standard deviations. Operands rounded to bf16 have a standard deviation of
+    2.4 u and fail."""
     a, b = inputs["a"].double(), inputs["b"].double()
     random_walk_size = (a.square() @ b.square()).sqrt() if scheme.activation == torch.float32 else None
     sum_size = a.abs() @ b.abs() if random_walk_size is None else oracle[0].abs() + random_walk_size
@@ -150,7 +149,8 @@ def _cases(pairs: tuple[tuple[int, int], ...], *M_values: int) -> tuple[Case, ..
 
 
 def _drawn(equal: str, **values: Any) -> Case:
-    """Makes a case in which all dimensions in `equal` have one size. Then no shape shows which operand is which."""
+    """Makes a test case from random sizes. The dimensions named in `equal` (such as "MK") get one size, so that no
+    shape tells the operands apart."""
     equal_dims = equal if values["M"] else ""  # an empty weight cannot be packed
     return Case(**values | dict.fromkeys(equal_dims, values[equal[:1] or "M"]))
 

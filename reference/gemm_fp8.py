@@ -1,9 +1,7 @@
 """gemm_fp8: computes `C = (a_scale * A) @ (b_scale * B) + bias`, with e4m3 operands and a bf16 result.
 
-A value is its e4m3 code times its scale (the convention of DeepSeek-V3 and `torch._scaled_mm`). A matrix has one scale,
-or one scale per block. A block is 1 x 128 values of A or 128 x 128 values of B (DeepSeek-V3, arXiv 2412.19437, section
-3.3.2). Blocks at the edges may be smaller. B is (K, N), stored as (N, K): `b = weight.mT`. Hopper's fp8 wgmma
-multiplies only this layout. The block scales of B are (K/128, N/128). DeepGEMM needs these scales transposed.
+A matrix has one scale, or one scale per block: 1 x 128 values of A or 128 x 128 values of B (DeepSeek-V3, arXiv
+2412.19437, section 3.3.2). B is (K, N), stored as (N, K): `b = weight.mT`. Hopper's fp8 wgmma needs this layout.
 """
 
 from __future__ import annotations
@@ -36,11 +34,12 @@ K_PER_PROMOTION = 128
 
 
 def quantize_fp8(x: torch.Tensor, group: tuple[int, int] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantises x to e4m3, with one scale for all of x, or one scale for each group of `group` = (rows, columns).
+    """Quantises x (R, C) to e4m3, with one scale for all of x, or one scale for each group of `group` = (rows,
+    columns).
 
-    x: (R, C) of any float dtype. Returns e4m3 codes (R, C) and fp32 scales, () or (ceil(R / rows), ceil(C / columns)),
-    such that codes * scales is about x. The largest magnitude of each group becomes 448, the largest value of e4m3.
-    Groups at the edges may be smaller. A group of zeros has the scale 1. Raises `ValueError` if x is not a matrix."""
+    Returns e4m3 codes (R, C) and fp32 scales, () or (ceil(R / rows), ceil(C / columns)). The largest magnitude of a
+    group becomes 448, the largest value of e4m3. A group of zeros has the scale 1. Raises `ValueError` if x is not a
+    matrix."""
     if x.ndim != 2:
         raise ValueError(f"x: expected shape (*, *), got {tuple(x.shape)}")
     row_count, width = x.shape
@@ -75,11 +74,11 @@ def gemm_fp8(
     *,
     fast_accum: bool = False,
 ) -> torch.Tensor:
-    """Returns `(a_scale * a) @ (b_scale * b) + bias` in fp64, (M, N). a: (M, K) e4m3; b: (K, N) e4m3; bias: (N,) bf16.
+    """Returns `(a_scale * a) @ (b_scale * b) + bias` in fp64, (M, N).
 
-    Scales are fp32. Either both scales have one element, or a_scale is (M, ceil(K / 128)) and b_scale is (ceil(K /
-    128), ceil(N / 128)). With `fast_accum` a kernel may sum all of K in Hopper's short fp8 accumulator, as with
-    `use_fast_accum` of `torch._scaled_mm`. The reference ignores `fast_accum`.
+    a: (M, K) e4m3; b: (K, N) e4m3; bias: (N,) bf16. The fp32 scales have one element each, or are (M, ceil(K / 128))
+    and (ceil(K / 128), ceil(N / 128)). `fast_accum` lets a kernel sum all of K in Hopper's short fp8 accumulator. The
+    reference ignores it.
     """
     CONTRACT.check({"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "bias": bias})
     product = dequantize_fp8(a, a_scale, (1, GROUP_SIZE)) @ dequantize_fp8(b, b_scale, (GROUP_SIZE, GROUP_SIZE))
@@ -157,18 +156,17 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         c * u * sqrt(K) * (|A| |B| + |bias|)  +  n * 3 * 2**-13 * (|A B| + sqrt((A*A) (B*B)))
             +  u_out * |ref|  +  half a subnormal
 
-    The first term is the error of fp32 sums, as in `gemm` for 16 bits: u = 2**-24, c = 4. A and B are dequantised.
-    Quantisation adds no error, because the kernel gets e4m3 operands. u_out is the unit roundoff of the output.
+    The first term is the error of fp32 sums, as in `gemm`: u = 2**-24, c = 4. A and B are dequantised. Quantisation
+    adds no error, because the kernel gets e4m3 operands. u_out is the unit roundoff of the output.
 
-    The second term is the error of Hopper's accumulator, which keeps only 13 bits after the leading bit for e4m3. One
-    instruction sums over 32 values of K. It truncates the accumulator before the sum, and the result after the sum.
-    Each of these two truncations goes towards zero and costs up to 2**-13. The 32 products are truncated too. Their
-    errors have random signs, and together cost about one more truncation. So one instruction costs 3 * 2**-13 of a
-    partial sum. A partial sum has the size |A B| + sqrt((A*A) (B*B)), as in a random walk.
+    The second term is the error of Hopper's accumulator, which keeps 13 bits after the leading bit. One instruction
+    sums over 32 values of K. It truncates the accumulator and the result, each by up to 2**-13. The truncated products
+    together cost about the same once more. So one instruction costs 3 * 2**-13 of a partial sum. A partial sum has the
+    size |A B| + sqrt((A*A) (B*B)), as in a random walk.
 
-    n is the number of instructions whose sum stays in the accumulator. It is at most 4, because the sum is added in
-    fp32 after every four instructions. With `fast_accum`, n is K / 32. (In a model of the accumulator with K = 128, the
-    sum loses up to 7 * 2**-13 if one k dominates. Otherwise it loses up to 2.6 * 2**-13.)"""
+    n is the number of instructions whose sum stays in the accumulator. It is at most 4, because fp32 adds the sum after
+    every four instructions. With `fast_accum`, n is K / 32. (In a model of the accumulator with K = 128, the sum loses
+    up to 7 * 2**-13 if one k dominates. Otherwise it loses up to 2.6 * 2**-13.)"""
     a = dequantize_fp8(inputs["a"], inputs["a_scale"], (1, GROUP_SIZE))
     b = dequantize_fp8(inputs["b"], inputs["b_scale"], (GROUP_SIZE, GROUP_SIZE))
     K = a.shape[1]

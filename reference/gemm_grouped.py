@@ -1,7 +1,7 @@
-"""gemm_grouped: multiplies the rows of A that belong to an expert by this expert's matrix (mixture of experts).
+"""gemm_grouped: multiplies the rows of each expert by the expert's matrix (mixture of experts).
 
-Rows are sorted by expert (Gale et al., "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts", 2022).
-`offsets` holds the index of each expert's first row, as `cu_seqlens` does for sequences. An expert may have no rows.
+The rows of A are sorted by expert (Gale et al., "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts", 2022).
+`offsets` holds the index of each expert's first row. An expert may have no rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ACCUMULATION_FACTOR = 4.0
 
 
 def _groups(offsets: torch.Tensor) -> Iterator[tuple[int, slice]]:
-    """Yields each expert that has rows, with the range of its rows."""
+    """Yields each expert with its range of rows. Skips the experts without rows."""
     row_offsets = offsets.tolist()
     for expert, (start_row, end_row) in enumerate(itertools.pairwise(row_offsets)):
         if end_row > start_row:
@@ -67,8 +67,8 @@ def route(T: int, top_k: int, E: int, skew: float, seed: int) -> torch.Tensor:
     """Draws a random assignment of T rows to E experts, and returns the offsets (E + 1,) int32 on the CPU.
 
     Each of T / top_k tokens draws top_k different experts. The r-th most popular expert has the weight r**-skew. So
-    skew 0 is a uniform router, and skew 1 is Zipf's law. With skew 100 all tokens choose the same experts. The order of
-    popularity is random. Raises `ValueError` if T is not a multiple of top_k, or if top_k is not in 1 to E."""
+    skew 0 is a uniform router, and skew 1 is Zipf's law. Raises `ValueError` if top_k does not divide T or is not in 1
+    to E."""
     if top_k < 1 or top_k > E or T % top_k:
         raise ValueError(f"top_k: expected a divisor of T={T} from 1 to E={E}, got {top_k}")
     generator = torch.Generator().manual_seed(seed)
@@ -155,7 +155,7 @@ def _cases(E: int, top_k: int, pairs: tuple[tuple[int, int], ...], *tokens: int,
 
 
 def _drawn(tokens: int, top_k: int, E: int, **values: Scalar) -> Case | None:
-    """Makes a test case from random sizes. Returns None if the routing would be slow (about one second)."""
+    """Makes a test case from random sizes. Returns None if making the routing would take about one second."""
     return Case(T=tokens * top_k, top_k=top_k, E=max(E, top_k), **values) if tokens * E <= 2**18 else None
 
 
@@ -165,7 +165,7 @@ QWEN3_DIMS = ((1536, 2048), (2048, 768))
 
 
 def _first_rows_before(of: Arguments) -> Inputs:
-    """Imitates a faulty kernel: the first row of each expert goes to the previous expert."""
+    """Imitates a faulty kernel that computes the first row of each expert with the previous expert's weights."""
     new_offsets = of.offsets.clone()
     new_offsets[1:-1] = (new_offsets[1:-1] + 1).clamp(max=len(of.a))
     return {"offsets": new_offsets, "b": of.b.nan_to_num(1.0)}

@@ -1,7 +1,8 @@
-"""gemm_silu_and_mul: computes `silu(A @ gate) * (A @ up)`, the gated matrix product of a feed-forward layer.
+"""gemm_silu_and_mul: computes `silu(A @ gate) * (A @ up)`, the gated matrix product of a feed-forward layer (Shazeer,
+"GLU Variants Improve Transformer", 2020).
 
-Shazeer, "GLU Variants Improve Transformer", 2020. B is (K, 2 I), the I columns of `gate` first, as in `silu_and_mul`. A
-case name gives the storage of B as in `gemm`: `NT` is a transposed view of a (2 I, K) weight, `NN` is row-major.
+B is (K, 2 I): first the I columns of `gate`, then those of `up`. In a case name, `NN` means a row-major B, and `NT` a
+transposed view of a (2 I, K) weight.
 """
 
 from __future__ import annotations
@@ -79,15 +80,14 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance, the error of `a @ b` times the slope of the activation, plus the activation's error:
+    """Returns the tolerance, the error of `a @ b` times the slope of silu, plus the error of silu:
 
         1.1 * e_gate * (|up| + e_up)  +  |silu(gate)| * e_up  +  e_silu
         e_x = c * u_acc * sqrt(K) * size + u_out * |x| + half a subnormal
         e_silu = (8 + 2 * |gate|) * u_32 * |ref| + 2 * u_out * |ref| + 2**-126 * |gate * up| + subnormals
 
-    1.1 is the largest |silu'|. e_x is the tolerance of `gemm` for x, which is `gate` or `up`; `gemm` explains its
-    symbols. It includes one rounding to the dtype, because library calls round `a @ b`. e_silu is the tolerance of
-    `silu_and_mul`, which explains it.
+    1.1 is the largest |silu'|. e_x is the tolerance of `gemm` for x, which is `gate` or `up`. It allows one rounding to
+    the dtype, because library calls round `a @ b`. e_silu is the tolerance of `silu_and_mul`.
     """
     gate, up = _gate_and_up(inputs["a"], inputs["b"])
     product_error = _product_error(inputs["a"].double(), inputs["b"].double(), torch.cat((gate, up), 1), scheme)
@@ -101,7 +101,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def _product_error(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """Returns the tolerance of `gemm` for `product = a @ b`."""
+    """Returns the error that the `gemm` op allows for each value of `product = a @ b`."""
     if scheme.activation == torch.float32:
         partial_sums = product.abs() + (a.square() @ b.square()).sqrt()
     else:

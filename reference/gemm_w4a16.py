@@ -1,12 +1,11 @@
 """gemm_w4a16: computes `C = A @ W + bias` with W = ((code - zero) * scale)^T, bf16 activations and 4-bit weights.
 
 The codes are those of a linear layer's (N, K) weight. A byte holds two codes along K, the even k in the low half. Each
-group of values along K has a scale. If `zero` is given, the group also has an integer zero point. Without `zero`, a
-code of 8 means zero. The group size is 32, 64 or 128. K is even, and the last group may be shorter.
-`quantized_checkpoints.py` converts checkpoints to this form.
+group of 32, 64 or 128 values along K has a scale, and optionally an integer zero point (default 8). K is even, and the
+last group may be shorter.
 
-The scales here are bf16. Scales are rounded before the codes are chosen, so that the rounding costs no accuracy
-(`quantization.py`). Most checkpoints have fp16 scales; each kernel states whether it accepts fp16 scales.
+Scales are bf16, rounded before the codes are chosen, so the rounding costs no accuracy (`quantization.py`). Each kernel
+states whether it accepts the fp16 scales of most checkpoints.
 """
 
 from __future__ import annotations
@@ -65,11 +64,10 @@ def gemm_w4a16(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal operands and quantises the weight, scaled by 1/sqrt(K) so that `a @ W` is of order one.
+    """Makes random normal operands and quantises the weight, so that the elements of `a @ W` are of order one.
 
-    The magnitudes of the weight's groups differ by up to a factor of 4, to reveal the use of a wrong group's scale.
-    With zero points, the mean of a group is at most one standard deviation from 0. The activation is always bf16. The
-    weight has 4 bits in groups of 128, unless the scheme has another group size."""
+    The magnitudes of the weight's groups differ, to reveal a kernel that uses a wrong group's scale. The activation is
+    always bf16. The default group size is 128."""
     M, N, K, group = int(case["M"]), int(case["N"]), int(case["K"]), scheme.group or DEFAULT_GROUP_SIZE
     if K % 2:
         raise ValueError(f"K: expected an even number, two codes a byte, got {K}")
@@ -112,8 +110,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Returns the tolerance of `gemm_w8a16`: the error of fp32 sums, and the rounding to bf16 of the output and of each
     dequantised weight.
 
-    A kernel may also leave out the rounding of the weights, because bf16 represents `code - zero` exactly. This is an
-    integer of five bits and a sign. The kernel multiplies by this integer, and then scales the fp32 sum of each group.
+    This also covers a kernel that does not round the weights. Such a kernel multiplies by `code - zero`, which bf16
+    represents exactly, and then scales the fp32 sum of each group.
     """
     group = group_size(inputs["a"].shape[1], inputs["scale"].shape[1])
     weight = dequantize_int4(inputs["b"], inputs["scale"], inputs["zero"], group=group).mT

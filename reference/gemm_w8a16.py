@@ -1,8 +1,8 @@
 """gemm_w8a16: computes `C = A @ (scale * B) + bias`, with bf16 activations and int8 weights, one scale per column.
 
-B is (K, N), stored as the (N, K) weight of a linear layer: `b = weight.mT`. The scales have the activation's dtype,
-bf16, because torch's own operator needs this. Scales are rounded before the codes are chosen, so that the rounding
-costs no accuracy (`quantization.py`). Each kernel states whether it accepts scales of another dtype.
+B is (K, N), stored as the (N, K) weight of a linear layer: `b = weight.mT`. The scales are bf16, because torch's own
+operator needs this. They are rounded before the codes are chosen, so the rounding costs no accuracy
+(`quantization.py`).
 """
 
 from __future__ import annotations
@@ -69,14 +69,13 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
         c * u * sqrt(K) * (|A| |W| + |bias|)  +  3.5 * v * sqrt((A*A) (W*W))  +  u_out * |ref|  +  half a subnormal
 
-    W is scale * b. The first term is the error of fp32 sums, as in `gemm` for 16 bits: u = 2**-24, c = 4. Quantisation
-    adds no error, because the kernel gets the codes. One kind of kernel multiplies the codes, which bf16 represents
-    exactly, and then scales the sum. The first term is enough for such a kernel.
+    W is scale * b. The first term is the error of fp32 sums, as in `gemm`: u = 2**-24, c = 4. It is enough for a kernel
+    that multiplies the int8 codes, which bf16 represents exactly, and then scales the sum.
 
-    Another kind first rounds W to bf16, which gives the second term. Each weight then has an error of up to v = 2**-8,
-    relative to the weight. The root mean square of this error is 0.41 v if the significands of W are uniform, and at
-    most 0.43 v if their logarithms are uniform. With random signs, these errors add up as a random walk. 3.5 v is eight
-    standard deviations of their sum. If one product dominates the sum, 3.5 v also covers its error of up to v."""
+    The second term allows a kernel that rounds W to bf16. Each weight then has a relative error of up to v = 2**-8. The
+    root mean square of this error is 0.41 v if the significands of W are uniform, and at most 0.43 v if their
+    logarithms are uniform. With random signs, the errors add up as a random walk, and 3.5 v is eight standard
+    deviations. If one product dominates, 3.5 v also covers its error."""
     a, bias = inputs["a"].double(), inputs["bias"]
     weight = dequantize_int8(inputs["b"].mT, inputs["scale"]).mT
     return (within(a, weight, bias, oracle[0], scheme),)

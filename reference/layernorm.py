@@ -52,9 +52,9 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
             +  |weight| * shift / std  +  subnormals
         shift = (c * sqrt(H) * mean(|x|) + 2 * |x|) * u_32
 
-    c = 4. u_32 and u_out are the unit roundoffs of fp32 and of the output. shift is the error of the mean and of x -
-    mean. It changes the variance by shift^2. A kernel that computes the variance as mean(x^2) - mean^2 has a larger
-    error: mean^2 u_32. Such a kernel fails if the mean is large."""
+    c = 4. u_32 and u_out are the unit roundoffs of fp32 and of the output. shift is the error of x - mean. It changes
+    the variance by shift^2. The variance formula mean(x^2) - mean^2 has the larger error mean^2 u_32, and fails if the
+    mean is large."""
     x, weight = inputs["x"].double(), inputs["weight"].double()
     sqrt_H, u = x.shape[-1] ** 0.5, scheme.unit_roundoff
     bias = 0.0 if inputs["bias"] is None else inputs["bias"].double()
@@ -87,7 +87,7 @@ def _cases(*shapes: tuple[int, int], bias: bool = True) -> tuple[Case, ...]:
 
 
 def _of_squares(of: Arguments) -> torch.Tensor:
-    """Imitates a faulty kernel: the variance is computed in fp32 as mean(x^2) - mean(x)^2."""
+    """Imitates a faulty kernel that computes the variance in fp32 as mean(x^2) - mean(x)^2. Returns its result."""
     x = of.x.float()
     variance = x.square().mean(1, keepdim=True) - x.mean(1, keepdim=True).square()
     weighted_x: torch.Tensor = (x - x.mean(1, keepdim=True)) * (variance + of.eps).rsqrt() * of.weight

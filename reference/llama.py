@@ -1,9 +1,8 @@
 """Computes a whole model of the Llama family, from prompt to token, in plain torch and fp32 without a KV cache.
 
-The engine's tests compare the engine with this short file. The model is LLaMA (Touvron et al., 2023): RMSNorm (Zhang
-and Sennrich, 2019), rotary positions (Su et al., "RoFormer", 2021), grouped-query attention (Ainslie et al., 2023) and
-SwiGLU (Shazeer, 2020). Mistral's window, Qwen's biases and head norms, and Gemma's `1 + weight` norm and GeGLU are
-options. T: tokens, H: hidden size, D: head size.
+The tests compare the engine with this short file. The model is LLaMA (Touvron et al., 2023): RMSNorm (Zhang and
+Sennrich, 2019), rotary positions (Su et al., "RoFormer", 2021), grouped-query attention (Ainslie et al., 2023) and
+SwiGLU (Shazeer, 2020). The differences of Mistral, Qwen and Gemma are options. T: tokens, H: hidden size, D: head size.
 """
 
 from __future__ import annotations
@@ -84,8 +83,7 @@ def rotation(arch: Architecture, T: int) -> tuple[Tensor, Tensor]:
     """Returns the cos and sin (T, D / 2) of the rotary angles position * frequency.
 
     The model's configuration names the method that scales the frequencies: `linear` (Chen et al., 2023), `llama3`
-    (Meta's reference for Llama 3.1), `yarn` (Peng et al., 2023), or `factors` (one divisor per frequency, from a GGUF
-    file)."""
+    (Meta's reference for Llama 3.1), `yarn` (Peng et al., 2023), or `factors` (divisors from a GGUF file)."""
     D, rope_scaling = arch.head_dim, arch.rope_scaling or {"rope_type": "default", "factor": 1.0}
     pair_columns = torch.arange(0, D, 2, dtype=torch.float64)
     freqs = arch.rope_theta ** (-pair_columns / D)

@@ -1,7 +1,7 @@
-"""merge_attention_states: combines attention over several parts of the keys into attention over all keys.
+"""merge_attention_states: combines attention over parts of the keys into attention over all keys.
 
-The merge needs only the output of each part and the natural log-sum-exp of its scores (Ye et al., "FlashInfer", arXiv
-2501.01005, section 2.2). The parts are splits of a KV cache, or a shared prefix and each request's own suffix.
+The parts are splits of a KV cache, or a shared prefix and a request's own suffix. The merge needs only the output and
+the natural log-sum-exp of each part (Ye et al., "FlashInfer", arXiv 2501.01005, section 2.2).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ OPERATION_FACTOR = 4.0
 
 
 def reference(outs: torch.Tensor, lses: torch.Tensor) -> Outputs:
-    """Returns the merged output and the merged log-sum-exp in fp64.
+    """Returns the merged output (T, H, D) and the merged log-sum-exp (T, H) in fp64.
 
-    outs: (P, T, H, D) fp32, fp16 or bf16, the outputs of P parts; lses: (P, T, H) fp32. A part that saw no key has the
-    log-sum-exp -inf, or +inf as FlashAttention-2 writes it. The output of such a part is ignored, even if it is NaN.
-    Returns (T, H, D) and (T, H). If no part saw a key, the row's output is 0 and its log-sum-exp is -inf."""
+    outs: (P, T, H, D) fp32, fp16 or bf16, the outputs of P parts of the keys; lses: (P, T, H) fp32. A part with a
+    log-sum-exp of -inf, or +inf as in FlashAttention-2, has no visible keys and is ignored. If all parts are ignored,
+    the result is 0 with the log-sum-exp -inf."""
     CONTRACT.check(locals(), any_dtype=True)
     weights, lse = _weights(lses)
     finite_outs = outs.double().masked_fill(lses.isinf()[..., None], 0.0)
@@ -38,26 +38,27 @@ def _rules(arguments: CallArguments, dims: Dims) -> None:
 
 
 def _seen(lses: torch.Tensor) -> torch.Tensor:
-    """Returns the log-sum-exps in fp64, with -inf for each part that saw no key."""
+    """Returns the log-sum-exps in fp64. A value of +inf marks a part without visible keys, and becomes -inf."""
     return lses.double().masked_fill(lses == math.inf, -math.inf)
 
 
 def _weights(lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the weight of each part in the merged output (P, T, H), and the log-sum-exp over all parts (T, H)."""
+    """Returns the weight of each part in the merged output (P, T, H), and the merged log-sum-exp (T, H). P is the
+    number of parts."""
     lses = _seen(lses)
     lse = torch.logsumexp(lses, dim=0)
     return torch.exp(lses - lse).masked_fill((lse == -math.inf).expand(lses.shape), 0.0), lse
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance of the output, and of the log-sum-exp:
+    """Returns the tolerances of the output and of the log-sum-exp:
 
         sum_p c * u * (P + peak - lse_p + |peak|) * w_p * |out_p|  +  u_out * |ref|  +  half a subnormal
         c * u * (P + |lse|)
 
     P is the number of parts, and w_p is the weight of part p. peak is the largest log-sum-exp of all parts. u = 2**-24,
-    c = 4, and u_out is the unit roundoff of the output. A weight has an error of a few u. Its exponent is a difference
-    of two log-sum-exps, and the rounding of this difference adds to the error."""
+    c = 4, and u_out is the unit roundoff of the output. The exponent of a weight is a difference of two log-sum-exps,
+    and its rounding adds to the error."""
     weights, _ = _weights(inputs["lses"])
     lses = _seen(inputs["lses"])
     part_count = lses.shape[0]
@@ -134,7 +135,8 @@ CONTRACT = Contract(
 
 
 def _mean(of: Arguments) -> Outputs:
-    """Imitates a faulty kernel: returns the unweighted mean of the parts that saw a key."""
+    """Imitates a faulty kernel that takes the unweighted mean of the parts. A part without visible keys does not
+    count."""
     seen_mask = ~of.lses.isinf()
     finite_outs = of.outs.double().masked_fill(~seen_mask[..., None], 0.0)
     return finite_outs.sum(0) / seen_mask.sum(0).clamp(min=1)[..., None], _weights(of.lses)[1]

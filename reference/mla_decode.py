@@ -44,10 +44,9 @@ def reference(
 ) -> torch.Tensor | Outputs:
     """Computes attention in fp64: one query per sequence and head, over all cached latents of the sequence.
 
-    q: (B, H, D); D is latent_dim plus the width of the rotary part. kv_cache: (num_blocks, block_size, D); the first
-    latent_dim columns are also the values. block_table: (B, max_blocks) int32; entries after the last page of a
-    sequence may have any value. seq_lens: (B,) int32. Returns (B, H, latent_dim), and with `return_lse` the log-sum-exp
-    (B, H). An empty sequence has the output 0 and the log-sum-exp -inf."""
+    q: (B, H, D); D is latent_dim plus the rotary width. kv_cache: (num_blocks, block_size, D); its first latent_dim
+    columns are also the values. block_table: (B, max_blocks) int32. seq_lens: (B,) int32. Returns (B, H, latent_dim),
+    and with `return_lse` the log-sum-exp (B, H). An empty sequence gives 0 and the log-sum-exp -inf."""
     arguments = locals()
     bounds(arguments, CONTRACT.check(arguments, any_dtype=True))
     sequence_results = []
@@ -164,7 +163,8 @@ DEEPSEEK_CASES = (_case(1, 4096, 128), _case(64, 4096, 128), _case(64, 4096, 128
 
 
 def _values_from_the_end(of: Arguments) -> Inputs:
-    """Imitates a faulty kernel: takes the last columns of the latents as values, not the first columns."""
+    """Imitates a faulty kernel that takes the last columns of the cached latents as values. The first columns are
+    correct."""
     rotary_dim = of.q.shape[-1] - of.latent_dim
     return {input_name: getattr(of, input_name).roll(rotary_dim, -1) for input_name in ("q", "kv_cache")}
 

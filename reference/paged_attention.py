@@ -63,17 +63,15 @@ def reference(
     v_scale: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | Outputs:
-    """Computes attention of the last queries of each sequence over its cached keys and values, in fp64.
+    """Computes causal attention of the last queries of each sequence over its cached keys and values, in fp64.
 
     q: (T, H, D); k_cache, v_cache: (num_blocks, block_size, H_kv, D); seq_lens: (B,) int32. block_table: (B,
-    max_blocks) int32; entries after a sequence's pages may have any value. Token i of sequence b is at offset i %
-    block_size of page block_table[b, i // block_size]. cu_seqlens_q: (B + 1,) int32, from 0 to T, the offsets of each
-    sequence's queries in q; None means one query per sequence. Queries are causal and bottom-right aligned.
-    `softmax_scale` None means D**-0.5. k_scale, v_scale: (H_kv,) fp32, the scales of each head; the cache is then e4m3.
-    Other options are as in `flash_attention`.
+    max_blocks) int32. Token i of sequence b is at offset i % block_size of page block_table[b, i // block_size].
+    cu_seqlens_q: (B + 1,) int32, from 0 to T, the offsets of each sequence's queries in q; None means one query per
+    sequence. k_scale, v_scale: (H_kv,) fp32, for an e4m3 cache. Other options are as in `flash_attention`.
 
-    Returns (T, H, D), and with `return_lse` the log-sum-exp (T, H) too. An empty sequence gives 0. Slots that no query
-    sees may hold any value. Raises `ValueError` if a row of q belongs to no sequence, because its result is undefined.
+    Returns (T, H, D), and with `return_lse` also the log-sum-exp (T, H). An empty sequence gives 0. Unused slots and
+    table entries may have any value. Raises `ValueError` if a row of q belongs to no sequence.
     """
     arguments = locals()
     bounds(arguments, CONTRACT.check(arguments, any_dtype=True))
@@ -87,8 +85,8 @@ def reference(
 
 
 def _rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` if the number of queries or a cache's dtype is wrong. Without `cu_seqlens_q`, q must have one
-    query per sequence. A cache with a scale must be e4m3. A cache without a scale must have the dtype of q."""
+    """Raises `ValueError` if the number of queries or the dtype of a cache is wrong. Without `cu_seqlens_q`, each
+    sequence has one query. A cache with a scale must be e4m3. A cache without a scale must have the dtype of q."""
     option_rules(arguments, dims, "k_cache")
     if arguments.get("cu_seqlens_q") is None:
         check_shape("seq_lens", arguments["seq_lens"], dims["T"])
@@ -113,7 +111,8 @@ def bounds(arguments: CallArguments, dims: Dims) -> None:
 
 
 def _scheme(arguments: CallArguments) -> str:
-    """Returns the name of a call's dtypes: `kv_fp8` for 16-bit queries with an e4m3 cache, else the dtype of q."""
+    """Returns the name of the dtypes of a call. It is `kv_fp8` for 16-bit queries with an e4m3 cache, else the name of
+    q's dtype."""
     q, cache = arguments["q"].dtype, arguments["k_cache"].dtype
     return DTYPE_NAMES[q] if q in (torch.float32, cache) else "kv_fp8"
 
@@ -126,7 +125,8 @@ def _sequences(
     cu_seqlens_q: torch.Tensor | None,
     window: int | None,
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, KeyRange]]:
-    """Yields, for each sequence with queries, its rows of q, and its keys and values from the first visible key on."""
+    """Yields for each sequence with queries: the rows of its queries in q, its keys, its values, and the visible keys
+    of each query. The keys and values begin at the first visible key."""
     for b, (first_row, end_row, length) in enumerate(_spans(q, seq_lens, cu_seqlens_q)):
         if end_row > first_row:
             first_key = 0 if window is None else max(0, length - (end_row - first_row) + 1 - window)
@@ -137,7 +137,8 @@ def _sequences(
 def _spans(
     q: torch.Tensor, seq_lens: torch.Tensor, cu_seqlens_q: torch.Tensor | None
 ) -> Iterator[tuple[int, int, int]]:
-    """Yields three numbers per sequence: the start and the end of its queries in q, and its length."""
+    """Yields for each sequence the first row of its queries in q, the end of these rows, and the length of the
+    sequence."""
     lengths = seq_lens.tolist()
     query_offsets = list(range(len(lengths) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
     return zip(query_offsets[:-1], query_offsets[1:], lengths, strict=True)
@@ -146,8 +147,8 @@ def _spans(
 def _scaled(
     cache: torch.Tensor, pages: torch.Tensor, first: int, length: int, scale: torch.Tensor | None
 ) -> torch.Tensor:
-    """Returns a sequence's cached rows from token `first` on, multiplied by each head's scale: (length - first, H_kv,
-    D)."""
+    """Returns the cached keys or values of one sequence, times the scale of each head: (length - first, H_kv, D).
+    `first` is the first token."""
     token_rows = gathered(cache, pages, length, first)
     return token_rows if scale is None else token_rows.double() * scale.double()[:, None]
 
@@ -169,11 +170,10 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes inputs with pages in shuffled order. NaN fills unused pages and the unused end of each last page.
+    """Makes inputs with pages in shuffled order. NaN fills the unused slots of the cache.
 
-    `pages.drawn_lengths` draws the lengths of the sequences. Each sequence has min(`queries`, length) queries. With
-    `mixed`, every second sequence has at most one query. If `queries` is 1 and `mixed` is off, even an empty sequence
-    has one query. If the weight dtype of the scheme is fp8, the cache is fp8 with one scale per head."""
+    Each sequence has min(`queries`, its length) queries. With `mixed`, every second sequence has at most one query.
+    With the default options, each sequence has one query. An fp8 cache has one scale per head."""
     B, H, H_kv, D, block_size = (int(case[key]) for key in ("B", "H", "H_kv", "D", "block_size"))
     dtype = scheme.activation
     device = torch.device(device)
@@ -200,7 +200,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def _query_bounds(lengths: torch.Tensor, queries: int, mixed: bool) -> torch.Tensor | None:
-    """Returns the offsets (B + 1,) int32 of each sequence's queries in q. Returns None for one query per sequence."""
+    """Returns the offsets of each sequence's queries in q, (B + 1,) int32. Returns None if each sequence has one
+    query."""
     if queries == 1 and not mixed:
         return None
     query_counts = lengths.clamp(max=queries)
@@ -248,7 +249,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def _uneven(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes six sequences with different lengths and numbers of queries. One has three queries, but no keys."""
+    """Makes inputs of six sequences with different lengths and different numbers of queries. One sequence has three
+    queries and no keys."""
     query_counts = torch.tensor([1, 7, 0, 3, 2, 12])
     uneven_case = case.but(B=len(query_counts), context=min(int(case["context"]), 100), ragged=True)
     inputs = make_inputs(uneven_case, scheme, device, seed)

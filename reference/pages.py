@@ -27,10 +27,10 @@ def turned(bounds: torch.Tensor) -> torch.Tensor:
 
 
 def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
-    """Returns the lengths of the sequences, (B,) int32. By default each sequence has `context` tokens.
+    """Returns the lengths of the sequences, (B,) int32. By default each length is `context`.
 
-    With `ragged` the lengths are random. One length is `context`, and if B >= 3, one length is 0. With `lognormal` the
-    lengths follow a log-normal distribution, and their sum is about B * context."""
+    With `ragged` the lengths are random. The first length is then `context`, and for B >= 3 one length is 0. With
+    `lognormal` the lengths follow a log-normal distribution with the mean `context`."""
     B, context = int(case["B"]), int(case["context"])
     if case.get("lognormal"):
         return _lognormal(B, context, generator)
@@ -44,7 +44,7 @@ def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
 
 
 def _lognormal(B: int, context: int, generator: torch.Generator) -> torch.Tensor:
-    """Draws log-normal lengths (B,) int32 with a mean of about `context`."""
+    """Draws `B` random sequence lengths from a log-normal distribution, (B,) int32. Their mean is about `context`."""
     samples = torch.randn(B, generator=generator, dtype=torch.float64).exp()  # fp32 is exact only up to 2**24 tokens
     end_offsets = (samples.cumsum(0) * (B * context / samples.sum())).round()
     return torch.diff(end_offsets, prepend=torch.zeros(1, dtype=torch.float64)).to(torch.int32)

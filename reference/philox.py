@@ -1,8 +1,7 @@
-"""Computes random numbers that depend only on a key and a counter, and the exponential noise of `sample`.
+"""Computes random numbers from a key and a counter, and from these the exponential noise of `sample`.
 
 The generator is Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). The key is the
-seed. The counter is (position, token id // 4, stream, 0). The generator returns four words, and token id % 4 selects
-the word of a token. `sample` uses stream 0.
+seed. The counter is (position, token id // 4, stream, 0). Each counter gives the words of four tokens.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Quantises weights to 8 and 4 bits, dequantises them exactly, and computes the quantisation error.
+"""Quantises weights (N, K) to 8 and 4 bits, dequantises them exactly, and computes the quantisation error.
 
-A weight is (N, K), and row n is output channel n. In eight bits, a channel has one scale, and codes are -127 to 127. In
-four bits, each `group` of values along K of a channel has one scale, and codes are 0 to 15. Code 8 means zero. With
-`zeros`, each group has its own code for zero, its integer zero point. A byte holds two 4-bit codes along K, the even k
-in the low half.
+Row n is an output channel. In eight bits, a channel has one scale, and codes are -127 to 127. In four bits, codes are 0
+to 15, and each `group` of values along K has one scale. Code 8 then means zero. With `zeros`, each group has its own
+integer zero point instead. A byte holds two 4-bit codes along K, the even k in the low half.
 
-A quantiser rounds to the nearest step (Gersho and Gray, Vector Quantization and Signal Compression, 1992, chapter 5). A
+Values are rounded to the nearest step (Gersho and Gray, Vector Quantization and Signal Compression, 1992, chapter 5). A
 uniform quantiser of step s has a mean squared error of s**2 / 12 (Bennett, Spectra of Quantized Signals, 1948). This
-holds if the range contains every value, and the step is small compared with the spread of the values.
+holds if no value is clipped and the step is small.
 """
 
 from __future__ import annotations
@@ -38,9 +37,8 @@ class QuantizationError:
 def quantize_int8(weight: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns codes (N, K) int8 and scales (N,) of `dtype`, such that codes * scales is about `weight`.
 
-    weight: (N, K), any float dtype. The largest magnitude of a channel becomes 127; a channel of zeros has the scale 1.
-    A scale is first rounded up to `dtype`, and the codes are chosen with the rounded scale. So no value is clipped. The
-    scale grows by at most its last bit. Raises `ValueError` if weight is not a matrix."""
+    weight: (N, K), any float dtype. The largest magnitude of a row becomes 127. A row of zeros has the scale 1. Scales
+    are rounded up to `dtype`, so no value is clipped. Raises `ValueError` if weight is not a matrix."""
     _check_matrix(weight)
     values = weight.float()
     channel_max = values.abs().amax(dim=1) if values.shape[1] else values.new_zeros(values.shape[0])
@@ -59,10 +57,10 @@ def quantize_int4(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Returns packed codes (N, K/2) uint8, scales (N, ceil(K / group)) of `dtype`, and uint8 zero points or None.
 
-    weight: (N, K), any float dtype, K even; the last group may be shorter. Without `zeros`, the codes are 1 to 15, the
-    zero points are None, and a group's largest magnitude is 7 steps. With `zeros`, the range from min(smallest value,
-    0) to max(largest value, 0) is 15 steps. The zero point is then the code of 0. Scales are first rounded up to
-    `dtype`, as in `quantize_int8`. Raises `ValueError` on another shape, or if `group` is not positive.
+    weight: (N, K), any float dtype, K even; the last group may be shorter. Without `zeros`, the codes are 1 to 15, and
+    a group's largest magnitude is 7 steps. With `zeros`, a group's range is 15 steps and includes 0; the zero point is
+    the code of 0. Scales are first rounded up to `dtype`. Raises `ValueError` on another shape, or if `group` is not
+    positive.
     """
     _check_matrix(weight)
     N, K = weight.shape
@@ -139,7 +137,7 @@ def expected_mean_squared(scale: torch.Tensor) -> float:
 
 
 def _scale(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rounds the scales `exact` up to values of the dtype `dtype`. A scale of 0 becomes 1."""
+    """Rounds the positive scales `exact` up to values of `dtype`. A scale of 0 becomes 1."""
     exact = torch.where(exact > 0, exact, 1.0)
     rounded_scale = exact.to(dtype)
     next_scale = torch.nextafter(rounded_scale.cpu(), torch.tensor(math.inf, dtype=dtype)).to(rounded_scale.device)

@@ -1,13 +1,13 @@
 """Converts 4-bit checkpoints of GPTQ and AWQ to the form that `gemm_w4a16` takes. No information is lost.
 
 GPTQ (Frantar et al., arXiv 2210.17323), as stored by QuantLinear of AutoGPTQ and GPTQModel: `qweight` is int32 (K/8,
-N); a word holds eight codes along K, with the first code in the lowest bits. `qzeros` is int32 (groups, N/8); a word
-holds eight zero points along N in the same order. The format `gptq` stores each zero point minus 1, modulo 16; the
-format `gptq_v2` stores each zero point unchanged. `scales` is (groups, N). `g_idx` is int32 (K,), the group of each k.
+N); a word holds eight codes along K, the first code in the lowest bits. `qzeros` is int32 (groups, N/8); a word holds
+eight zero points along N. The format `gptq` stores each zero point minus 1, modulo 16. The format `gptq_v2` stores it
+unchanged. `scales` is (groups, N). `g_idx` is int32 (K,), the group of each k.
 
-AWQ (Lin et al., arXiv 2306.00978), as stored by WQLinear_GEMM of AutoAWQ: `qweight` is int32 (K, N/8); a word holds
-eight codes along N. `qzeros` is int32 (groups, N/8), packed in the same way, with unchanged zero points. `scales` is
-(groups, N). In `qweight` and `qzeros`, the i-th four bits of word j belong to n = 8 j + (0, 2, 4, 6, 1, 3, 5, 7)[i].
+AWQ (Lin et al., arXiv 2306.00978), as stored by WQLinear_GEMM of AutoAWQ: `qweight` is int32 (K, N/8), and `qzeros` is
+int32 (groups, N/8). A word holds eight codes or zero points along N. The i-th four bits of word j belong to n = 8 j +
+(0, 2, 4, 6, 1, 3, 5, 7)[i]. `scales` is (groups, N).
 
 In both formats a weight is (code - zero) * scale. Scales keep their dtype, mostly fp16, because bf16 would round them.
 """
@@ -57,12 +57,9 @@ def read_gptq(
 ) -> Int4Weight:
     """Converts the tensors of one GPTQ layer to the form that `gemm_w4a16` takes.
 
-    `group` is the configuration's `group_size`; -1 means all of K. Groups longer than 128 are split into groups of 128
-    with the same scale. With act-order (`desc_act`), `g_idx` is not sorted. The columns of the result are then sorted
-    by group, and the result's `order` lists the original columns.
-
-    Raises `ValueError` on shapes, dtypes or group sizes that do not fit, and on an unknown format. Also raises if all
-    zero points, read in the other format, are the usual 8. Then `checkpoint_format` is wrong."""
+    `group` is the configuration's `group_size`; -1 means all of K. With act-order (`desc_act`), the columns of the
+    result are sorted by group, and its `order` lists the original columns. Raises `ValueError` on tensors or a group
+    size that do not fit. Also raises if `checkpoint_format` is unknown, or wrong for the zero points."""
     _check_words("qweight", qweight)
     word_rows, N = qweight.shape
     K = word_rows * CODES_PER_WORD
@@ -100,14 +97,16 @@ def read_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor, 
 
 
 def _unpack(words: torch.Tensor) -> torch.Tensor:
-    """Unpacks int32 words (R, C) to 4-bit values in uint8 (R, 8 C). The lowest bits of each word come first."""
+    """Unpacks eight 4-bit values from each int32 word: (R, C) becomes (R, 8 C) in uint8. The lowest bits of a word come
+    first."""
     bit_shifts = torch.arange(0, 4 * CODES_PER_WORD, 4, dtype=torch.int32, device=words.device)
     # The shift extends the sign, and the mask removes it.
     return (words[:, :, None] >> bit_shifts & 15).flatten(1).to(torch.uint8)
 
 
 def _in_awq_order(words: torch.Tensor) -> torch.Tensor:
-    """Unpacks AWQ's int32 words (R, N/8) to uint8 (R, N). Column n of the result is output channel n."""
+    """Unpacks the int32 words of an AWQ checkpoint, (R, N/8), to 4-bit values in uint8 (R, N). Column n of the result
+    is output channel n."""
     stored_codes = _unpack(words).view(words.shape[0], -1, CODES_PER_WORD)
     ordered_codes = torch.empty_like(stored_codes)
     ordered_codes[:, :, list(AWQ_ORDER)] = stored_codes

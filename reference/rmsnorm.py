@@ -39,9 +39,9 @@ def rmsnorm(
 ) -> Outputs:
     """Returns x / sqrt(mean(x^2) + eps) * (weight + weight_offset) in fp64.
 
-    x: (T, H); weight: (H,); returns (T, H). weight_offset is 1 in Gemma. With `round_first`, x / rms is rounded to the
-    dtype of x before the multiplication by the weight, as in the Llama code of transformers. If `quantize` is "int8" or
-    "fp8_e4m3", returns codes (T, H) and their scales (T,) (`reference/rows.py`)."""
+    x: (T, H); weight: (H,); returns (T, H). weight_offset is 1 in Gemma. With `round_first`, x / rms is first rounded
+    to the dtype of x, as in Llama in transformers. With `quantize` ("int8" or "fp8_e4m3"), returns codes (T, H) and
+    scales (T,)."""
     return quantized_rows(normed(x.double(), weight, eps, weight_offset, x.dtype if round_first else None), quantize)
 
 
@@ -86,13 +86,11 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         (c / 2 * sqrt(H) + 4) * u_32 * |ref|  +  n * u * |ref|  +  subnormals
 
     u_32 and u are the unit roundoffs of fp32 and of x's dtype. c = 4 allows an unlucky random walk. The sum of H
-    squares has a relative error of about sqrt(H) u_32, and the root halves this error. The squares, the division by H,
-    the rsqrt and the two multiplications add one to two u_32 each.
+    squares has a relative error of about sqrt(H) u_32, and the root halves this error. The other operations add one to
+    two u_32 each.
 
-    n is 2, because the Llama code of transformers rounds twice: x / rms, and then its product with the weight. The
-    weight scales the subnormal error of the first rounding. With `round_first`, n is 3: the reference rounds x / rms
-    too. A kernel may then round to the neighbouring value, which is 2 u away. For codes, n is 0, or 2 with
-    `round_first`.
+    n is 2, because Llama in transformers rounds twice: x / rms, and then its product with the weight. With
+    `round_first`, n is 3, because the reference rounds x / rms too. For codes, n is 0, or 2 with `round_first`.
     """
     quantize, dtype = inputs.get("quantize"), scheme.activation
     first_roundings, last_roundings = (2.0 if inputs.get("round_first") else 0.0), (0.0 if quantize else 1.0)
@@ -155,8 +153,8 @@ EDGE_CASES = (
 
 
 def _padded(of: Arguments) -> Inputs:
-    """Imitates a faulty kernel that divides the sum of squares by a power of two above H. Returns the `eps` with which
-    the reference computes the result of this kernel."""
+    """Imitates a faulty kernel that divides the sum of squares by a power of two above the row size H. Returns an `eps`
+    that gives the reference the same result."""
     H = of.x.shape[1]
     return {"eps": of.eps + of.x.double().square().mean(1, keepdim=True) * (H / (1 << H.bit_length()) - 1)}
 

@@ -1,8 +1,7 @@
-"""rope: rotary position embedding of queries and keys.
+"""rope: rotary position embedding of queries and keys (Su et al., "RoFormer", 2021).
 
-Su et al., "RoFormer", 2021. Models pair the columns of a head in two ways. Half-split pairs i with i + D/2 (GPT-NeoX,
-Hugging Face). Interleaved pairs 2i with 2i + 1 (RoFormer, Meta's Llama). The caller passes tables of cosines and sines,
-so the caller decides how to scale the frequencies.
+Half-split models pair column i of a head with i + D/2 (GPT-NeoX, Hugging Face). Interleaved models pair 2i with 2i + 1
+(RoFormer, Meta's Llama). The caller passes tables of cosines and sines, with any scaling of the frequencies.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         4 * u_32 * (|first| + |second|)  +  u_out * |ref|  +  half a subnormal
 
     u_32 and u_out are the unit roundoffs of fp32 and of the output. Two products and a sum in fp32 have an error of at
-    most 3 u_32 (|first cos| + |second sin|). Then the value is rounded once to the dtype."""
+    most 3 u_32 (|first cos| + |second sin|). The output is rounded once."""
     subnormal_error = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
     error_limits = []
     for x, out in zip((inputs["q"], inputs["k"]), oracle, strict=True):

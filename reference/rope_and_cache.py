@@ -1,9 +1,9 @@
-"""rope_and_cache: rotates queries and keys of new tokens, and writes keys and values to slots of the paged cache.
+"""rope_and_cache: rotates the queries and keys of new tokens, and writes keys and values to the paged cache.
 
-The op does `rope` and `kv_cache_write` in one pass over the new tokens, which saves launches and memory traffic. With
-`q_norm` and `k_norm` each head of q and k is first divided by its root mean square, as in Qwen3 (arXiv 2505.09388).
-Nothing is rounded between the norm and the rotation. A cache in e4m3 holds value / (scale of the head), rounded to
-nearest even and clamped to +-448.
+The op does `rope` and `kv_cache_write` in one pass, which saves launches and memory traffic. With `q_norm` and `k_norm`
+each head of q and k is first normalised by its root mean square, as in Qwen3 (arXiv 2505.09388). Nothing is rounded
+between the norm and the rotation. An e4m3 cache holds value / (scale of the head), rounded to nearest even and clamped
+to +-448.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def reference(
     k_norm: torch.Tensor | None = None,
     norm_eps: float = 1e-6,
 ) -> Outputs:
-    """Returns the values that q_out and the caches must have after the op, in fp64.
+    """Returns the values that q_out, k_cache and v_cache must have after the op, in fp64.
 
-    q, q_out: (T, H, D); k, v: (T, H_kv, D). cos, sin: (max_position, R/2) fp32. The first R <= D values of a head of q
-    and k are rotated, and the rest stay. positions: (T,) int64. k_cache, v_cache: (num_blocks, block_size, H_kv, D), of
-    q's dtype, or e4m3 with k_scale, v_scale: (H_kv,) fp32. slot_mapping: (T,) int64; a slot is block * block_size +
-    offset, and occurs at most once. A token with slot -1 is not written to the caches. q_norm and k_norm are the (D,)
-    weights of the norms of all heads of q and of k, or both None."""
+    q, q_out: (T, H, D); k, v: (T, H_kv, D). cos, sin: (max_position, R/2) fp32. Only the first R <= D values of a head
+    are rotated. positions: (T,) int64. k_cache, v_cache: (num_blocks, block_size, H_kv, D), of q's dtype, or e4m3 with
+    k_scale, v_scale: (H_kv,) fp32. slot_mapping: (T,) int64; a slot is block * block_size + offset, and occurs at most
+    once. A token with slot -1 is not written. q_norm, k_norm: (D,), the weights of the norms of q and k, or both
+    None."""
     arguments = {
         "q": q, "k": k, "v": v, "cos": cos, "sin": sin, "positions": positions, "q_out": q_out, "k_cache": k_cache,
         "v_cache": v_cache, "slot_mapping": slot_mapping, "k_scale": k_scale, "v_scale": v_scale, "q_norm": q_norm,
@@ -113,14 +113,14 @@ CONTRACT = Contract(
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """Returns x (T, heads, D) in fp64, after an RMSNorm of each head if `weight` is not None."""
+    """Returns the heads x (T, heads, D) in fp64. If `weight` is not None, applies RMSNorm to each head."""
     return x.double() if weight is None else normed(x.double(), weight, eps, 0.0, None)
 
 
 def _turned(
     x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, interleaved: bool
 ) -> torch.Tensor:
-    """Returns x (T, heads, D) fp64, with the first R values of each head rotated."""
+    """Applies the rotary embedding to the first R values of each head. `x` and the result are (T, heads, D) in fp64."""
     R = 2 * cos.shape[1]
     c, s = cos.double()[positions].unsqueeze(1), sin.double()[positions].unsqueeze(1)
     first_values, second_values = _pairs(x[..., :R], interleaved)
@@ -142,9 +142,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         rounding = u_out * (|ref| + error) + half a subnormal
 
     4 u_32 is the error of the rotation, as in `rope`. 2 u_32 is the error of the division by a scale. n is 0 without
-    norms, and c/2 sqrt(D) + 4 with norms, as in `rmsnorm`. u_out is the unit roundoff of the result's dtype. `error` is
-    the term before `rounding`: it may make the value round the other way. A value that is only copied must be equal:
-    one without rotation, norm and e4m3 cache."""
+    norms, and c/2 sqrt(D) + 4 with norms, as in `rmsnorm`. u_32 and u_out are the unit roundoffs of fp32 and of the
+    result. `error` is the term before `rounding`. A value that is only copied must be equal."""
     R = 2 * inputs["cos"].shape[1]
     slot_ids = inputs["slot_mapping"]
     slot_mask = slot_ids >= 0
@@ -171,8 +170,9 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def _limit(
     x: torch.Tensor, out: torch.Tensor, R: int, interleaved: bool, dtype: torch.dtype, more: float
 ) -> torch.Tensor:
-    """Returns the allowed errors of rows (n, heads, D). The first R values of each head are rotated, and all values are
-    rounded to `dtype`. x holds the values before the rotation, with a relative error of `more` fp32 unit roundoffs."""
+    """Returns the allowed error of each value of `out` (n, heads, D), which a kernel rounds to `dtype`. The first R
+    values of each head are rotated. `x` holds the values before the rotation. The relative error of `x` is `more` times
+    the unit roundoff of fp32."""
     dtype_info = torch.finfo(dtype)
     first_values, second_values = _pairs(x[..., :R].abs(), interleaved)
     pair_magnitude = first_values + second_values
@@ -188,10 +188,10 @@ def _limit(
 
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes normal q, k and v, the usual angles, random positions, caches of other values, and distinct random slots.
+    """Makes random normal q, k and v, cos and sin tables, random positions, filled caches, and distinct random slots.
 
-    `skipped` tokens have the slot -1. On the device `meta` positions and slots are ordinary CPU tensors. Raises
-    `ValueError` if the cache has too few slots, or if `rotary` is odd or more than D.
+    `skipped` is the number of tokens with the slot -1. Raises `ValueError` if the cache has too few slots, or if
+    `rotary` is odd or more than D.
     """
     T, H, H_kv, D, R = (int(case[key]) for key in ("T", "H", "H_kv", "D", "rotary"))
     num_blocks, block_size, skipped_tokens = (int(case[key]) for key in ("num_blocks", "block_size", "skipped"))
@@ -264,9 +264,9 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: q is read and written. The key and the value of each token with a slot are read and written
-    too. One row of each table is read per distinct position. A rotated value needs three FLOPs. A norm adds four FLOPs
-    per value and one rsqrt per head."""
+    """Returns the bytes and FLOPs of the op. Tokens without a slot cost nothing for keys and values. Each distinct
+    position reads one row of cos and sin. A rotated value needs three FLOPs. A norm adds four FLOPs per value and one
+    rsqrt per head."""
     written_tokens = int((args.slot_mapping >= 0).sum())
     token_values = args.k.shape[1] * args.k.shape[2]
     tables = len(set(args.positions.tolist())) * args.cos.shape[1] * (args.cos.element_size() + args.sin.element_size())

@@ -1,8 +1,8 @@
-"""Provides helpers for ops on rows: columns of adversarial inputs, allowed errors, and outputs in eight bits.
+"""Provides helpers for row-wise ops: columns of adversarial inputs, allowed errors, and outputs in eight bits.
 
-A quantised output has one scale per row (token): the largest magnitude of the row, divided by the largest value of the
-dtype. A scale is at least 2**-126, and the scale of a row of zeros is 1. A kernel quantises its fp32 value, without
-rounding it to 16 bits first.
+A quantised output has one scale per row (token): the row's largest magnitude divided by the largest value of the dtype.
+A scale is at least 2**-126. A row of zeros has the scale 1. A kernel quantises its fp32 value, without rounding it to
+16 bits first.
 """
 
 from __future__ import annotations
@@ -96,12 +96,11 @@ def quantized_rows(values: torch.Tensor, dtype: str | None) -> Outputs:
 
 
 def quantized_limits(oracle: Outputs, error: torch.Tensor, dtype: str) -> Outputs:
-    """Returns the allowed errors of the codes (T, N) and the scales (T,). `oracle` holds the right codes and scales,
-    and `error` (T, N) holds the allowed errors of the values.
+    """Returns the allowed errors of the codes (T, N) and of the scales (T,).
 
-    A code may differ by half a step, plus the errors of value, scale and division. A step of e4m3 depends on the code.
-    A row may get codes of 0 and the scale 1, as a row of zeros does. This holds if the row's largest magnitude is at
-    most the row's largest error plus 2**-126."""
+    `oracle` holds the right codes and scales. `error` (T, N) holds the allowed errors of the values before
+    quantisation. A code may differ by half a step, plus the errors of value, scale and division. A row with only values
+    near zero may be quantised as a row of zeros."""
     codes, row_scales = oracle
     row_error = error.amax(dim=1) if error.shape[1] else torch.zeros_like(row_scales)
     scale_error = row_error / MAX_CODES[dtype] + 2.0 * FP32_ROUNDOFF * row_scales

@@ -1,10 +1,9 @@
-"""Draws one token per row of logits, with penalties, temperature, top-k, top-p, min-p, and a reproducible Gumbel-max
-draw.
+"""Draws one token per row of logits, with penalties, temperature, top-k, top-p and min-p. Draws are reproducible
+(Gumbel-max).
 
-Before the draw, a row's logits may be edited: by a bias, by penalties for earlier tokens, and by a mask of allowed
-tokens. The draw is an exponential race: argmax(log p - log E) is a draw from p if E is exponentially distributed. E
-depends only on seed, position and token (`philox.race`). So a row's token depends only on its own logits, seed and
-position, and not on the other rows. Every correct kernel draws the same token.
+First, a row's logits may be edited by a bias, by penalties for earlier tokens, and by a mask of allowed tokens. The
+token is then argmax(log p - log E), which is a draw from p if E is exponential noise. E depends only on seed, position
+and token (`philox.race`). So every correct kernel draws the same token, and other rows of the batch do not matter.
 """
 
 from __future__ import annotations
@@ -47,20 +46,20 @@ def reference(
     drawn. E is exponential noise.
 
     logits: (B, V) of any float dtype, finite or -inf; temperature: (B,) fp32, 0 = the highest logit; top_k: (B,) int32,
-    0 = off; top_p: (B,) fp32 in (0, 1], 1 = off; min_p: (B,) fp32, 0 = off; seed, position: (B,) int64; of a position
-    only the low 32 bits are used. Of equal scores, the lowest index wins.
+    0 = off; top_p: (B,) fp32 in (0, 1], 1 = off; min_p: (B,) fp32, 0 = off; seed, position: (B,) int64, only the low 32
+    bits of a position count. Of equal scores, the lowest index wins.
 
     Logits are edited first. edit_offsets: (B + 1,) int32; edit_ids, edit_counts: (N,) int32; edit_bias: (N,) fp32,
     which may be -inf. Row b edits the tokens edit_ids[edit_offsets[b]:edit_offsets[b + 1]], each token once. An edit
-    computes x = logit + bias. If its count is >= 0, a positive x is divided by the repetition penalty, any other x is
-    multiplied by it (Keskar et al., "CTRL", 2019). If its count is > 0, frequency_penalty * count + presence_penalty is
-    subtracted. A count of 0 marks a token that is only in the prompt. A count of -1 marks a token that has only a bias.
-    The penalties are (B,) fp32. allowed: (B, ceil(V / 32)) int32, one bit per token; a token with bit 0 is never drawn.
+    computes x = logit + bias. With a count >= 0, a positive x is divided by the repetition penalty, and any other x is
+    multiplied by it (Keskar et al., "CTRL", 2019). With a count > 0, frequency_penalty * count + presence_penalty is
+    subtracted. The count is 0 for a token that is only in the prompt, and -1 for a token that has only a bias. The
+    penalties are (B,) fp32. allowed: (B, ceil(V / 32)) int32, one bit per token; a token with bit 0 is never drawn.
 
     With `top_n` also returns ids (B, 1 + top_n) int64 and log-probabilities of the same shape. Column 0 is the drawn
-    token, and the other columns are the most likely tokens. Log-probabilities use the given logits, before edits and
-    temperature. Raises `ValueError` if a row has a NaN, a +inf or no finite logit after the edits. A GPU kernel cannot
-    raise; such a row then has any id in [0, V)."""
+    token, and the other columns are the most likely tokens. Log-probabilities use the logits before edits and
+    temperature. Raises `ValueError` if a row has a NaN, a +inf or no finite logit after the edits. A GPU kernel draws
+    any id in [0, V) for such a row."""
     penalties = repetition_penalty, presence_penalty, frequency_penalty
     logit_edits = Edits(*penalties, edit_offsets, edit_ids, edit_counts, edit_bias, allowed)
     arguments: Inputs = {"logits": logits, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -105,13 +104,14 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def _place(device: torch.device) -> torch.device:
-    """Returns the device of small tensors: the CPU if `device` is `meta`, because their values are needed."""
+    """Returns the device for small tensors. It is the CPU if `device` is `meta`, because the values of these tensors
+    are needed."""
     return torch.device("cpu" if torch.device(device).type == "meta" else device)
 
 
 def _edits(B: int, V: int, device: torch.device, seed: int) -> Inputs:
-    """Makes penalties for each row, and edits of 0 to 24 random tokens for each row. Token 0 is never edited. Counts
-    lie between -1 and 3, and some biases are -inf."""
+    """Makes random penalties for each row of logits, and edits of up to 24 tokens in each row. An edit holds a token's
+    count (-1 to 3) and its bias. Some biases are -inf. Token 0 has no edit."""
     generator = torch.Generator().manual_seed(seed)
     max_edits = min(V - 1, 24)
     edits_per_row = torch.randint(0, max_edits + 1, (B,), generator=generator)
@@ -148,11 +148,9 @@ def settings(rows: list[tuple[float, int, float, float]], device: torch.device, 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs. First, 2**n logits are equal and the rest are -inf. The arithmetic is then exact. So a
-    kernel fails if it draws a token that top_k, top_p or min_p excludes.
-
-    Then yields one large logit, batches of rows with different settings, and edits that decide the token. Some kernels
-    support neither min_p nor a batch with both greedy and random rows. So only a case with min_p gets such batches."""
+    """Yields adversarial inputs. In the first inputs, some logits are equal and the rest are -inf, to reveal a kernel
+    that draws a token outside top_k, top_p or min_p. Later inputs have one large logit, rows with different settings,
+    or edits that decide the token."""
     V = int(case["V"])
     tie_cases = (
         ("top_k cuts ties by index", 4, (1.0, 3, 1.0, 0.0)),
@@ -194,8 +192,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
 
 
 def _deciding(B: int, V: int, device: torch.device) -> Inputs:
-    """Makes edits that decide the token: every row should draw token 0, which has a bias of 100. The last token has a
-    bias of 150, but also a penalty of 300. In odd rows, a mask also forbids the last token."""
+    """Makes edits of the logits after which every row should draw token 0. Token 0 has a bias of 100. The last token
+    has a bias of 150 and a penalty of 300. A mask forbids it in odd rows."""
     last_token = V - 1
     allowed_words = torch.full((B, -(-V // 32)), -1, dtype=torch.int32)
     allowed_words[1::2, last_token // 32] ^= torch.tensor(1).bitwise_left_shift(last_token % 32).int()
@@ -218,9 +216,9 @@ def _deciding(B: int, V: int, device: torch.device) -> Inputs:
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the cost: each logit is read once. top_p needs an exponential for each token that top_k keeps. Each token
-    that may still be drawn needs two logarithms. The number of tokens that top_p or min_p keeps depends on the logits.
-    The cost counts the least number, one. Log-probabilities need an exponential for each token."""
+    """Returns the bytes and operations of the op. Each logit is read once. top_p needs an exponential for each token
+    that top_k keeps. Each token that may be drawn needs two logarithms. With top_p or min_p, this is counted for one
+    token, the least number. Log-probabilities need an exponential for each token."""
     B, V = args.logits.shape
     sfu_ops = 0 if args.top_n is None else B * V
     settings = args.temperature, args.top_k, args.top_p, args.min_p
@@ -246,7 +244,8 @@ def _model(V: int) -> tuple[Case, ...]:
 
 
 def _drawn(B: int, V: int, top_n: int, **values: Scalar) -> Case | None:
-    """Makes a test case from drawn values. Returns None if `top_n` is more than V, or if the case is too large."""
+    """Makes a test case from random sizes. Returns None if `top_n` is above the vocabulary size V, or if B * V is above
+    2**22."""
     return None if top_n > V or B * V > 2**22 else Case(B=B, V=V, top_n=top_n, **values)
 
 

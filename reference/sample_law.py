@@ -45,9 +45,8 @@ def support(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, 
     """Returns the tokens that one row may draw, with their probabilities. temperature > 0; logits: (V,).
 
     Tokens are ordered by descending probability, then by ascending index. top_k keeps the first k tokens and
-    renormalises. top_p then keeps a token if the probabilities before the token sum to less than top_p. So the token
-    that crosses top_p stays. min_p keeps tokens with at least min_p times the largest probability. A logit of -inf is
-    never drawn."""
+    renormalises. top_p keeps a token if the tokens before it have a total probability below top_p. min_p keeps tokens
+    with at least min_p times the largest probability."""
     scores = logits.detach().cpu().double() / temperature
     n = min(top_k or len(scores), int((scores > -math.inf).sum()))
     # Sorting only the first n of 128,256 values takes 2 to 5 ms, sorting all with their ids 12 ms (one EPYC core).
@@ -77,7 +76,8 @@ def support(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, 
 
 
 def _first(scores: torch.Tensor, ordered: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns a mask (V,) of the `count` best tokens: by score, then by index. `ordered` holds the sorted scores."""
+    """Returns a mask (V,) of the `count` tokens with the highest scores. Of equal scores, the lower token index comes
+    first. `ordered` holds the scores in descending order."""
     if not count:
         return torch.zeros_like(scores, dtype=torch.bool)
     above_mask, tie_mask = scores > ordered[count - 1], scores == ordered[count - 1]
@@ -125,16 +125,15 @@ def edited(
 
 
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-    """Checks each row's token. A greedy token must equal the reference's. A random token must be in the support and
-    have the best score.
+    """Checks each row's token. A greedy token must equal the reference's. A random token must be allowed by top_k,
+    top_p and min_p, and must have the best score.
 
-    The support is the set of tokens that may be drawn, in fp64 arithmetic. A token within `MASS_TOLERANCE` of the
-    support's edge is doubtful. A kernel may draw a doubtful token. (If 2**n tokens have equal weights, all sums are
-    exact in fp32. Then no token is doubtful.)
+    Fp32 rounding may decide whether a token is allowed. Such a token is doubtful, and a kernel may draw it. The margin
+    for top_p is `MASS_TOLERANCE`. (If 2**n tokens have equal weights, fp32 sums are exact and no token is doubtful.)
 
-    A score is logit / T - log E, with T the temperature and E exponential noise. The token's score is compared with the
-    best score of the tokens that are not doubtful. It may be lower by at most the fp32 errors of both scores. The error
-    of one score is at most `SCORE_ULPS` * 2**-24 * (|logit / T| + g + |log E| + 1), with g = (best logit - logit) / T.
+    A score is logit / T - log E, with T the temperature and E exponential noise. The token's score may be below the
+    best score by the fp32 errors of both scores. The error of one score is at most `SCORE_ULPS` * 2**-24 * (|logit / T|
+    + g + |log E| + 1), with g = (best logit - logit) / T.
     """
     return _compare(actual, oracle, inputs, wins=True)
 
@@ -167,8 +166,9 @@ def _compare(actual: Outputs, oracle: Outputs, inputs: Inputs, wins: bool) -> li
 
 
 def _compare_logprobs(actual: Outputs, oracle: Outputs, inputs: Inputs) -> list[ErrorStats]:
-    """Compares ids and log-probabilities. The first id is the drawn token. Other ids must equal the reference's,
-    because sorting rounds nothing. A log-probability may have the error of a softmax sum plus the error of a score."""
+    """Compares the returned token ids and log-probabilities with their expected values. The first id is the drawn
+    token. The other ids must be exact, because sorting rounds nothing. A log-probability may have the fp32 error of a
+    softmax sum and of a score."""
     if len(oracle) == 1:
         return []
     logits = inputs["logits"].detach().cpu().double()
@@ -182,7 +182,7 @@ def _compare_logprobs(actual: Outputs, oracle: Outputs, inputs: Inputs) -> list[
 
 
 def _judge_row(token: int, best: int, row: torch.Tensor, inputs: Inputs, b: int, wins: bool) -> tuple[float, float]:
-    """Returns how far the score of `token` is below the best score, and the ratio of this distance to the allowed
+    """Returns the distance of the score of `token` below the best score, and the ratio of this distance to the allowed
     distance. Both are inf if the token is forbidden."""
     row_settings = [inputs[arg][b].item() for arg in ("temperature", "top_k", "top_p", "min_p", "seed", "position")]
     if not 0 <= token < len(row) or row_settings[0] == 0:
@@ -210,8 +210,8 @@ def _judge_row(token: int, best: int, row: torch.Tensor, inputs: Inputs, b: int,
 def _tied_or_in_support(
     row: torch.Tensor, token: int, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> bool:
-    """Returns whether `token` is in the row's support, or ties with the last token of the support. This check is fast,
-    because it does not sort. Kernels with their own random numbers need this check for almost every row."""
+    """Returns True if one row of logits may draw `token`. A tie with the last allowed token also gives True. This check
+    is fast, because it does not sort the logits. Kernels with their own random numbers need it for almost every row."""
     scores = row.double() / temperature
     above_mask = scores > scores[token]
     weights = torch.exp(scores - scores.max())

@@ -72,7 +72,7 @@ def edits_of(arguments: CallArguments) -> Edits:
 
 
 def _check_row(row: int, temperature: float, top_k: int, top_p: float, min_p: float) -> None:
-    """Raises `ValueError` if a setting of one row is out of range or NaN."""
+    """Raises `ValueError` if a sampling setting of one row (such as `top_p`) is out of range or NaN."""
     if not 0 <= temperature < math.inf:
         raise ValueError(f"temperature: expected a finite value >= 0, got {temperature} in row {row}")
     if top_k < 0:
@@ -84,7 +84,8 @@ def _check_row(row: int, temperature: float, top_k: int, top_p: float, min_p: fl
 
 
 def _check_edit_values(edits: Edits, V: int) -> None:
-    """Raises `ValueError`, with the row, if an edit's value is out of range or a row edits a token twice."""
+    """Raises `ValueError` if a penalty, an edited token, its count or its bias is out of range. Also raises it if a row
+    edits a token twice. The error names the row."""
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
         values = edits.tensors.get(name)
         for row, edit_value in enumerate(() if values is None else values.tolist()):

@@ -63,10 +63,9 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 
         (8 + 2 * |gate|) * u_32 * |ref|  +  2 * u_out * |ref|  +  2**-126 * |gate * up|  +  subnormals of the output
 
-    u_32 and u_out are the unit roundoffs of fp32 and of the output. In fp32, exp2(gate log2(e)) rounds its argument,
-    which costs a relative error of |gate| u_32. Twice this error is allowed, because log2(e) is rounded too. The exp,
-    the sum, the reciprocal and the two multiplications add one to two u_32 each. A sigmoid below 2**-126 may become 0.
-    Two roundings to the dtype are allowed, because library calls round silu(gate) before the multiplication by `up`."""
+    u_32 and u_out are the unit roundoffs of fp32 and of the output. exp2(gate log2(e)) rounds its argument and log2(e),
+    which costs a relative error of 2 |gate| u_32. The other operations add one to two u_32 each. A sigmoid below
+    2**-126 may become 0. Two roundings to the dtype are allowed, because library calls round silu(gate) first."""
     gate, up = (operand.abs() for operand in halves(inputs["x"]))
     relative_error = (8.0 + 2.0 * gate) * FP32_ROUNDOFF
     return limits(inputs, oracle, scheme, relative_error, 2.0**-126 * gate * up)

@@ -37,8 +37,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         (c * sqrt(H) + 8 + 4 * gap) * u_32 * |ref|  +  u_out * |ref|  +  2**-126  +  half a subnormal
 
     c = 4, gap = max - x. u_32 and u_out are the unit roundoffs of fp32 and of the output. The exp rounds its argument
-    gap * log2(e), which costs a relative error of gap u_32. The terms of the sum have such errors too. 4 gap covers
-    them all. A result below 2**-126 may become 0."""
+    gap * log2(e), which costs a relative error of gap u_32. 4 gap also covers these errors in the sum. A result below
+    2**-126 may become 0."""
     x = inputs["x"].double()
     top_gap = x.amax(-1, keepdim=True) - x if x.shape[-1] else x
     relative_error = (ACCUMULATION_FACTOR * x.shape[-1] ** 0.5 + 8.0 + 4.0 * top_gap.clamp(max=1000.0)) * FP32_ROUNDOFF

@@ -326,11 +326,11 @@ def as_tuple(result: torch.Tensor | Outputs) -> Outputs:
 def randn(
     *shape: int, dtype: torch.dtype, device: torch.device, seed: int, scale: float = 1.0, mean: float = 0.0
 ) -> torch.Tensor:
-    """Draws normal values with standard deviation `scale` and mean `mean`. On the device `meta` it computes nothing,
-    because torch's first operation there would import SymPy and a compiler, which takes 2 s.
+    """Draws random normal values with standard deviation `scale` and mean `mean`.
 
-    Values are drawn in fp32 on the CPU and then rounded. So every device and dtype gets the same numbers up to
-    rounding. More than 2**24 values are drawn on the device itself, because the CPU would take seconds."""
+    Values are drawn in fp32 on the CPU and then rounded, so every device and dtype gets the same numbers. More than
+    2**24 values are drawn on the device, because the CPU would take seconds. On the device `meta` nothing is computed,
+    because torch's first operation there takes 2 s."""
     device = torch.device(device)
     if device.type == "meta":
         return torch.empty(shape, dtype=dtype, device=device)

@@ -12,10 +12,10 @@ from rooflab.reference.contract import Contract
 
 
 def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields inputs with rows of 0.0 and -0.0, and with one row of NaN, if the op's contract allows these rows.
+    """Yields inputs with rows of 0.0 and -0.0, and inputs with one row of NaN, if the op's contract allows them.
 
-    `product` says that the op is a matrix product. Its 16-bit inputs get no row of NaN, because oneDNN's bf16 matrix
-    product then also gives NaN in the previous row."""
+    `product` says that the op is a matrix product. Its 16-bit inputs get no NaN, because oneDNN's product spreads a NaN
+    to the previous row."""
     rows = rows_of(contract, inputs)
     for change_label, row_change in (("every second row zeros", _zeros), ("NaN in one row", _tainted)):
         if row_change is _tainted and product and len(rows) == 1 and inputs[next(iter(rows))].element_size() == 2:
@@ -34,9 +34,10 @@ def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) ->
 
 
 def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the index of the row dimension in the shape of each argument that has rows. The first float tensor with
-    at least two dimensions decides. The row dimension is its first dimension that is longer than 1 and also in a
-    result. If the op has no results, the row dimension is the first one longer than 1."""
+    """Returns the index of the row dimension of each argument that has rows.
+
+    The first float tensor with at least two dimensions decides which dimension counts rows. This is its first dimension
+    that is longer than 1 and also occurs in a result."""
     float_arguments = {
         arg_name: argument
         for arg_name, argument in contract.arguments.items()

@@ -2,13 +2,12 @@
 from transformers via speculative decoding", ICML 2023; Chen et al., arXiv 2302.01318).
 
 p is the target's distribution, q is the draft's, and u is a uniform random number. Draft token x is accepted if u <
-p(x) / q(x). A draw from max(p - q, 0) replaces the first token that is not accepted. If all drafts are accepted, one
-more token is drawn from the target. So every token follows the target's distribution.
+p(x) / q(x). A draw from max(p - q, 0) replaces the first rejected token. If all drafts are accepted, one more token is
+drawn from the target. So every token follows the target's distribution.
 
-The random numbers are made as in `sample`, in separate streams. For draft i, u is the first word of the counter
-(position + i, 0, 1, 0). The replacement of draft i is drawn with `philox.race` at position + i in stream 2. `sample`
-may have drawn the draft from stream 0, so a replacement from stream 0 would depend on the draft. The token after the
-last draft comes from stream 0, as in `sample`.
+For draft i, u is the first word of the Philox counter (position + i, 0, 1, 0). The replacement of draft i is drawn with
+`philox.race` at position + i in stream 2. Stream 0 would make it depend on the draft, because `sample` may have drawn
+the draft from stream 0. The token after the last draft comes from stream 0.
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _laws(row: int, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the target's probabilities (K + 1, V) and the draft's (K, V) in fp64. Drafts are one-hot by default."""
+    """Returns the probabilities of the target model (K + 1, V) and of the draft model (K, V), in fp64. Without draft
+    probabilities, each draft token has probability 1."""
     p = inputs["target_probs"][row].cpu().double()
     if inputs.get("draft_probs") is not None:
         return p, inputs["draft_probs"][row].cpu().double()
@@ -52,7 +52,8 @@ def _laws(row: int, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _weights(i: int, p: torch.Tensor, q: torch.Tensor, drafts: int) -> torch.Tensor:
-    """Returns the weights (V,) of the draw that follows the first i of `drafts` draft tokens, which are accepted."""
+    """Returns the weights (V,) for drawing a token after `i` of `drafts` draft tokens are accepted. `p` and `q` are the
+    target's and the draft's probabilities."""
     weights = (p[i] - q[i]).clamp(min=0) if i < drafts else p[i]
     return weights if bool(weights.any()) else p[i]  # p = q up to rounding: nothing is left to draw from
 
@@ -69,9 +70,9 @@ def reference(
     """Returns the accepted tokens and one more token, (B, K + 1) int64, padded with -1, and the number of accepted
     tokens, (B,) int32.
 
-    draft_tokens: (B, K) int64; only the first num_drafts (B,) int32 of a row are drafts. target_probs: (B, K + 1, V)
-    fp32, the distribution of the token after i drafts. draft_probs: (B, K, V) fp32; None means that each draft token
-    had probability 1. seed, position: (B,) int64, the position of the first draft token."""
+    draft_tokens: (B, K) int64; num_drafts: (B,) int32, the number of drafts in each row. target_probs: (B, K + 1, V)
+    fp32, the distribution after i drafts. draft_probs: (B, K, V) fp32; None means that each draft token had probability
+    1. seed: (B,) int64. position: (B,) int64, of the first draft token."""
     arguments: Inputs = {"draft_tokens": draft_tokens, "target_probs": target_probs, "num_drafts": num_drafts}
     arguments |= {"seed": seed, "position": position, "draft_probs": draft_probs}
     values_fit(arguments, CONTRACT.check(arguments))
@@ -130,8 +131,8 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
     have changed a decision.
 
     Rounding may change an acceptance if |u * q - p| < 4 * 2**-24 * (u * q + p). It may change a draw if the drawn
-    token's score is close to the best score. Their difference must be at most the sum of the errors of the two scores.
-    The error of a score is `SCORE_ULPS` * 2**-24 * (|log weight| + |log E| + 1), with E exponential noise."""
+    token's score is within the two errors of the best score. The error of a score is `SCORE_ULPS` * 2**-24 * (|log
+    weight| + |log E| + 1), with E exponential noise."""
     output_names, errors = ("tokens", "num_accepted"), []
     for name, result, right_out in zip(output_names, actual, oracle, strict=True):
         if result.shape != right_out.shape or result.dtype != right_out.dtype:
@@ -152,7 +153,7 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
 
 
 def _excused(tokens: list[int], accepted: int, inputs: Inputs, b: int) -> bool:
-    """Returns whether fp32 rounding may explain why a row's result differs from the reference's."""
+    """Returns True if fp32 rounding may explain that a row's tokens differ from the reference's."""
     p, q = _laws(b, inputs)
     draft_count, s, n = (int(inputs[input_name][b]) for input_name in ("num_drafts", "seed", "position"))
     if not 0 <= accepted <= draft_count or any(token != -1 for token in tokens[accepted + 1 :]):

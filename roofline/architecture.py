@@ -228,7 +228,8 @@ def check_types(file: str, content: Mapping[str, Any], types: Mapping[str, str],
 
 
 def _integer(config: Mapping[str, Any], key: str, default: int | None = None, most: int = 2**31 - 1) -> int:
-    """Returns the integer `key` of a config. None counts as missing; without a default, a missing key is an error."""
+    """Returns the integer under `key` of a model's config.json, or `default` if the value is missing or null. Raises
+    `ValueError` on a wrong value, or if there is no value and no default."""
     config_value = _required(config, key) if default is None or config.get(key) is not None else default
     if isinstance(config_value, bool) or not isinstance(config_value, int):
         raise ValueError(f"model: expected an integer {key!r} in config.json, got {config_value!r:.60}")
@@ -277,7 +278,8 @@ def _refuse_unmodelled(model_type: str, config: Mapping[str, Any]) -> None:
 
 
 def _feature(config: Mapping[str, Any]) -> str | None:
-    """Returns a feature of the config that Rooflab does not support, or None if there is no such feature."""
+    """Returns the description of a feature of a model config that Rooflab does not support. Returns None if all
+    features are supported."""
     if any((config.get(expert_key) or 0) > 1 for expert_key in _EXPERT_KEYS):
         return _MOE_TEXT
     if config.get("kv_lora_rank"):
@@ -289,12 +291,11 @@ def _feature(config: Mapping[str, Any]) -> str | None:
 
 
 def _window(model_type: str, config: Mapping[str, Any]) -> int | None:
-    """Returns the attention window of every layer, by the rules of transformers. Returns None if no position is beyond
+    """Returns the attention window of the model, by the rules of transformers. Returns None if no position is beyond
     the window.
 
-    In Mistral all layers have the window. Qwen has a window only if `use_sliding_window` is set. `layer_types` names
-    the layers with the window; without `layer_types`, these are the layers from `max_window_layers` on. Raises
-    `ValueError` if only some layers have a window.
+    In Mistral all layers have the window. Qwen has a window only with `use_sliding_window`. Raises `ValueError` if only
+    some layers have a window.
     """
     is_mistral, layer_count = model_type == "mistral", _integer(config, "num_hidden_layers")
     has_window = is_mistral or (model_type in ("qwen2", "qwen3") and bool(config.get("use_sliding_window")))

@@ -1,8 +1,7 @@
 """Lists GPUs by name, with the figures of their data sheets.
 
 Matrix rates are **dense**. Data sheets print the rate with 2:4 sparsity in larger type (1,979 bf16 TFLOP/s for an H100
-SXM), but an ordinary matrix product cannot reach that rate. Memory sizes are the data sheet's GB, 1e9 bytes; cards
-report a few per cent more. Link rates are for one direction, half of the data sheet's figure.
+SXM). Memory sizes are in GB of 1e9 bytes. Link rates are for one direction, half of the data sheet's figure.
 """
 
 from __future__ import annotations

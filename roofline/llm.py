@@ -151,7 +151,8 @@ class Estimate:
         return table_rows + self._published_sources()
 
     def _published_sources(self) -> list[tuple[str, str]]:
-        """Returns table rows that name the sources of published kernel times, and the ops without a published time."""
+        """Returns rows of a table: the sources of the published kernel times, the ops without a published time, and the
+        method."""
         ops = [op for step in (self.published_prefill, self.published_decode) if step is not None for op in step.ops]
         if not ops:
             return []
@@ -209,9 +210,8 @@ def estimate(
     """Returns the memory and the least TTFT and ITL of `batch` sequences of `context` tokens on one node of `device`.
 
     TTFT (time to first token) is the prefill time of one sequence of `prompt` tokens (default: `context`). ITL
-    (inter-token latency) is the time of a decode step at `context`. Without `tensor_parallel`, the estimate takes the
-    smallest number of GPUs with enough memory. Raises `ValueError` on a length out of the model's range, or an
-    impossible number of GPUs. Also raises on a dtype that is unknown or has no matrix rate."""
+    (inter-token latency) is the time of a decode step at `context`. The default of `tensor_parallel` is the smallest
+    number of GPUs with enough memory. Raises `ValueError` on a length, number of GPUs or dtype that is not possible."""
     prompt = context if prompt is None else prompt
     requested_gpus = 1 if tensor_parallel is None else tensor_parallel
     check_arguments(architecture, weight_dtype, kv_dtype, requested_gpus, batch=batch, context=context, prompt=prompt)
@@ -270,7 +270,8 @@ def _all_reduce_total_s(arch: Architecture, rows: int, weight_dtype: str, gpus: 
 
 
 def _parts(step: StepTime) -> str:
-    """Formats the times of the parts of a step: `products 36 ms, attention 2.8 ms, the rest at least 3.6 ms`."""
+    """Formats the times of the parts of a step, such as `products 36 ms, attention 2.8 ms, the rest at least 3.6
+    ms`."""
     part_times = step.parts_ms()
     rest_ms = part_times.pop("rest", 0.0)
     return ", ".join([*(f"{part} {_ms(ms)}" for part, ms in part_times.items()), f"the rest at least {_ms(rest_ms)}"])

@@ -16,7 +16,7 @@ CeilingKind = Literal["datasheet", "measured", "at_clock"]
 
 
 def _check_amounts(**amounts: object) -> None:
-    """Raises `ValueError` if an amount of work is NaN, infinite or negative."""
+    """Raises `ValueError` if an amount, such as FLOPs or bytes, is NaN, infinite or negative."""
     for amount_name, amount in amounts.items():
         if isinstance(amount, int | float) and not (isfinite(amount) and amount >= 0):
             raise ValueError(f"{amount_name}: expected a finite number from 0 on, got {amount}")

@@ -1,9 +1,9 @@
 """Computes how many CTAs an SM holds at once, which resource limits this number, and in how many waves a grid runs.
 
-The limits are from the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" and the
-shared-memory sections of each capability. The allocation rules are those of NVIDIA's occupancy calculator: registers
-are allocated by warp, in four sub-partitions, and the driver uses 1 KiB of shared memory for each CTA.
-`tests/predict/test_occupancy.py` compiles NVIDIA's calculator and compares the results.
+The limits are from the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". The allocation
+rules are those of NVIDIA's occupancy calculator. Registers are allocated by warp, in four sub-partitions. The driver
+uses 1 KiB of shared memory for each CTA. `tests/predict/test_occupancy.py` compares the results with NVIDIA's
+calculator.
 """
 
 from __future__ import annotations
@@ -99,11 +99,11 @@ def limits_of(device: Device | tuple[int, int]) -> SmLimits:
 
 
 def occupancy(device: Device | tuple[int, int], threads: int, registers: int, shared_bytes: int) -> Occupancy:
-    """Computes how many CTAs one SM holds at once. A CTA has `threads` threads with `registers` registers each, and
-    `shared_bytes` of static plus dynamic shared memory.
+    """Computes how many CTAs one SM holds at once.
 
-    The SM has its largest shared-memory setting, which is the driver's default. `ctas_per_sm` is 0 if one CTA needs
-    more registers or shared memory than an SM has. Raises `ValueError` on values that no CTA can have."""
+    A CTA has `threads` threads with `registers` registers each, and `shared_bytes` of static plus dynamic shared
+    memory. The SM has its largest shared-memory setting. `ctas_per_sm` is 0 if not even one CTA fits. Raises
+    `ValueError` on values that no CTA can have."""
     for amount_name, amount, max_amount in (
         ("threads", threads, MAX_THREADS_PER_CTA),
         ("registers", registers, MAX_REGISTERS_PER_THREAD),

@@ -1,10 +1,9 @@
-"""Draws roofline figures: FLOP/s against intensity, and for kernels without FLOPs the used fraction of the bandwidth.
+"""Draws roofline figures: FLOP/s against intensity, and the used fraction of the bandwidth for kernels without FLOPs.
 
-The first panel is the log-log roofline of Williams, Waterman and Patterson (CACM 2009). The intensity of a kernel is
-FLOPs per byte of its *traffic*, so fusion moves a kernel both right and up. The panel shows numbers, and a list beside
-it names the kernels, because thirty names in a panel are unreadable. A kernel without FLOPs (`embedding`,
-`kv_cache_write`) has no intensity; a second panel shows its fraction of the bandwidth roof. A kernel without a measured
-time is a grey cross on its roof, at the highest rate that the roof allows. A star is a time that others published.
+The first panel is the log-log roofline of Williams, Waterman and Patterson (CACM 2009). Intensity is FLOPs per byte of
+a kernel's *traffic*. Points have numbers, and a list beside the panel names the kernels. A second panel shows kernels
+without FLOPs (`embedding`, `kv_cache_write`). A grey cross is a kernel without a measured time; it lies on its roof. A
+star is a time that others published.
 """
 
 from __future__ import annotations
@@ -75,11 +74,9 @@ def roofline_figure(
 ) -> Figure:
     """Draws the most important `points` (`points.that_matter`) under the roofs of `ceilings`.
 
-    If the ceilings belong to several devices, each point must name its device. Points without a time lie on the
-    measured roof if there is one, else on the first roof. With `fixed_axes`, the roofs of all dtypes determine the axis
-    limits. So all figures of a device have the same axes. A point outside the limits extends the axes by whole decades.
-    Raises `ValueError` if there are no points or no ceilings, or if a point's dtype has no rate. With several devices,
-    also raises if a point does not name one of them."""
+    Points without a time lie on the roof. With `fixed_axes`, all figures of a device have the same axis limits, unless
+    a point lies outside. Raises `ValueError` if there are no points or no ceilings, or if a dtype has no rate. If the
+    ceilings belong to several devices, each point must name one of them."""
     if not points:
         raise ValueError("points: expected at least one, got none")
     names = {ceiling.device for ceiling in ceilings}
@@ -142,7 +139,7 @@ def roofline_files(
 def _frame(
     places: Sequence[tuple[float, float]], ceilings: Sequence[Ceilings], peaks: Sequence[float], fixed: bool
 ) -> Box:
-    """Returns the left, bottom, right and top limits of the axes."""
+    """Returns the limits of the plot's axes: left, bottom, right and top."""
     (min_x, min_y), (max_x, max_y) = (tuple(map(min_or_max, zip(*places, strict=True))) for min_or_max in (min, max))
     if fixed:
         peaks = [rate for roof in ceilings for rate in (*roof.tensor_flops_per_s.values(), roof.vector_flops_per_s)]
@@ -207,7 +204,6 @@ def _arrow(naive: Point, end: Point, colour: str) -> dict[str, Any]:
 
 
 def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> FancyArrowPatch:
-    """Draws the arrow symbol of the legend. It is as wide as the legend's space for a symbol."""
     end_points = (0, height / 2), (width, height / 2)
     return FancyArrowPatch(*end_points, arrowstyle="-|>", mutation_scale=fontsize, shrinkA=0, shrinkB=0)
 
@@ -215,11 +211,10 @@ def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> Fan
 def _draw_roofs(
     axes: Axes, roofs: Roofs, dtypes: Mapping[str, Sequence[str | None]], places: Sequence[tuple[float, float]]
 ) -> tuple[list[Any], list[Box]]:
-    """Draws each device's sloped bandwidth roofs and flat roofs. Writes their names above the slope, where no kernel
-    lies.
+    """Draws each device's sloped bandwidth roofs and flat roofs, with their names above the slope.
 
     Returns the texts of the flat roofs, and many small boxes that cover the sloped texts. Point numbers avoid these
-    boxes. One large box around a sloped text would also cover kernels."""
+    boxes. One large box would also cover kernels."""
     (left, right), texts, boxes = axes.get_xlim(), [], []
     text_style: dict[str, Any] = {"fontsize": 7.5, "textcoords": "offset points", "path_effects": _TEXT_HALO}
     for device, colour in roofs.colours.items():
@@ -256,8 +251,9 @@ def _write_along(
     names: Sequence[Box],
     text: Mapping[str, Any],
 ) -> list[Box]:
-    """Writes `name` along the sloped roof of the bandwidth `rate`. Chooses the position that covers the fewest markers
-    (at `places`) and other texts (the boxes `names`). Returns small boxes that cover the text."""
+    """Writes `name` along the sloped roofline of the bandwidth `rate`. Chooses the position that covers the fewest
+    markers and texts. `places` holds the markers' positions, and `names` the boxes of the other texts. Returns small
+    boxes that together cover the new text."""
     x_min = max(axes.get_xlim()[0], axes.get_ylim()[0] / rate)
     (x0, y0), (x1, y1) = axes.transData.transform([(x_min, x_min * rate), (10 * x_min, 10 * x_min * rate)]) * 72 / _DPI
     angle = atan2(y1 - y0, x1 - x0)
@@ -288,7 +284,7 @@ def _draw_marker(axes: Axes, point: Point, x: float, y: float, colour: str) -> N
 
 
 def _box(artist: Any) -> Box:
-    """Returns the bounding box of a drawn object in typographic points, as `place_labels` needs it."""
+    """Returns the bounding box of a drawn object, in typographic points (1/72 inch)."""
     min_x, min_y, max_x, max_y = (float(edge_pixels) * 72 / _DPI for edge_pixels in artist.get_window_extent().extents)
     return min_x, min_y, max_x, max_y
 
@@ -355,7 +351,8 @@ def _legend_handles(points: Numbered, roofs: Roofs) -> list[Line2D | FancyArrowP
 
 
 def _draw_movement(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str, str]) -> None:
-    """Draws the panel of data movement: a kernel without FLOPs has a bar, its fraction of the bandwidth."""
+    """Draws the plot panel for kernels without FLOPs. The bar of a kernel shows its fraction of the memory
+    bandwidth."""
     bar_ends, roof_by_device = [], {}
     for row_index, (_, point) in enumerate(points):
         roof = roofs.of(point)

@@ -93,11 +93,10 @@ def numbered(points: Sequence[Point]) -> list[tuple[int, Point]]:
 
 
 def that_matter(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
-    """Chooses at most `most` points. If some points have FLOPs, takes only a few without FLOPs.
+    """Chooses at most `most` points for a figure. If some points have FLOPs, takes only a few without FLOPs.
 
-    The first points are the fastest kernel of each op, case and device. Then come the libraries' kernels, then the
-    naive kernels, then all others. Within each group, cases are ordered by the time of their fastest kernel minus its
-    bound, the largest difference first."""
+    The fastest kernels of each op, case and device come first. Then come the libraries' kernels, the naive kernels, and
+    all others. Within each group, the cases furthest from their bound come first."""
     moving_points = [point for point in points if not point.flops]
     computing_points = [point for point in points if point.flops]
     chosen_point_ids = _foremost(moving_points, MAX_MOVING_POINTS if computing_points else most)
@@ -122,7 +121,8 @@ def _foremost(points: Sequence[Point], most: int) -> set[int]:
 
 
 def _speed(point: Point) -> tuple[bool, float]:
-    """Returns a sort key: the fastest point comes first. Points without a time come last, the least traffic first."""
+    """Returns a sort key that puts the fastest point first. Points without a time come last, in order of their memory
+    traffic."""
     return point.seconds is None, point.seconds or point.traffic_bytes
 
 
@@ -142,11 +142,10 @@ def arrows(points: Sequence[Point]) -> list[tuple[Point, Point]]:
 def place_labels(
     spots: Sequence[tuple[float, float]], half_sizes: Sequence[tuple[float, float]], frame: Box, occupied: Sequence[Box]
 ) -> list[tuple[float, float]]:
-    """Returns the offset of each label from its point. A label covers no marker, no box of `occupied` and no other
-    label.
+    """Returns the offset of each label from its point, in typographic points.
 
-    A label takes the nearest free position. At equal distance it takes the lower right, because the roof is above. If
-    no position up to distance 60 is free, it takes the nearest position. All lengths are in typographic points."""
+    A label takes the nearest free position, the lower right first. A free position covers no marker, no other label and
+    no box of `occupied`."""
     marker_half = 4.0
     taken_boxes = [*occupied, *((x - marker_half, y - marker_half, x + marker_half, y + marker_half) for x, y in spots)]
     label_offsets = []

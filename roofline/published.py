@@ -1,8 +1,8 @@
 """Reads kernel times that others published, and interpolates between the published shapes.
 
-`rooflab import published` writes the tables of times. `results/published/tables.json` describes each table: device,
-library, op, the source's timing method, and the origin of the numbers. Between two shapes, log(time / bound) is
-interpolated linearly in the logarithm of each axis. Nothing is extrapolated.
+`rooflab import published` writes the tables of times. `results/published/tables.json` gives each table's device,
+library, op, timing method and source. Between two shapes, log(time / bound) is interpolated linearly in the logarithm
+of each axis. Nothing is extrapolated.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class Table:
 
     @cached_property
     def _values(self) -> dict[Shape, list[list[int]]]:
-        """Returns the sorted published values of each axis. The key of the dict is a combination of `exact` values."""
+        """Returns the sorted published sizes along each axis. The key of the dict is a combination of values in the
+        columns `exact`, which are never interpolated."""
         values_by_key: dict[Shape, list[set[int]]] = {}
         for shape in self.times:
             axis_value_sets = values_by_key.setdefault(shape[: len(self.exact)], [set() for _ in self.axes])
@@ -106,12 +107,11 @@ class Table:
         return {key: [sorted(sizes) for sizes in axis_value_sets] for key, axis_value_sets in values_by_key.items()}
 
     def least_s(self, shape: Mapping[str, int], cached: bool = False) -> float:
-        """Returns the data sheet's bound of a shape, in seconds. `cached` means that L2 keeps data from one call to the
-        next.
+        """Returns the roofline bound of a shape in seconds, from the data sheet.
 
-        The source's benchmark uses `copies` sets of weights, one per call, in turn. With `cached`, L2 still holds data
-        of the last `copies` calls. So `copies` calls move their bytes minus the size of L2 through HBM. The L2 rate
-        sets no bound, because no rate is published."""
+        With `cached`, L2 keeps data from one call to the next. The published benchmark uses `copies` sets of weights in
+        turn, one per call. So `copies` calls together read their bytes minus the size of L2 from HBM. The L2 rate sets
+        no bound, because no rate is published."""
         device = get_device(self.gpu)
         if self.op == "all_reduce":
             return all_reduce_s(shape["bytes"], shape["gpus"], link(device, shape["gpus"]))
@@ -143,8 +143,8 @@ class Table:
         return self.least_s(dict(zip((*self.exact, *self.axes), key + point, strict=True))) + _KERNEL_START_S
 
     def _log_ratio(self, key: Shape, point: Shape) -> float | None:
-        """Returns log(time / bound) at `point`, one value per axis. Interpolates along the first axis with an
-        unpublished value. If all values are published but not their combination, returns the median of interpolations
+        """Returns log(published time / roofline bound) at `point`, a size for each axis. Interpolates along the first
+        axis that lacks the size. If only the combination of sizes is missing, returns the median of the interpolations
         along all axes."""
         if (key + point) in self.times:
             return log(self.times[key + point] / self._scale(key, point))
@@ -160,7 +160,8 @@ class Table:
         return median(axis_ratios) if axis_ratios else None
 
     def _along(self, key: Shape, point: Shape, axis: int) -> float | None:
-        """Interpolates along one axis, between the nearest published points. Returns None if one side has no point."""
+        """Interpolates along one axis of a table, between the nearest published sizes. Returns None if the table lacks
+        a smaller or a larger size."""
         published_values = [v for v in self._values[key][axis] if (key + _replaced(point, axis, v)) in self.times]
         upper_index = bisect_left(published_values, point[axis])
         if not 0 < upper_index < len(published_values):
@@ -242,8 +243,8 @@ def times_of(op: str, scheme: str, case: Mapping[str, Any], gpu: str) -> list[Ti
 
 
 def _shape(op: str, case: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the sizes of a test case, named as the tables' columns. Returns None if the tables do not time this case.
-    Leaves out the page size, because each source has its own page size."""
+    """Returns the sizes of a test case, named like the columns of the published tables. Returns None if the tables do
+    not time such a case. Leaves out the page size, because each source has its own."""
     shape = {size_name: size_value for size_name, size_value in case.items() if size_name not in ("eps", "block_size")}
     if op == "flash_attention":
         if not shape.pop("causal") or shape.pop("T") != shape["S"]:

@@ -1,8 +1,8 @@
-"""Computes the time of one forward pass (a step) of a model from measured times of vLLM's kernels.
+"""Computes the time of one forward pass (a step) of a model from published times of vLLM's kernels.
 
-A step consists of matrix products, attention, all-reduces and other ops.  The measured times come from tables that
-others published (`published.py`).  If the tables have no time for an op, the op gets its roofline bound.  The time of
-the step is the sum of these times.  The sum contains no gaps between ops and no host time.
+The step's time is the sum of the times of its matrix products, attention, all-reduces and other ops. The tables of
+`published.py` give the measured times. An op without a measured time gets its roofline bound. The sum contains no gaps
+between ops and no host time.
 """
 
 from __future__ import annotations
@@ -95,10 +95,9 @@ def loaded_itl_ms(
 ) -> float | None:
     """Returns the mean milliseconds between tokens (ITL) of a server with `concurrency` running requests.
 
-    A request has `prompt` tokens and generates `output` tokens.  When a request ends, a new one starts, and the running
-    requests wait for its prefill.  A request ends after `output` decode steps, so on average `concurrency / output` new
-    requests start per step.  The ITL is the time of a decode step plus their prefills.  The decode step has a context
-    of `prompt + output // 2` tokens.  Returns None if no published table has times of this device."""
+    A request has `prompt` tokens and generates `output` tokens. When a request ends, a new one starts, and the others
+    wait for its prefill. So on average `concurrency / output` prefills happen per decode step. The ITL is one decode
+    step at the mean context plus these prefills. Returns None without published times of the device."""
     step_options = weight_dtype, kv_dtype, gpus
     decode_step = step_time(arch, device, "decode", concurrency, prompt + output // 2, *step_options)
     prefill_step = step_time(arch, device, "prefill", 1, prompt, *step_options)
@@ -143,7 +142,8 @@ def _op_time(op: OpCost, device: Device, tables: Sequence[Table], kv_dtype: str)
 
 
 def _in_pieces(op: OpCost, least_s: float, tables: Sequence[Table]) -> OpTime:
-    """Returns a matrix product's time.  For an N larger than the tables have, adds the times of equal parts of N."""
+    """Returns the published time of a matrix product.  An N above the largest published N is cut into equal parts, and
+    their times are added."""
     published_max_n = max((case_key[table.axes.index("N")] for table in tables for case_key in table.times), default=0)
     piece_count = ceil(op.shape["N"] / published_max_n) if published_max_n else 1
     shape = dict(op.shape) | {"N": ceil(op.shape["N"] / piece_count)}
@@ -154,7 +154,8 @@ def _in_pieces(op: OpCost, least_s: float, tables: Sequence[Table]) -> OpTime:
 
 
 def _timed(op: str, site: str, calls: int, least_s: float, tables: Sequence[Table], shape: Mapping[str, int]) -> OpTime:
-    """Returns the fastest published time for `shape`, or the roofline bound if no table has the shape."""
+    """Returns the fastest published time of `op` at the sizes `shape`.  If no table has these sizes, returns the
+    roofline bound."""
     table_times: list[Time] = [table.time(shape) for table in tables]
     published_times = [(table_time.seconds, table_time) for table_time in table_times if table_time.seconds is not None]
     if not published_times:

@@ -1,16 +1,15 @@
 """Computes the cost of each op in one prefill or decode step of a model, and the minimum time of the step.
 
-The estimate assumes that each op is one kernel, and that kernels run one after another.  Each kernel moves its inputs
-and outputs through HBM once.  The time of an op is the largest of its memory, arithmetic and launch times.  The time of
-the step is the sum of these times.  A kernel that fuses two ops can be faster than this sum.  The bytes and FLOPs of an
-op are the same as in its specification in `reference/`.
+The estimate assumes one kernel per op, and kernels that run one after another. Each kernel moves its inputs and outputs
+through HBM once. The time of an op is the largest of its memory, arithmetic and launch times. The step's time is the
+sum. A kernel that fuses two ops can be faster.
 
-Tensor parallelism splits the heads, the MLP's width and the vocabulary.  Each layer then has two all-reduces of a
-`[tokens, hidden]` tensor in the activations' dtype.  Since Hopper, some NVLink switches compute the sum (SHARP).  With
-such a switch, each GPU sends the tensor's bytes once.  Without it, each of `n` GPUs sends `2 * (n - 1) / n` times the
-tensor's bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", 2009).  The latency of all-reduces is not
-counted.  No kernel overlaps with an all-reduce, because the next kernel reads the sum.  The exchange of embeddings and
-logits is left out, because it has only about `1 / (2 * layers)` of the bytes of the all-reduces.
+Tensor parallelism splits the heads, the MLP's width and the vocabulary. Each layer then has two all-reduces of a
+`[tokens, hidden]` tensor in the activations' dtype. Since Hopper, some NVLink switches compute the sum (SHARP), and
+each GPU sends the tensor's bytes once. Otherwise each of `n` GPUs sends `2 * (n - 1) / n` times these bytes (Patarasuk
+and Yuan, "Bandwidth optimal all-reduce algorithms", 2009). The latency of all-reduces is not counted, and no kernel
+overlaps with them. The exchange of embeddings and logits is left out, because it has only about `1 / (2 * layers)` of
+the bytes of the all-reduces.
 """
 
 from __future__ import annotations
@@ -87,7 +86,8 @@ def _attention(pairs: int, head_dim: int, q_bytes: float, other_read_bytes: floa
 def _step(
     arch: Architecture, tokens: int, sequences: int, attention: OpCost, weight_dtype: str, kv_dtype: str, gpus: int
 ) -> list[OpCost]:
-    """Returns all ops of a step on one of `gpus` GPUs, with sampling.  Only one token per sequence gets logits."""
+    """Returns the costs of all ops of one model step, with sampling, on one of `gpus` GPUs.  Only one token per
+    sequence gets logits."""
     act_dtype = activation_dtype(weight_dtype)
     T, H, num_layers, D, item = tokens, arch.hidden_size, arch.num_layers, arch.head_dim, ITEM_BYTES[act_dtype]
     gpu_heads, kv_heads = arch.num_heads // gpus, max(1, arch.num_kv_heads // gpus)
@@ -132,10 +132,9 @@ def step_ops(
 ) -> list[OpCost]:
     """Returns the ops of a step on each of `gpus` GPUs, in order.
 
-    A `decode` step computes one new token for each of `batch` sequences.  `context` counts this token too.  A `prefill`
-    step computes `batch` prompts of `context` tokens.  Causal attention counts only query-key pairs that the mask
-    allows, about half. The output head runs on the last token of each prompt.  If a model has a window, attention reads
-    only the keys in the window.
+    A `decode` step computes one new token for each of `batch` sequences. `context` counts this token too. A `prefill`
+    step computes `batch` prompts of `context` tokens. Attention counts only query-key pairs that the causal mask and
+    the window allow. The output head runs on the last token of each prompt.
 
     Raises `ValueError` on an unknown dtype, a length below 1, or a number of GPUs that does not divide the heads."""
     check_arguments(arch, weight_dtype, kv_dtype, gpus, batch=batch, context=context)

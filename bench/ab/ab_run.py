@@ -61,13 +61,12 @@ def run(
     checked: bool = False,
     by_activity: bool = True,
 ) -> AbResult:
-    """Runs and judges `comparison`.  A fault of a kernel becomes a verdict and raises no exception.
+    """Measures both sides of an A/B comparison, and judges the difference.  A fault of a kernel becomes a verdict and
+    raises no exception.
 
-    `floors` maps each comparison to its noise floor; None means the stored noise floors of this machine.
-    `checked=True` means that an earlier run has checked the same code.  Then this run skips the checks and only
-    measures.
-
-    A difference between sides that ran the same device code is UNRESOLVED.  `by_activity=False` lets it count."""
+    `floors` holds the noise floor of each kernel; None means the stored noise floors.  `checked=True` skips the checks
+    of the kernels.  A difference between sides with the same device code is UNRESOLVED; `by_activity=False` lets it
+    count."""
     runner = JobRunner(comparison, settings, set(SIDES) if checked else set())
     start_s = time.monotonic()
     faults: dict[str, tuple[Verdict, str]] = {
@@ -108,7 +107,7 @@ def run(
 
 
 def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str], None]) -> Readings:
-    """Checks the kernels of both sides, and returns the checks that do not have the status OK."""
+    """Checks the kernels of both sides of the comparison.  Returns the results that do not have the status OK."""
     failed_checks: Readings = []
     for name in SIDES:
         # A kernel that is wrong on side A is not checked on B; one that cannot run on A is, as it may run on neither.
@@ -164,7 +163,8 @@ def save(result: AbResult, folder: Path) -> list[Path]:
 
 
 def _not_measured(result: AbResult, name: SideName) -> list[Record]:
-    """Returns a record for each kernel that no process has timed, so that the saved files also name this kernel."""
+    """Returns an INVALID record for each kernel of one side that was not timed, so that the saved files also name this
+    kernel."""
     reason_by_key = {**result.left_out} | {outcome.key: outcome.reason for outcome in result.outcomes}
     return [
         replace(

@@ -48,11 +48,10 @@ def answer(job: SideJob) -> Iterator[dict[str, Any]]:
 
 
 def listing(job: SideJob, device: torch.device, file_of: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Lists, for each op, the cases of a suite and the kernels of this source tree.  A kernel that cannot run on this
-    device comes with the reason.
+    """Lists the cases and the kernels of each op in this source tree.  A kernel that cannot run on this device comes
+    with the reason.
 
-    `file_of` is given for kernels of another repository.  It maps each kernel to its file, and only the kernels in it
-    are listed."""
+    `file_of` is only for kernels of another repository.  It maps each kernel to its file, and selects these kernels."""
     from rooflab.bench.ab.sides import largest
 
     op_entries, op_specs = {}, registry.ops()
@@ -78,7 +77,7 @@ def listing(job: SideJob, device: torch.device, file_of: Mapping[str, str] | Non
 
 
 def _case_of(spec: OpSpec, text: str) -> Case | None:
-    """Returns the case that `text` describes, or None if the op does not accept the case."""
+    """Parses `text` as an input case.  Returns None if the op does not accept the case."""
     try:
         return spec.check_case(Case.parse(text))
     except ValueError:
@@ -105,7 +104,8 @@ def _ended(blank: Record, status: Status, reason: str) -> Record:
 
 
 def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, blank: Record, seed: int) -> Record | None:
-    """Checks a kernel in the emulator if it cannot run here.  Returns a record if the kernel is wrong, else None."""
+    """Checks a compiled kernel in the CPU emulator if this machine has no GPU.  Returns a record if the kernel is
+    wrong, else None."""
     from rooflab.bench.core import Checkers, CheckTask
     from rooflab.bench.emulate import emulators
 
@@ -123,7 +123,7 @@ def measure(target: Target, blank: Record, job: SideJob, device: torch.device) -
 
 
 def _function(blank: Record, job: SideJob) -> Record:
-    """Checks or times the function that `compare` has sent with the job."""
+    """Checks or times a function that the user passed to `compare`.  Returns the record."""
     from rooflab.bench.ab.compare import prepare_functions
 
     sys.path[:0] = [path_entry for path_entry in job["functions"]["path"] if path_entry not in sys.path]
@@ -204,7 +204,7 @@ class Slowed(Rotation):
         return partial(self._later, super().first)
 
     def __call__(self) -> Any:
-        """Makes the next call, waits, and returns the result."""
+        """Calls the kernel on the next set of inputs, waits, and returns the result."""
         return self._later(super().__call__)
 
     def _later(self, call: Callable[[], Any]) -> Any:
@@ -227,7 +227,7 @@ _cuda: Any = torch.cuda
 
 
 def _cycles(function: Callable[[], object]) -> float:
-    """Returns the device cycles that a call of `function` takes, on the clock that `torch.cuda._sleep` counts."""
+    """Returns the duration of one call of `function`, in device clock cycles as `torch.cuda._sleep` counts them."""
     call_times_ms = sorted(_elapsed_ms(function) for _ in range(NUM_PROBES))
     return call_times_ms[NUM_PROBES // 2] * PROBE_CYCLES / _elapsed_ms(lambda: _cuda._sleep(PROBE_CYCLES))
 

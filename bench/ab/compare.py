@@ -1,8 +1,8 @@
-"""Compares any two functions in an A/B run, without an op's specification: `compare(my_fn, ref_fn, make_inputs)`.
+"""Compares any two functions in an A/B run: `compare(my_fn, ref_fn, make_inputs)`.
 
-The functions become an op, so the usual check and the usual timer apply.  A fresh process finds a function of an
-importable module by its name.  A function at the top level of a script is found by the script's path, so that Triton
-finds the source of a kernel.  Any other function (a lambda, or one in a notebook) is sent by value, with cloudpickle.
+The functions become an op, so the usual check and timer apply.  A fresh process imports a function from its module or
+script, so that Triton finds a kernel's source.  A lambda, or a function in a notebook, is sent by value with
+cloudpickle.
 """
 
 from __future__ import annotations
@@ -77,18 +77,15 @@ def compare(
 ) -> Compared:
     """Checks `my_fn` against `ref_fn`, and measures in pairs of fresh processes whether `my_fn` is slower or faster.
 
-    `make_inputs(seed)` or `make_inputs()` returns a tuple, a mapping or one tensor.  A tuple gives the positional
-    arguments of both functions, and a mapping gives the keyword arguments.  Both functions run on the device of these
-    inputs.  They return a tensor or a tuple of tensors.
-
-    A fresh process imports the functions if they are at the top level of a module or script.  Such a script must guard
-    its own work with `if __name__ == "__main__":`.  Any other function (a lambda, or one in a notebook) is sent by
-    value.
+    `make_inputs(seed)` or `make_inputs()` returns one tensor, a tuple of positional arguments, or a mapping of keyword
+    arguments.  Both functions run on the device of these inputs.  They return a tensor or a tuple of tensors.  A script
+    must guard its own work with `if __name__ == "__main__":`, because the fresh processes import it.
 
     A difference counts if it exceeds the ratio `threshold` and the time `floor_s`.  Each process measures for
     `kernel_s` seconds.  After `budget_s` seconds the run ends with fewer pairs.  `progress` is called with a line for
-    each process; by default the lines go to standard error.  Raises `ValueError` on an argument that cannot be used.  A
-    fault of the functions becomes a verdict."""
+    each process; by default the lines go to standard error.
+
+    Raises `ValueError` on an argument that cannot be used.  A fault of the functions becomes a verdict."""
     from rooflab.bench.show import note  # not in the processes that measure
 
     verdict_rules = Rules(threshold, floor_s)

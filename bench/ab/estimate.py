@@ -1,12 +1,11 @@
 """Computes statistics of paired measurements: an estimate, its bounds, and the smallest effect that could be detected.
 
-An effect is `log(time_B / time_A)`.  Its two times come from one pair of fresh processes, one for each side.  This file
-never uses the times of single launches.  The launches of one process are not independent.  So with 1% of noise between
-processes, a test on single launches finds a slowdown in 40% of pairs of identical code.
+An effect is `log(time_B / time_A)`, from one pair of fresh processes, one for each side.  The launches of one process
+are not independent.  With 1% of noise between processes, a test on single launches finds a slowdown in 40% of pairs of
+identical code.
 
-A Walsh average is the mean of two effects.  The estimate is the median of all Walsh averages (Hodges and Lehmann,
-1963).  Bounds are Walsh averages too.  Their ranks, and the p-values, come from the exact distribution of Wilcoxon's
-signed-rank test.
+The estimate is the median of the means of all pairs of effects (Hodges and Lehmann, 1963).  The bounds and the p-values
+come from the exact distribution of Wilcoxon's signed-rank test.
 """
 
 from __future__ import annotations
@@ -86,7 +85,8 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
 
 @cache
 def _distribution(pairs: int) -> np.ndarray:
-    """Returns the probability of each signed-rank sum, if each of 1, 2, ..., `pairs` is added with probability 1/2."""
+    """Returns the probability of each signed-rank sum of `pairs` pairs without an effect.  Each rank from 1 to `pairs`
+    is in the sum with probability 1/2."""
     probabilities = np.ones(1)
     for rank in range(1, pairs + 1):
         next_probabilities = np.zeros(probabilities.size + rank)
@@ -98,6 +98,6 @@ def _distribution(pairs: int) -> np.ndarray:
 
 @cache
 def _skipped(pairs: int) -> int:
-    """Returns the rank, from 1, of the Walsh average that is the lower bound at level `ALPHA`; 0 if there is no bound.
-    The name says that the bound skips the lower averages."""
+    """Returns which Walsh average (mean of two effects) is the lower confidence bound at level `ALPHA`: its rank, from
+    1.  Returns 0 if `pairs` is too small for a bound."""
     return int(np.searchsorted(np.cumsum(_distribution(pairs)), ALPHA, side="right"))

@@ -1,13 +1,10 @@
-"""Builds the evidence of an A/B comparison.  The records come from a run, or from two files or folders.
+"""Builds the evidence of an A/B comparison from the records of a run, or of two files or folders.
 
-A comparison never passes if its records are missing, wrong or from another machine.
+A record holds the measurement of one process.  If the two sides alternate in time, their records form pairs.  Otherwise
+the machine may have drifted, and an effect must be much larger than this drift (`drift`).
 
-A record holds the measurement of one process.  If the two sides alternate in time, their records form pairs.  If one
-side was measured after the other side, the machine may have drifted.  Then an effect must be much larger than the
-possible drift (`drift`).
-
-The first batch of pairs finds a difference, and the second batch confirms it.  In an A/B run, each record names its
-batch.  Other records are split into halves.
+The first batch of pairs finds a difference, and the second batch confirms it.  A comparison never passes if its records
+are missing, wrong or from another machine.
 """
 
 from __future__ import annotations
@@ -44,12 +41,11 @@ NOT_IN_TURN_TEXT = "the sides were not measured in turn, so that a drift of the 
 
 
 def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -> list[Outcome]:
-    """Returns one outcome for each comparison (kernel, case and scheme) for which side A has a record.  A scheme is the
-    set of dtypes.  Leaves out a comparison that ran on neither side.
+    """Compares the records in `a` and `b`.  Returns one outcome for each kernel, case and scheme (dtypes) in `a`.
 
-    With two `kernels`, side A is the first kernel and side B the second.  Raises `ValueError` on a file that cannot be
-    read (truncated, of a newer schema, or missing).  Also raises `ValueError` if both sides have records of the same
-    run, or if one side has records of several commits."""
+    With two names in `kernels`, side A is the first kernel and side B the second.  A comparison that ran on neither
+    side is left out.  Raises `ValueError` if a file cannot be read, or if the records of the two sides do not fit
+    together."""
     if len(kernels) not in (0, 2):
         raise ValueError(f"kernel: expected two or none beside records, got {len(kernels)}")
     kernel_names = kernels or (None, None)
@@ -136,9 +132,8 @@ def evidence_of(
 ) -> Evidence:
     """Returns the evidence on one comparison from the records of side A (`first`) and side B (`second`).
 
-    `floors` holds the noise floor of each kernel, as A/A runs store it.  A comparison of two kernels uses the larger
-    floor.  `stopped` says why the confirming batch has fewer pairs than requested.  `by_activity=False` ignores whether
-    both sides ran the same device code."""
+    `floors` holds the noise floor of each kernel.  `stopped` is the reason why the confirming batch has fewer pairs
+    than requested.  `by_activity=False` ignores whether both sides ran the same device code."""
     first, second = _counted(first, second)
     records = [*first, *second]
     if fault := _broken(first, second, labels):
@@ -162,7 +157,8 @@ def evidence_of(
 
 
 def _counted(first: Sequence[Record], second: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Returns both sides without the pairs that have a NOISY record.  A batch with only noisy pairs keeps them."""
+    """Returns the records of both sides, without the pairs that have a NOISY record.  Keeps these pairs if their batch
+    has no other pairs."""
     pairs = {id(record): record.run_id[:-1] for record in (*first, *second) if "pair" in record.metrics}
     noisy = {pairs.get(id(record)) for record in (*first, *second) if record.status == "NOISY"} - {None}
     timed = [record for record in (*first, *second) if record.status in ("OK", "NOISY")]
@@ -173,10 +169,10 @@ def _counted(first: Sequence[Record], second: Sequence[Record]) -> tuple[list[Re
 
 
 def _broken(first: Sequence[Record], second: Sequence[Record], labels: tuple[str, str]) -> tuple[Verdict, str] | None:
-    """Returns a verdict and its reason if the records cannot be compared, else None.
+    """Returns a verdict and its reason if the records of the two sides cannot be compared, else None.
 
-    The reason is the worst fault of a record.  A wrong kernel is a worse fault than a kernel that did not run.  If no
-    record has a fault, the reason is a difference in timing methods.  Warm and cold L2 caches are different methods."""
+    The reason is the worst fault of a record, such as a wrong kernel.  Without a fault, it is a difference in timing
+    methods, such as warm and cold L2 caches."""
     ranked_faults = []
     for records, side_label in zip((first, second), labels, strict=True):
         for record in records:
@@ -223,7 +219,8 @@ _TimePairs = tuple[tuple[float, float], ...]
 
 
 def _batches(a: Sequence[_Run], b: Sequence[_Run], rules: Rules) -> tuple[_TimePairs, _TimePairs]:
-    """Returns the pairs of the first batch and of the second.  Without a difference, the second batch is empty."""
+    """Returns the timed pairs of the first batch, and those of the second batch, which must confirm the first.  The
+    second batch is empty if the first shows no difference."""
     if all(run.confirms is not None for run in (*a, *b)):
         first_pairs, second_pairs = (
             _paired(*([run for run in side if run.confirms == confirms] for side in (a, b))) for confirms in (0, 1)
@@ -241,7 +238,8 @@ def _paired(a: Sequence[_Run], b: Sequence[_Run]) -> _TimePairs:
 
 
 def _runs(records: Sequence[Record]) -> list[_Run]:
-    """Groups the records by run, in time order."""
+    """Groups the records by run (one process).  Returns each run with its median time in seconds, in the order of the
+    records."""
     runs: dict[str, list[Record]] = {}
     for record in records:
         runs.setdefault(record.run_id, []).append(record)
@@ -256,24 +254,23 @@ def _runs(records: Sequence[Record]) -> list[_Run]:
 
 
 def _in_turn(a: Sequence[str], b: Sequence[str]) -> bool:
-    """Returns whether the sides alternate in time: each pair ends before the next pair begins."""
+    """Tells whether the two sides were measured alternately.  Each pair of measurements must end before the next pair
+    begins."""
     time_pairs = [sorted(pair_times) for pair_times in zip(a, b, strict=False)]
     return all(pair[1] <= next_pair[0] for pair, next_pair in pairwise(time_pairs)) and len(time_pairs) > 1
 
 
 def drift(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) -> float:
-    """Returns the possible drift of a machine between two sides, as a log ratio.  A side lists `(time of run,
-    seconds)`.
+    """Returns the possible drift of a machine between the runs of two sides, as a log ratio.  A side is a list of pairs
+    `(time of run, seconds)`.
 
         drift = change * sqrt(max(1, gap / span))
 
-    `change` is the largest log ratio of two `seconds` of one side.  `gap` is the time between the mean run times of the
-    two sides.  `span` is the length of the shorter side.  The drift is infinite if a side does not have two different
-    times.
+    `change` is the largest log ratio of two `seconds` of one side.  `gap` is the time between the sides' mean run
+    times. `span` is the time from the first to the last run of the shorter side.  If it is 0, the drift is infinite.
 
-    The formula follows a random walk.  A day between sides of ten minutes gives a factor of 12.  In 10,000 simulated
-    walks with gaps of up to 1,000 spans, none went further than `BEYOND_DRIFT` times the drift
-    (tests/ab/test_ab_estimate.py)."""
+    The formula follows a random walk.  In 10,000 simulated walks with gaps of up to 1,000 spans, none went further than
+    `BEYOND_DRIFT` times the drift (tests/ab/test_ab_estimate.py)."""
     run_times = [[datetime.fromisoformat(timestamp).timestamp() for timestamp, _ in side] for side in (a, b)]
     span_s = min((max(side) - min(side) for side in run_times if side), default=0.0)
     if not span_s > 0:

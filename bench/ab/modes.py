@@ -81,11 +81,10 @@ def of_kernels(subset: Subset, settings: AbSettings, out: Path | None, say: Say)
 def of_revisions(
     base: str, head: str | None, changed: bool, subset: Subset, settings: AbSettings, out: Path | None, say: Say
 ) -> AbReport:
-    """Compares the kernels of the git revision `base` with the kernels of `head`, or of the working tree.  With
-    `changed`, compares only the ops that the changed files affect.
+    """Compares the kernels of the git revision `base` with the kernels of `head`, or of the working tree.
 
-    The kernels may be from another repository: from files that `subset` names, or from the repository's installed
-    package.  Raises `ValueError` if git does not know a revision, or if a revision cannot be imported."""
+    With `changed`, compares only the ops that the changed files affect.  `subset` may name kernel files of another
+    repository.  Raises `ValueError` if a revision is unknown or cannot be imported."""
     kernel_files = [name for name in subset.kernels if name.endswith(".py")]
     subset = replace(subset, kernels=[name for name in subset.kernels if name not in kernel_files])
     repository = repository_of(kernel_files, ROOT)
@@ -130,7 +129,7 @@ def _listing(runner: JobRunner, name: SideName, option: str, subset: Subset) -> 
 
 
 def _touched(changed: Sequence[str], listed: Listings, trees: tuple[Path, Path], repository: Path | None) -> list[str]:
-    """Returns the ops of both sides that the changed files affect."""
+    """Returns the ops, on either side of the comparison, that the changed files affect."""
     ops = sorted({*listed[0], *listed[1]})
     if repository is None:
         return touched_ops(changed, ops, users(trees, ops))

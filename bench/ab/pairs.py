@@ -79,13 +79,11 @@ def run_pairs(
     clock: Callable[[], float] = time.monotonic,
     done: Callable[[str], None] = lambda text: None,
 ) -> Batch:
-    """Measures the comparisons `keys` in up to `pairs` pairs of processes.  `deadline` is a time of `clock`.
+    """Measures comparisons in up to `pairs` pairs of processes, until the time `deadline` of `clock`.
 
-    A verdict needs `least` pairs from this call and `later` pairs from a later call.  All time limits below assume that
-    each pair takes the time of the longest pair so far.
-
-    - The first pair always starts.  After it, the run ends if `least + later` pairs do not fit before `deadline`.
-    - Each next pair starts only if it and the `later` pairs fit before `deadline`.
+    `keys` names the comparisons.  A verdict needs `least` pairs from this call and `later` pairs from a later call.
+    The first pair always runs.  Then the run ends if `least + later` pairs do not fit before `deadline`.  Each next
+    pair runs only if it and the `later` pairs fit.
 
     If a record cannot be compared, its comparison is not measured again.  A NOISY record removes only its own pair."""
     pair_batch, side_orders = Batch(), orders(seed)
@@ -165,7 +163,8 @@ class JobRunner:
         return side_listing
 
     def _job(self, side: Side, mode: JobMode, keys: Collection[str]) -> dict[str, Any]:
-        """Returns a process's job as JSON values: mode, settings, and `side` with only the targets of `keys`."""
+        """Returns the job of a process as JSON values: the mode, the settings, and the side with the kernels of
+        `keys`."""
         job_fields: dict[str, Any] = plain(replace(side, targets={key: side.targets[key] for key in keys}))
         job_options = {name: getattr(self.settings, name) for name in ("device", "seed", "kernel_s")}
         return job_fields | job_options | {"mode": mode}
@@ -181,7 +180,8 @@ class JobRunner:
         return readings
 
     def _run(self, name: SideName, mode: JobMode, keys: Collection[str], limit_s: float) -> dict[str, Record]:
-        """Returns the records of one process.  If a kernel ended the process, the kernel's record is a failure."""
+        """Runs a process that measures one side, and returns its records by key.  If a kernel ends the process, adds a
+        failure record for this kernel."""
         side = self.comparison.side(name)
         job_fields = self._job(side, mode, keys) | {"judge": name not in self.judged}
         readings: dict[str, Record] = {}

@@ -1,7 +1,7 @@
 """Tests the A/B method on this machine: it must find an injected slowdown, and no difference in equal code.
 
-The test compares every kernel with itself (A/A), and then with itself slowed down (`ab_worker.Slowed`).  The A/A
-outcomes give the noise floor of the machine.  Later runs compare their effects with this floor.
+The test compares every kernel with itself (A/A), and then with a slowed copy (`ab_worker.Slowed`).  The A/A results
+give the machine's noise floor.
 """
 
 from __future__ import annotations

@@ -201,11 +201,11 @@ def check_names(listed: Listings, subset: Subset) -> None:
 
 
 def two_trees(a: Side, b: Side, listed: Listings, subset: Subset) -> tuple[Comparison, list[str]]:
-    """Chooses the targets of two revisions.  Returns the comparison, and notes on kernels that are left out.
+    """Chooses the kernels and cases to compare between two revisions.  Returns the comparison, and notes on what is
+    left out.
 
     `listed` holds the result of `JobRunner.list` for each revision.  A kernel, case or op of side A is MISSING if side
-    B lacks it.  A kernel that only side B has is new and is not compared.  Kernels that can run on neither side are
-    left out.  Ops without any comparison are left out too."""
+    B lacks it.  A kernel that only side B has, or that can run on neither side, is not compared."""
     targets: tuple[dict[str, Target], dict[str, Target]] = ({}, {})
     notes = []
     for op in subset.ops or sorted({*listed[0], *listed[1]}):
@@ -239,7 +239,7 @@ def two_trees(a: Side, b: Side, listed: Listings, subset: Subset) -> tuple[Compa
 
 
 def _lack(subset: Subset, names: Sequence[str], cases: Sequence[str], schemes: Sequence[str]) -> str:
-    """Returns what an op lacks for a comparison (kernel, case or scheme), or an empty text if it lacks nothing."""
+    """Returns which kernel, case or scheme an op lacks for a comparison, or an empty text if it lacks nothing."""
     if not names:
         return f"no kernel {' or '.join(subset.kernels)}"
     if not cases:

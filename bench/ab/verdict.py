@@ -1,7 +1,7 @@
 """Makes verdicts from evidence, and an exit status from verdicts.  This file runs no kernel.
 
 A change counts only above a limit: the larger of the threshold and 0.5 us (`Rules`).  The noise floor of a machine is
-the effect that A/A comparisons (of identical code) showed there.  It is kept in the cache folder.
+the effect that comparisons of identical code (A/A) showed there.
 
 SLOWER (side B takes longer) needs all of these conditions:
 
@@ -15,8 +15,8 @@ SLOWER (side B takes longer) needs all of these conditions:
 These rules find a change of 3% in 60% of runs.  With a bound on the second batch alone, they would find it in 36%.
 
 FASTER needs the same conditions for a shorter time.  SAME needs both bounds inside the limit, and sides that alternate
-in time.  If the sides do not alternate, SLOWER and FASTER need a larger bound: above `BEYOND_DRIFT` times the possible
-drift of the machine (`evidence.drift`).  Everything else is UNRESOLVED.
+in time.  Without alternation, SLOWER and FASTER need a bound above `BEYOND_DRIFT` times the machine's possible drift
+(`evidence.drift`).  Everything else is UNRESOLVED.
 
 A comparison that cannot be made never passes.  An UNRESOLVED comparison passes only if the pairs could have shown a
 change of three times the limit.
@@ -160,7 +160,8 @@ def status_of(outcome: Outcome, strict: bool) -> ExitStatus:
 
 
 def _called(pairs: Sequence[tuple[float, float]], rules: Rules) -> Verdict | None:
-    """Returns SLOWER or FASTER if the bound of these pairs exceeds the margin (`Rules.margin`), else None."""
+    """Returns SLOWER or FASTER if the confidence bound of the effect exceeds the margin (`Rules.margin`), else None.
+    `pairs` holds the times of sides A and B."""
     if not pairs:
         return None
     effect, log_margin = _estimate(pairs, rules)
@@ -170,7 +171,8 @@ def _called(pairs: Sequence[tuple[float, float]], rules: Rules) -> Verdict | Non
 
 
 def _estimate(pairs: Sequence[tuple[float, float]], rules: Rules) -> tuple[Effect, float]:
-    """Returns the effect of side B over side A, and the margin that the effect must exceed to count."""
+    """Returns the effect, the log of side B's time over side A's.  Also returns the margin, the log ratio that the
+    effect must exceed to count."""
     return estimate(_effects(pairs)), rules.margin(median(a for a, _ in pairs))
 
 
@@ -179,11 +181,10 @@ def _effects(pairs: Sequence[tuple[float, float]]) -> list[float]:
 
 
 def _p_value(item: Evidence, rules: Rules, verdict: Verdict) -> float:
-    """Returns the p-value of the hypothesis that the change is at most the margin.  Returns 1 if the first batch does
-    not show `verdict`.
+    """Returns the p-value of the hypothesis that the change is at most the margin.
 
-    The p-value uses both batches.  The second batch exists only if the first batch shows a difference.  So a wrong
-    verdict is at most as likely as the p-value says."""
+    The p-value uses both batches of pairs.  It is 1 if the first batch does not show `verdict`, because then no second
+    batch is measured."""
     if _called(item.first, rules) != verdict:
         return 1.0
     all_pairs = item.first + item.second
@@ -192,8 +193,8 @@ def _p_value(item: Evidence, rules: Rules, verdict: Verdict) -> float:
 
 
 def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: bool) -> Outcome:
-    """Returns the outcome of `item`, from its p-values for SLOWER and FASTER.  If `several` kernels are judged
-    together, a verdict needs `SUITE_PAIRS` pairs."""
+    """Returns the outcome of one comparison.  `p_values` holds the p-values for SLOWER and for FASTER.  If `several`
+    kernels are judged together, a verdict needs `SUITE_PAIRS` pairs."""
     if item.broken is not None:
         return Outcome(item.key, *item.broken, evidence=item)
     if not item.first:
@@ -227,7 +228,7 @@ def _outcome(item: Evidence, rules: Rules, p_values: Sequence[float], several: b
 
 
 def _ratio(log: float) -> float | None:
-    """Converts a log ratio to a ratio minus one; None if the log ratio is infinite or very large."""
+    """Converts the log of a ratio to the ratio minus one.  Returns None if the log is infinite or very large."""
     return math.expm1(log) if abs(log) < 700 else None
 
 
@@ -258,7 +259,8 @@ def _verdict(
 
 
 def _unless_noise(verdict: Verdict, item: Evidence, size: float) -> tuple[Verdict, str]:
-    """Returns `verdict`, or UNRESOLVED if the noise floor (effect of identical code) exceeds the effect's `size`."""
+    """Returns `verdict`, or UNRESOLVED with the reason.  It is UNRESOLVED if identical code differs by more than
+    `size`, the relative effect, on this machine."""
     if item.noise_floor is not None and item.noise_floor > size:
         return "UNRESOLVED", f"identical code differs by {item.noise_floor:.1%} on this machine"
     return verdict, ""

@@ -1,9 +1,8 @@
-"""Holds the original functions of the module `time`, even if a program has replaced the functions in `time`.
+"""Holds the original functions of the module `time`, even if a program has replaced them.
 
-With a frozen clock (freezegun in a test), a loop that waits for a time would never end.  A module that patches
-`time.perf_counter` could report a tenth of the real time.  So the timing code in `bench` uses a second instance of the
-built-in module, which no other code can reach.  Its calls are as fast as calls of `time`.  The alternative, libc's
-`clock_gettime` through ctypes, would take 0.8 us per call.
+With a frozen clock (freezegun in a test), a loop that waits for a time would never end.  A patched `time.perf_counter`
+could report a tenth of the real time.  So `bench` uses a second instance of the built-in module.  Its calls are as fast
+as calls of `time`.  libc's `clock_gettime` through ctypes would take 0.8 us per call.
 """
 
 from importlib.machinery import BuiltinImporter

@@ -29,12 +29,9 @@ def run_checks(
 ) -> list[CheckResult]:
     """Runs the checks and returns the results, in the order of `checks`.
 
-    Each result is at once passed to `done`, written by `writer` as a record, and stored in `into`.  The key of `into`
-    is the check's index in `checks`.
-
-    With `limit_s` the kernels take turns.  Checks that come too late then have no result (`Checkers.each`).  The time
-    limit counts from the moment when the processes have started.  Without a limit, interpreted kernels come first,
-    because they take longest."""
+    Each result is at once passed to `done`, written by `writer` as a record, and stored in `into` by the check's index.
+    `limit_s` is a time limit in seconds.  With a limit, the kernels take turns, and late checks have no result.
+    Without a limit, interpreted kernels come first, because they take longest."""
     check_caches()
     environment = Environment.now(check.device.index or 0)
     check_ranks = (
@@ -89,11 +86,10 @@ def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:
 
 
 def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] = ()) -> list[dict[str, Any]]:
-    """Returns one row per kernel: the numbers of right and wrong cases, and the worst error of all cases.  A kernel in
-    `asked` always has a row.
+    """Returns one row per kernel: the numbers of right and wrong cases, and the worst error of all cases.
 
-    `unknown` is True if some checks of the kernel have no result, and all its results only say that it refuses the
-    case."""
+    A kernel of the requested checks `asked` always has a row.  `unknown` is True if results are missing, and all
+    existing results are refusals."""
     summary_rows = []
     check_counts = Counter((check_task.kernel.op, check_task.kernel.name) for check_task in asked)
     for op, name in dict.fromkeys([*check_counts, *((result.op, result.kernel) for result in results)]):

@@ -1,8 +1,8 @@
 """Chooses the checks of a command, and reduces a failing case to a smaller case.
 
-The user lists cases, or a seed draws cases from an op's domain (its valid cases).  The drawn cases cover pairs of
-parameter values, until the time is over.  Some kinds of inputs, such as an empty tensor, reveal errors of many kernels.
-Such a kind is called a principle.  `CheckTask.principle` names the principle that a check tests, if there is one.
+The user lists cases, or cases are drawn at random from an op's domain (its valid cases).  The drawn cases cover pairs
+of parameter values.  A principle is a kind of input that reveals errors of many kernels, such as an empty tensor.
+`CheckTask.principle` names the principle that a check tests.
 """
 
 from __future__ import annotations
@@ -71,12 +71,11 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
     """Returns the checks of the kernels in `chosen`, with cases from the domain of each op.
 
     The smoke cases (small cases) come first, in every scheme (dtypes).  After them, edge cases alternate with drawn
-    cases.  The most different edge cases come first.  The schemes take turns: one edge case and one drawn case run in
-    the first scheme, the next two cases in the second, and so on.  With `every`, an edge case runs in every scheme.
+    cases, and the schemes take turns.  With `every`, an edge case runs in every scheme.
 
-    Each check of a drawn case uses one set of adversarial inputs (`CheckTask.ways`).  The other cases use all sets on
-    hardware or with `every`.  For a kernel in software, only some smoke cases use all sets.  The first check of each
-    principle is moved to the front."""
+    A drawn case uses one set of adversarial inputs (`CheckTask.ways`).  The other cases use all sets on hardware or
+    with `every`.  Some checks test a principle: a kind of input that reveals many errors.  The first check of each
+    principle moves to the front."""
     all_checks = []
     for op, kernels in chosen.kernels.items():
         spec = registry.get_op(op)
@@ -102,8 +101,8 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
 
 
 def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]) -> list[CheckTask]:
-    """Replaces each check that the kernel refuses by a check that it accepts: without the refused options, or in
-    another scheme.  Also keeps one refused check for each reason of refusal, so that a result reports the reason."""
+    """Replaces each check that the kernel refuses: drops the refused options, or uses another scheme.  Also keeps one
+    refused check for each reason, so that a result reports the reason."""
     refusals, tasks = dict[str, CheckTask](), dict[tuple[Case, Scheme, object], CheckTask]()
     for task in asked:
         task = task._replace(schemes=(task.scheme, *(scheme for scheme in schemes if scheme != task.scheme)))
@@ -118,7 +117,7 @@ def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]
 
 
 def _is_empty(spec: OpSpec, case: Case, scheme: Scheme) -> str:
-    """Returns `EMPTY_PRINCIPLE` (the name of a principle) if a tensor of the case is empty, else an empty text."""
+    """Returns the text `EMPTY_PRINCIPLE` if an input tensor of the case has no elements, else an empty text."""
     inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0).values()
     return EMPTY_PRINCIPLE if any(isinstance(value, torch.Tensor) and not value.numel() for value in inputs) else ""
 
@@ -129,11 +128,10 @@ def most_work(kernel: Kernel, device: torch.device) -> Most:
 
 
 def drawn_points(spec: OpSpec, seed: int, most: Most, numbers: tuple[int, ...] = ()) -> list[DomainPoint[Case]]:
-    """Draws the cases of an op.  Returns points: a case, with its values on the axes of the op's domain.  One more axis
-    is the kind of adversarial inputs (`CheckTask.ways`).  The points cover all axes.  An op without a domain has no
-    points.
+    """Draws cases of an op from the op's domain.  An op without a domain has no cases.
 
-    `numbers` are integers from the kernel's file.  If there are any, every third point lies near one of them.
+    A point is a case with its value on each axis of the domain.  One more axis is the kind of adversarial inputs.
+    `numbers` are integers from the kernel's file.  With `numbers`, every third point lies near one of them.
     """
     if spec.domain is None:
         return []
@@ -160,7 +158,8 @@ def own_numbers(path: Path) -> tuple[int, ...]:
 
 
 def _folded(node: ast.AST) -> Iterator[int]:
-    """Yields the integer value of a literal, or of a product, a power or a shift of two literals."""
+    """Yields the value of a syntax node that is an integer literal, or a product, power or shift of two such literals.
+    Yields nothing for other nodes."""
     match node:
         case ast.Constant(value=int(value)):
             yield int(value)
@@ -187,11 +186,10 @@ def of_several_tiles(spec: OpSpec) -> Case | None:
 
 
 def most_different(cases: Sequence[Case]) -> list[Case]:
-    """Sorts cases so that each next case has the most settings that no earlier case has.  Sizes do not count as
-    settings.
+    """Sorts cases so that each next case has the most settings that no earlier case has.  Sizes are not settings.
 
-    In most lists of cases, options appear only in the last cases.  With the sort, 74 wrong kernels took 414 checks
-    instead of 477.  One fault (an attention window longer than the keys) was found in check 21 instead of 59."""
+    With this order, 74 wrong kernels took 414 checks instead of 477.  One fault (an attention window longer than the
+    keys) was found in check 21 instead of 59."""
     remaining_cases, ordered_cases, seen_pairs = list(cases), list[Case](), set[tuple[str, Scalar]]()
     while remaining_cases:
         case = max(remaining_cases, key=lambda one: len(_settings(one) - seen_pairs))  # max takes the first of the best
@@ -213,7 +211,8 @@ def smallest(spec: OpSpec, point: DomainPoint[Case], most: Most, fails: Callable
 
 
 def _wider(domain: Domain) -> Domain:
-    """Returns the domain with one more axis: the kind of adversarial inputs.  The cases do not contain this value."""
+    """Returns the domain of cases with one more axis, which selects the adversarial inputs.  The cases do not contain
+    this axis."""
 
     def make(**values: Scalar) -> Mapping[str, Scalar] | None:
         return domain.make(**{name: value for name, value in values.items() if name != WAY_AXIS})
@@ -222,7 +221,8 @@ def _wider(domain: Domain) -> Domain:
 
 
 def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | None:
-    """Makes a case with the values `made`.  Returns None if the op refuses it, or if it exceeds the limits `most`."""
+    """Makes a case from the drawn values `made`.  Returns None if the op refuses the case, or if the case exceeds the
+    limits `most`."""
     try:
         case = spec.check_case(Case(**made))
         inputs = spec.make_inputs(case, get_scheme(spec.schemes[0]), torch.device("meta"), 0)

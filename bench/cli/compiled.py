@@ -47,9 +47,10 @@ def static(
     """Compile kernels without a GPU; show registers, spills, occupancy, tensor cores and options without effect.
 
     OP is an op, or path.py::function: a Python function, of any project, that launches kernels.  For such a function,
-    --shape gives the tensors, as x=64x96,weight=96:bf16, and --argument gives the other values.  If its kernel is
-    autotuned, every config is compiled. Exit status 11: a kernel does not compile.  With --compare, new spills or lost
-    tensor cores also give 11.  Exit status 13: a kernel no longer exists, or nothing was compiled."""
+    --shape gives the tensors, as x=64x96,weight=96:bf16, and --argument gives the other values.
+
+    Exit status 11: a kernel does not compile.  With --compare, new spills or lost tensor cores also give 11.  Exit
+    status 13: a kernel no longer exists, or nothing was compiled."""
     from rooflab.bench.compile.cases import STATIC_SUITES, Query, device_for
     from rooflab.bench.compile.launchers import selected
     from rooflab.bench.compile.static_rows import with_configs

@@ -45,8 +45,9 @@ def emulate(
     """Run compiled GPU code (sm_90a) on the CPU; show errors, races, bytes by memory level, counts by source line.
 
     OP is an op, or path.py::function: a Python function, of any project, that launches Triton kernels.  For such a
-    function, --shape gives the tensors, as x=64x96,weight=96:bf16, and --argument gives the other values.  Needs no
-    GPU.  Exit status 11: a value is wrong, there is a race, or the call would fail on a GPU."""
+    function, --shape gives the tensors, as x=64x96,weight=96:bf16, and --argument gives the other values.
+
+    Exit status 11: a value is wrong, there is a race, or the call would fail on a GPU."""
     from rooflab.bench.compile.launchers import selected
     from rooflab.bench.emulate import calls as emulated_calls
 
@@ -139,7 +140,8 @@ def _show_lines(launch: JsonObject) -> None:
 
 
 def _annotated(source: Sequence[str], counted: Mapping[int, Mapping[str, int]]) -> list[Row]:
-    """Returns one table row per source line, from the first to the last line that has counts."""
+    """Returns one table row per source line, with the emulator's counts for the line: threads, bytes and bank
+    conflicts.  Covers the first to the last line with counts."""
     rows = []
     for line_number in range(min(counted), max(counted) + 1):
         counts = counted.get(line_number, {})

@@ -275,8 +275,8 @@ def roofline(
     """Draw a roofline plot of measured records.  With --gpu, draw the lower bounds of kernels' times on that GPU.
 
     Each machine gets a figure, with the newest reading of each kernel and input case.  The JSON of pytest-benchmark can
-    be drawn too, if each test passes a cost to the fixture kernel_benchmark.  With --gpu, a measured time is drawn only
-    if it was measured on that GPU.  The emulator's records are drawn with the bytes that the emulator counted."""
+    be drawn too, if each test passes a cost to the fixture kernel_benchmark.  With --gpu, times from other GPUs are not
+    drawn."""
     from rooflab.bench import commands
     from rooflab.bench.core import choose_kernels, result_folder
     from rooflab.bench.report import figures

@@ -43,7 +43,7 @@ def explain(
     measured time, and one part is unexplained.  Without a kernel name, all kernels are shown side by side.
 
     OP is an op, or path.py::function, a Python function that launches kernels.  For such a function, --shape gives the
-    tensors, as x=64x96,weight=96:bf16, --argument gives other values, and the emulator counts the minimum work."""
+    tensors, as x=64x96,weight=96:bf16, and --argument gives the other values."""
     from rooflab.bench.compile.launchers import selected
     from rooflab.bench.core import read
     from rooflab.bench.predict import predictions

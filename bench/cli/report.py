@@ -100,8 +100,8 @@ def history(
 
 
 def _by_kernel(rows: list[Row]) -> list[Row]:
-    """Returns one row per kernel.  The row has the number of cases in each state of the trend.  It also names the case
-    with the largest slowdown in its last step (sudden change)."""
+    """Sums up the rows of the cases to one row per kernel.  The new row has the number of cases in each state of the
+    trend.  It also names the case with the largest last step (sudden slowdown)."""
     from rooflab.bench.report.sources import grouped
 
     kernel_rows = []
@@ -123,7 +123,8 @@ def _by_kernel(rows: list[Row]) -> list[Row]:
 
 
 def _shown(row: Row) -> dict[str, Json]:
-    """Returns `row` for the table: joins machine, settings and timer, and shows the last step (jump) in percent."""
+    """Formats a row of the trend table.  Joins machine, settings and timer into one text.  Shows the last step (sudden
+    change of the time) in percent."""
     step = row["last_step"]
     setup_text = ", ".join(setup_part for setup_part in (row["machine"], row["setting"], row["timer"]) if setup_part)
     return row | {"circumstances": setup_text, "last_step": "" if step is None else f"{step:+.1%} at {row['step_at']}"}
@@ -147,8 +148,8 @@ def bytes_(
 ) -> None:
     """Draw the bytes that kernels move at each memory level: HBM, L2 to the SMs, shared memory with its bank conflicts.
 
-    Kernels with compiled code (sm_90a) run in the emulator, which also checks their outputs.  For a naive kernel, the
-    bytes are counted from the operands of its torch calls.  Writes a PNG and the records with the numbers."""
+    Kernels with compiled code (sm_90a) run in the emulator.  For a naive kernel, the operands of its torch calls are
+    counted.  Writes a PNG and the records with the numbers."""
     from rooflab.bench.core import RunWriter, result_folder
     from rooflab.bench.report.pictures.canvas import draw_levels
     from rooflab.bench.report.pictures.levels import move
@@ -167,7 +168,8 @@ def bytes_(
 
 
 def _megabytes(row: Row) -> dict[str, Json]:
-    """Returns a short row that fits into a terminal: for each memory level, the total megabytes read and written."""
+    """Returns a short row for the terminal: the kernel, the megabytes moved at each memory level, and the number of
+    launches."""
     megabytes: dict[str, Json] = {"kernel": row["kernel"]}
     for memory in ("hbm", "l2", "shared"):
         byte_counts = [row[name] for access in ("read", "write") if (name := f"moved_{memory}_{access}_bytes") in row]

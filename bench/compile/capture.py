@@ -1,7 +1,7 @@
 """Replaces kernel launches of Triton, Gluon and CUDA C++ by compilations, without a GPU.
 
-A fake driver replaces the GPU.  The kernel's own launcher is called with meta tensors.  Triton specialises the kernel
-as in a GPU run: the address of a meta tensor is 0, and 0 has the same alignment as a device allocation.
+A fake driver replaces the GPU, and the kernel's own launcher is called with meta tensors.  A meta tensor's address, 0,
+is aligned like a device allocation, so Triton specialises the kernel as on a GPU.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[st
 
 
 def _num_warps(kernel: Any) -> int:
-    """Returns the requested number of warps, without the warps that warp specialisation adds."""
+    """Returns the number of warps that a Triton kernel requests, without the warps that warp specialisation adds."""
     warps_match = re.search(r'"ttg\.num-warps" = (\d+)', str(kernel.asm["ttgir"]))
     return int(warps_match[1]) if warps_match else int(kernel.metadata.num_warps)
 

@@ -115,7 +115,7 @@ def can_keep(kernel: Kernel) -> bool:
 
 
 def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) -> list[Case]:
-    """Returns the cases that the kernel supports (takes), sorted by work, the smallest first."""
+    """Returns the cases that the kernel supports, sorted by work (FLOPs plus bytes), the smallest first."""
     costed_cases = []
     for case in cases:
         meta_inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -126,7 +126,8 @@ def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) 
 
 
 def _kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
-    """Returns kernels with compiled code, each with the user's file that registers it (None for Rooflab's own)."""
+    """Returns the kernels with compiled code, each with the user's file that registers it.  The file is None for
+    Rooflab's own kernels."""
     chosen = choose_kernels(op, names)
     for kernel, file in chosen if names else ():
         if file is None:

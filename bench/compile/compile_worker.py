@@ -113,12 +113,12 @@ def _fields(launch: Launch, launches: int) -> Answer:
 
 
 def _warnings(log: str) -> list[str]:
-    """Returns the assembler's warnings about code with wgmma, for example that wgmma instructions are serialized."""
+    """Returns the warnings in the assembler's log, for example that wgmma instructions are serialized."""
     return [line.strip() for line in log.splitlines() if re.search(r"warning|Potential Performance Loss", line)]
 
 
 def _threads(launch: Launch) -> int:
-    """Returns the threads per CTA.  With warp specialisation the result is more than `32 * num_warps`."""
+    """Returns the number of threads per CTA of a launch.  With warp specialisation it is more than `32 * num_warps`."""
     thread_limits = re.findall(r"^\.(?:reqntid|maxntid) (\d+)", launch.ptx, re.MULTILINE)
     return int(thread_limits[0]) if thread_limits else 32 * launch.num_warps
 
@@ -148,7 +148,8 @@ def _registered(request: Mapping[str, Any]) -> list[Launch]:
 
 
 def _launcher(request: Mapping[str, Any]) -> list[Launch]:
-    """Calls the user's launcher, and compiles its kernels.  The tensors have values, as the launcher may read them."""
+    """Calls the user's launcher without a GPU, and returns the kernel launches with their compiled code.  The input
+    tensors have values, because the launcher may read them."""
     launcher_function = function_of(f"{request['file']}::{request['kernel']}")
     inputs, launches = inputs_of(request["case"], 0), list[Launch]()
     check_named(launcher_function, inputs)
@@ -170,7 +171,8 @@ def select_request(request: Mapping[str, Any]) -> Answer:
 
 
 def _own(request: Mapping[str, Any]) -> dict[str, str] | None:
-    """Maps kernel ids to the user's files that register them.  Returns None if the request names no user files."""
+    """Maps the id of each of the user's kernels to the file that registers it.  Returns None if the request names no
+    user files."""
     if "within" not in request:
         return None
     return kernels_in(Path(request["within"]), tuple(map(Path, request["files"])))
@@ -236,7 +238,7 @@ def read_cubin(cubin: bytes, name: str) -> Cubin:
 
 
 def _text(code: sass.SassFunction) -> str:
-    """Returns the code in the format of `cuobjdump`, with addresses instead of labels."""
+    """Returns the SASS code of a function in the format of `cuobjdump`, with addresses instead of labels."""
 
     def address(label: re.Match[str]) -> str:
         return hex(code.labels[label[1]]) if label[1] in code.labels else label[0]

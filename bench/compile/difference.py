@@ -55,9 +55,10 @@ class CodeChange:
 
 
 def exit_status(changes: Sequence[CodeChange], untouched: bool = False) -> ExitStatus:
-    """Returns 11 if a kernel has new spills, lost its tensor cores or does not compile.  Otherwise returns 13 if a
-    kernel no longer exists, or if nothing was compared.  Otherwise returns 0.  `untouched`: the changes leave some
-    kernels as they are, so it is no error that nothing was compared."""
+    """Returns the exit status of a comparison of compiled kernels.
+
+    11: a kernel has new spills, lost its tensor cores or does not compile.  13: a kernel no longer exists, or nothing
+    was compared.  0: everything else.  With `untouched`, it is no error that nothing was compared."""
     verdicts = {code_change.verdict for code_change in changes}
     if verdicts & set(FAILING_VERDICTS):
         return ExitStatus.INCORRECT
@@ -143,8 +144,8 @@ def _activity(summary: Summary) -> tuple[Any, ...]:
 
 
 def _aligned(before: list[Summary], now: list[Summary]) -> list[tuple[Summary, Summary]]:
-    """Pairs the launches of two source trees: by kernel name if both trees have the same names, else in order.  Returns
-    [] if the trees have different numbers of launches."""
+    """Pairs the kernel launches of two source trees, by kernel name if the names agree, else by order.  Returns [] if
+    the trees have different numbers of launches."""
     if len(before) != len(now):
         return []
     if sorted(s.name for s in before) == sorted(s.name for s in now):
@@ -187,7 +188,8 @@ def _sentences(was: Summary, is_: Summary) -> list[str]:
 
 
 def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
-    """Returns sentences: first on options that have lost their effect, then on options that have an effect again."""
+    """Returns sentences on compile options such as pipelining.  First come the options that have lost their effect,
+    then those that take effect again."""
     failed_names = {option.name for launch in before for option in launch.options if not option.took_effect}
     failing_options = {option.name: option for launch in now for option in launch.options if not option.took_effect}
     new_sentences = [option.sentence for name, option in failing_options.items() if name not in failed_names]
@@ -272,7 +274,8 @@ def compare_pairs(
 
 
 def _at(item: Item, other: Item | None) -> Item | None:
-    """Returns `other` with the input case of `item`; unchanged if the two cases differ in their keys (`M`, `N`...)."""
+    """Returns the compile task `other` with the input case of the task `item`.  Returns `other` unchanged if the two
+    cases have different keys (`M`, `N`...)."""
     if other is None or set(other["case"]) != set(item["case"]):
         return other
     return {**other, "case": item["case"]}

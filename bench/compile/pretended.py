@@ -1,7 +1,7 @@
 """Simulates the presence of an H100: CPU tensors report a CUDA device, and `torch.cuda` answers as on an H100.
 
-A kernel launcher asks for the device of its tensors, allocates outputs there, and asks the GPU for its SMs and streams.
-Functions that need a real GPU, such as time measurements, raise an error with the name of the function.
+So a kernel's launcher works without a GPU.  Functions that need a real GPU, such as time measurements, raise an error
+with the name of the function.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parses SASS, the machine code of NVIDIA GPUs, as `cuobjdump -sass` or `nvdisasm -c` prints it.
 
-The result is a list of functions, and the registers that each instruction reads and writes.  `cuobjdump` prints the
-target of a branch as an address, `nvdisasm` as a label.  An unknown instruction is counted, but has no family.
+The result is a list of functions, and the registers that each instruction reads and writes.  An unknown instruction is
+counted, but has no family.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class SassInstruction:
 
     @property
     def _width(self) -> int:
-        """Returns the number of 32-bit registers that hold the result."""
+        """Returns the number of 32-bit registers that hold the instruction's result in one thread."""
         mma_shape = self.mma_shape
         if mma_shape:
             return mma_shape[0] * mma_shape[1] // (32 * (WARPGROUP_WARPS if self.is_wgmma else 1))

@@ -1,7 +1,7 @@
 """Analyses the control flow of SASS code: basic blocks, natural loops, and the loop that takes the most time.
 
-Loops are found as usual (Aho, Lam, Sethi, Ullman, "Compilers", 2nd edition, 9.6).  A back edge goes from a basic block
-to one of its dominators, the loop head.  The loop has all blocks that reach the back edge without passing the head.
+A back edge goes from a basic block to one of its dominators, the loop head.  The loop has all blocks that reach the
+back edge without passing the head (Aho, Lam, Sethi, Ullman, "Compilers", 2nd edition, 9.6).
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class _Block:
 
 
 def _blocks(function: SassFunction) -> tuple[dict[int, _Block], set[int]]:
-    """Maps the address of each basic block's first instruction to the block.  Also returns the addresses at which the
-    kernel and each function that it calls begin."""
+    """Maps the address of the first instruction of each basic block to the block.  Also returns the entry addresses of
+    the kernel and of each function that it calls."""
     code = function.instructions
     targets_by_branch = {i.address: _targets(i, function) for i in code if i.name in (*_BRANCH_OPCODES, "CALL")}
     branch_targets = {target for addresses in targets_by_branch.values() for target in addresses}
@@ -169,7 +169,8 @@ def _successors(last: SassInstruction, following: SassInstruction | None, target
 
 
 def _natural_loops(blocks: Mapping[int, _Block], entries: set[int]) -> dict[int, frozenset[int]]:
-    """Maps the address of each loop head to its basic blocks.  All back edges to the same head form one loop."""
+    """Finds the loops of the control-flow graph.  Maps the address of each loop head to the addresses of the loop's
+    basic blocks.  All back edges to the same head form one loop."""
     flow_edges = [(head, successor) for head, node in blocks.items() for successor in node.successors & blocks.keys()]
     flow_graph = nx.DiGraph([*flow_edges, *((_START_NODE, entry_address) for entry_address in entries & blocks.keys())])
     flow_graph = flow_graph.subgraph({_START_NODE, *nx.descendants(flow_graph, _START_NODE)})

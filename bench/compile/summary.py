@@ -211,7 +211,8 @@ def dots(ir: str) -> list[Dot]:
 
 
 def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Checks that fp32 matrix products use IEEE fp32, or split operands (`tf32x3`) if the kernel requests this."""
+    """Checks that fp32 matrix products run in IEEE fp32, or with split operands (`tf32x3`) if the kernel requests
+    this."""
     if scheme != "fp32":
         return
     fp32_precisions = [dot_op.precision for dot_op in dots(info.ir) if dot_op.dtype == "f32"]
@@ -235,7 +236,7 @@ def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 
 def _wgmma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Checks that a matrix multiplication with operands narrower than fp32 and at least 64 rows uses wgmma."""
+    """Checks that a matrix product uses wgmma if it has at least 64 rows and operands narrower than fp32."""
     tall_dots = [dot for dot in dots(info.ir) if dot.rows >= WGMMA_ROWS and _NARROW_DTYPE.match(dot.dtype)]
     if not tall_dots:
         return
@@ -261,7 +262,7 @@ def _serialized(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 
 def _pipelining(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Checks that a requested number of pipeline stages has an effect.  The launch or a loop can request the number."""
+    """Checks that a requested number of pipeline stages has an effect: the code must contain asynchronous copies."""
     stage_counts = [int(stage_count) for stage_count in _LOOP_STAGES.findall(info.ir)]
     if isinstance(info.asked.get("num_stages"), int) and info.backend == "triton":
         stage_counts.append(int(info.asked["num_stages"]))
@@ -280,7 +281,7 @@ def _pipelining(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 
 def _tma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Checks that tensor descriptors became TMA instructions, which exist from sm_90 on."""
+    """Checks that the compiler turned tensor descriptors into TMA instructions, which exist from sm_90 on."""
     descriptor_ops = sorted(set(_TENSOR_MAPS.findall(info.ir)))
     if not descriptor_ops:
         return
@@ -293,7 +294,8 @@ def _tma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 
 def _warp_specialization(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Checks that requested warp specialisation adds threads to the CTA and moves registers between warps."""
+    """Checks that a requested warp specialisation adds threads to the CTA.  Also reports whether registers move between
+    warps."""
     if "tt.warp_specialize" not in info.ir and "ttg.warp_specialize" not in info.ir:
         return
     asked_threads = 32 * info.num_warps

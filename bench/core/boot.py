@@ -1,9 +1,9 @@
 """Answers requests in a child process, which `process.py` starts: `python -P boot.py [--tree TREE HARNESS] MODULE...`.
 
-The process imports every MODULE.  It calls the function `start` of the last MODULE, if there is one.  Then the function
-`answer` of the last MODULE answers requests.  A request is a line of JSON on standard input, and an answer is a line of
-JSON on standard output.  If `answer` returns an iterator, each of its values is one line, and `null` is the last line.
-With `--tree` the process imports the kernels from the folder TREE, and `bench` from the folder HARNESS.
+The process imports every MODULE.  The last MODULE has a function `answer`, which answers requests, and may have a
+function `start`, which runs first.  Requests and answers are lines of JSON on standard input and output.  An iterator
+gives one line per value, and a last line `null`.  With `--tree` the kernels come from the folder TREE, and `bench` from
+the folder HARNESS.
 """
 
 from __future__ import annotations

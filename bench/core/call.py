@@ -26,9 +26,9 @@ Result = torch.Tensor | Outputs | None
 class Rotation:
     """Runs a kernel on several sets of inputs in turn: each call without arguments takes the next set.
 
-    All sets have the same case and seed.  The constructor does the work that is not timed: it packs weights, makes
-    plans, and allocates outputs.  The last result on each set is kept and checked after timing.  The reason is that a
-    kernel may be right in a single call and wrong in consecutive calls."""
+    All sets have the same case and seed.  The constructor packs weights, makes plans and allocates outputs, so this
+    work is not timed.  The last result on each set is checked after timing, because consecutive calls may go wrong
+    where a single call is right."""
 
     def __init__(self, kernel: Kernel, spec: OpSpec, copies: Sequence[Inputs]):
         self._spec = spec

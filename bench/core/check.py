@@ -3,18 +3,17 @@ right.
 
 The kernel runs on guarded copies of its inputs (`trial.py`, `poison.py`), by default in this process.  `rooflab check`
 runs the kernel in a child process, which never gets the oracle or the verdict (`outside.py`).  The kernel runs
+
 1. on the first data;
-2. on other data, in padded layouts and with a grid for two SMs; this run finds a cached answer, an assumption that
-   tensors are contiguous, and a persistent loop that ends too early or computes another CTA's tiles;
-3. on the first data twice more: first with NaN in the caller's outputs, then in another thread with an old answer in
-   the caller's outputs; both results must be equal bit for bit;
-4. on other data at the same addresses, with a grid for one SM; this run finds an answer that was cached by address;
+2. on other data, in padded layouts and with a grid for two SMs;
+3. on the first data again, also in another thread; all results must be equal bit for bit;
+4. on other data at the same addresses, with a grid for one SM;
 5. on the same data in other layouts, with rows of stride 0, with outputs in the memory of inputs, with other options;
 6. on adversarial inputs, which the code calls planted.
-Uninitialised memory is NaN.  Results are read as soon as the current stream is done, and then overwritten.  Only the
-outputs may change.  If a wrong result looks like a known fault, the reason names the fault (`why.py`).  A kernel is
-INVALID if it replaces a function of the timer or of the check (`timers/__init__.py`).  When a kernel is timed, each
-round has fresh values, and the outputs of the timed calls are checked afterwards (`timed.py`).
+
+Uninitialised memory is NaN, and only the outputs may change.  Results are read as soon as the current stream is done.
+If a wrong result looks like a known fault, the reason names the fault (`why.py`).  A kernel is INVALID if it replaces a
+function of the timer or of the check (`timers/__init__.py`).
 
 The check finds mistakes, and known tricks of written or generated kernels.  It does not defend against a kernel that
 attacks its process (os._exit, atexit, replaced builtins, memory written through addresses).  Two tricks make only the
@@ -50,8 +49,8 @@ def check_kernel(
 ) -> CheckResult:
     """Checks one kernel on one input case, and stops at the first fault.  The kernel need not be registered.
 
-    `runner` runs the kernel, by default in this process.  If an earlier kernel has broken the CUDA context, the status
-    is RUNTIME_ERROR, and the reason begins with `BROKEN_CONTEXT`.  Raises the op's error if the op refuses the case."""
+    `runner` runs the kernel, by default in this process.  With a broken CUDA context, the status is RUNTIME_ERROR, and
+    the reason begins with `BROKEN_CONTEXT`.  Raises the op's error if the op refuses the case."""
     device = torch.device(device)
     meta_inputs = spec.make_inputs(case, scheme, torch.device("meta"), seed)
     runner = runner or Runner(kernel, spec, scheme, device)

@@ -58,7 +58,7 @@ class CheckTask(NamedTuple):
 
 
 def _plainer(spec: OpSpec, case: Case) -> Iterator[Case]:
-    """Yields the case without each optional key in turn, and last the case without all optional keys."""
+    """Yields simpler cases.  Each lacks one optional key of `case`, and the last lacks all optional keys."""
     optional_keys = [key for key in case if key in spec.optional]
     for dropped_keys in [*([key] for key in optional_keys), *([optional_keys] if len(optional_keys) > 1 else [])]:
         yield Case(**{key: case_value for key, case_value in case.items() if key not in dropped_keys})
@@ -141,9 +141,9 @@ class CheckData:
         return [elementwise(name, *self._of_numbers(output, oracle), limit) for name, output, oracle, limit in checks]
 
     def _of_numbers(self, output: torch.Tensor, oracle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Replaces NaN by numbers wherever `oracle` is NaN.  There `oracle` becomes 0.  There `output` becomes 0 if it
-        is NaN too, and infinity if not, so that it is wrong.  An 8-bit `output` always becomes 0 there, because its
-        dtype has no NaN, or clamping removes NaN."""
+        """Replaces the elements at which the reference `oracle` is NaN.  There `oracle` becomes 0, and `output` becomes
+        0 if it is NaN too, else infinity (wrong).  An 8-bit `output` always becomes 0 there, because its dtype has no
+        NaN, or clamping removes NaN."""
         nan_mask = oracle.isnan()
         if not nan_mask.any():
             return output, oracle

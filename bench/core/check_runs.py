@@ -94,7 +94,8 @@ class Check:
             self.runner.settle()
 
     def _otherwise(self, kind: ExtraRun, first: CheckData, other: CheckData) -> None:
-        """Makes the additional run `kind` on random data: in another memory layout, or with other options."""
+        """Makes one additional run of the kernel on random data.  `kind` selects another memory layout or other
+        options."""
         match kind:
             case "expanded":
                 self._expanded(first.inputs)
@@ -118,7 +119,8 @@ class Check:
                 raise
 
     def _planted(self) -> Iterator[tuple[str, CheckData]]:
-        """Yields the adversarial inputs (called planted).  Reuses cached inputs, whose references are computed once."""
+        """Yields the sets of adversarial inputs, each with its label.  Takes them from the cache if possible, so that
+        their references are computed only once."""
         for name, inputs in self.spec.sets(self.case, self.scheme, self.device, self.seed):
             data_label = f"planted {name}"
             data = self._kept().get(data_label) or KEPT_DATA.keep(
@@ -127,7 +129,8 @@ class Check:
             yield data_label, data
 
     def _on_two_sets_of_data(self, first: CheckData) -> CheckData:
-        """Makes the runs on two sets of random data, called first and other.  Returns the other data."""
+        """Runs the kernel on two sets of random data, in several ways.  `first` is the first set.  Returns the second
+        set."""
         self._judged("first data", first, Layout(poisoned=True))
         self.weak.extend(first.weak)
         other_data = self._kept_as("other", partial(self._drawn, self.seed + OTHER_SEED))
@@ -142,19 +145,22 @@ class Check:
         return KEPT_DATA.of(self.device, self.spec, self.case, self.scheme, self.seed)
 
     def _kept_as(self, label: str, make: Callable[[], Inputs]) -> CheckData:
-        """Returns the cached data called `label` for this input case.  If there are none, `make` makes the data."""
+        """Returns the data that are cached as `label` for this input case.  If there are none, makes them with `make`
+        and caches them."""
         return self._kept().get(label) or KEPT_DATA.keep(label, CheckData(self.spec, make(), self.scheme, label))
 
     def _drawn(self, seed: int) -> Inputs:
         return self.spec.make_inputs(self.case, self.scheme, self.device, seed)
 
     def _load(self, data: CheckData, packed_in: str | None = None) -> None:
-        """Gives `data` to the runner.  Raises `Failed` if the kernel refuses the data, or cannot pack its weight."""
+        """Gives `data` to the runner, which calls the kernel.  Raises `Failed` if the kernel refuses the data, or
+        cannot pack its weight."""
         if self.runner.load(data.name, data.inputs, packed_in):
             self.packed.add(data.name)
 
     def _judged(self, label: str, data: CheckData, layout: Layout = DEFAULT_LAYOUT) -> Outputs:
-        """Makes one run, and returns its outputs.  Raises `Failed` on a fault, `LayoutRefused` on a refused layout."""
+        """Runs the kernel once, checks the outputs and returns them.  Raises `Failed` on a fault, and `LayoutRefused`
+        if the kernel refuses the memory layout."""
         self.labels.append(label)
         try:
             outputs = self.runner.run(data.name, layout)
@@ -186,13 +192,14 @@ class Check:
         return self.kernel.nondeterministic is not None
 
     def _why(self, read: Outputs, data: CheckData, layout: Layout) -> str:
-        """Returns ": " and an explanation of a wrong output; empty if no known fault explains the output."""
+        """Explains a wrong output in a text that begins with ": ". Returns "" if no known fault explains the output."""
         fault_search = Look(self.spec, self.runner, self.device, self._own_stream)
         explanation = fault_search.fault(read, data, layout, self.answers, data is self.right)
         return f": {explanation}" if explanation else ""
 
     def _arranged(self, data: CheckData, arranged: Arrangement) -> Outputs | None:
-        """Runs the kernel with the arguments of `_movable` in layout `arranged`; None if it refuses all of them."""
+        """Runs the kernel on tensors in the memory layout `arranged`. Inputs that the kernel refuses keep their own
+        layout. Returns None if it refuses all."""
 
         def run(names: set[str]) -> Outputs:
             run_layout = Layout(dict.fromkeys(names, arranged), poisoned=True, sms=FEW_SMS)
@@ -201,7 +208,8 @@ class Check:
         return _without_refused(self._movable(data, arranged), run)
 
     def _movable(self, data: CheckData, arranged: Arrangement) -> set[str]:
-        """Returns names of arguments that get other strides in the layout `arranged`, if the contract allows this."""
+        """Returns the names of the tensors that the memory layout `arranged` changes. Leaves out tensors whose new
+        strides the op's contract forbids."""
         tensors = {name: tensor for name, tensor in data.inputs.items() if isinstance(tensor, torch.Tensor)}
         strides = {name: strides_of(tensor, arranged) for name, tensor in tensors.items()}
         meta_tensors = {
@@ -215,7 +223,7 @@ class Check:
         return names - {str(self.spec.prepared)} if data.name in self.packed else names
 
     def _allows(self, name: str, tensor: torch.Tensor) -> bool:
-        """Whether the contract allows the strides of `tensor` for the argument `name`.  A kernel may refuse them."""
+        """Tells whether the op's contract allows the strides of `tensor` for the argument `name`."""
         argument_contract = self.spec.contract.arguments.get(name) if self.spec.contract else None
         try:
             check_layout(name, tensor, argument_contract.layout if argument_contract else "any")
@@ -224,8 +232,8 @@ class Check:
         return True
 
     def _far(self, data: CheckData) -> None:
-        """Makes runs that need 64-bit offsets, if the op's contract allows such strides.  Most parts of a tensor (rows,
-        pages, experts or heads) then lie more than 2**31 elements after its first part."""
+        """Runs the kernel on tensors that need 64-bit offsets, if the op's contract allows such strides. Most rows,
+        heads or pages then lie over 2**31 elements after the first."""
         contract_results = self.spec.contract.results.values() if self.spec.contract else ()
         fixed_outputs = {"out" for contract_result in contract_results if contract_result.layout == "contiguous"}
         output_forms = data.forms if "out" in self.kernel.accepted and not self.spec.mutates else ()
@@ -253,8 +261,8 @@ class Check:
                 self._judged(f"{OFFSET_LABEL}: {FAR_PAGES} of {', '.join(cache_names)}", data, far_layout)
 
     def _expanded(self, inputs: Inputs) -> None:
-        """Makes a run in which float inputs repeat their first row without a copy (stride 0).  If the kernel refuses
-        some of these inputs by name, runs again with the original tensors for these inputs."""
+        """Runs the kernel on float inputs that repeat their first row without a copy (stride 0). If the kernel refuses
+        some of these inputs by name, they get their original rows in a second run."""
         row_views = {
             name: tensor[:1].expand_as(tensor)
             for name, tensor in inputs.items()
@@ -281,7 +289,8 @@ class Check:
                 }
 
     def _in_place(self, data: CheckData) -> None:
-        """Makes a run with outputs in the memory of inputs, if the op allows that and the kernel takes `out`."""
+        """Runs the kernel with outputs in the memory of inputs. Does nothing unless the op allows this and the kernel
+        has an argument `out`."""
         output_forms = dict(zip(data.names, data.forms, strict=True))
         shared_inputs = {
             output: name
@@ -295,7 +304,7 @@ class Check:
                 self._judged(f"other data, out is {', '.join(shared_inputs.values())}", data, run_layout)
 
     def _with_other_options(self, first: CheckData) -> None:
-        """Runs the kernel on the first data with other numeric options: a wrong kernel may reuse the old options."""
+        """Runs the kernel on the first inputs with other numeric options. A wrong kernel may reuse the old options."""
         new_options = {name: change(first.inputs[name]) for name, change in OPTIONS.items() if first.inputs.get(name)}
         if new_options:
             run_label = f"other {', '.join(new_options)}"
@@ -306,8 +315,8 @@ class Check:
     def _repeated(self, data: CheckData) -> None:
         """Runs the kernel on the first data again, several times; all results must be equal bit for bit.
 
-        The first run makes two calls, because a kernel may skip the second call.  The next run is in another thread.
-        If the kernel takes `out`, this output holds NaN in the first run, and an old answer in the next run."""
+        The first run makes two calls, and the next run is in another thread.  If the kernel takes the output `out`, it
+        holds NaN in the first run, and an old answer in the next run."""
         takes_out = "out" in self.kernel.accepted and not self.spec.mutates
         run_label = "first data again, into out" if takes_out else "first data again"
         output_forms = data.forms if takes_out else ()
@@ -348,7 +357,7 @@ class Check:
 
 
 def _differing(spec: OpSpec, one: Outputs, other: Outputs) -> str:
-    """Returns the name of the first output with different bits in two runs; empty if all outputs are equal."""
+    """Returns the name of the first output that has different bits in two runs, or "" if all outputs are equal."""
     named_outputs = zip(spec.outputs, one, other, strict=False)
     return next(
         (name for name, first_output, second_output in named_outputs if not same_bits(first_output, second_output)), ""
@@ -356,7 +365,8 @@ def _differing(spec: OpSpec, one: Outputs, other: Outputs) -> str:
 
 
 def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Outputs | None:
-    """Calls `run` with `names`.  After a refusal, calls it again without the refused names; None if no name is left."""
+    """Calls `run` with a set of argument names. If the kernel refuses some arguments, repeats the call without their
+    names. Returns None if no name is left."""
     while names:
         try:
             return run(names)
@@ -367,7 +377,8 @@ def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Out
 
 
 def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str, CheckData]]:
-    """Returns a list with one random member of `sets`, all equally likely; empty if `sets` is empty."""
+    """Returns a list with one random input set, or an empty list if there is no input set. All sets are equally
+    likely."""
     random_state, chosen_sets = random.Random(seed), list[tuple[str, CheckData]]()
     for set_count, input_set in enumerate(sets, 1):
         chosen_sets = [input_set] if not random_state.randrange(set_count) else chosen_sets
@@ -376,7 +387,8 @@ def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str,
 
 @contextmanager
 def _threads_for(inputs: Inputs) -> Iterator[None]:
-    """Uses one CPU thread for small inputs: starting more takes longer than the work, on a busy CPU 10x as long."""
+    """Limits torch to one CPU thread while the inputs are small. Starting threads takes longer than the work: 10 times
+    as long on a busy CPU."""
     old_threads = torch.get_num_threads()
     element_count = sum(tensor.numel() for tensor in inputs.values() if isinstance(tensor, torch.Tensor))
     if element_count < SMALL_ELEMENTS:

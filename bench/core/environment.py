@@ -123,11 +123,11 @@ class Environment:
         status: Status = "OK",
         reason: str = "",
     ) -> Record:
-        """Makes a record: which kernel ran here, on which inputs, and in which environment.  The caller adds the other
-        fields with `replace`.  Without `run_id` the record gets a new run id.
+        """Makes a record: the kernel, its inputs, and the environment.  The caller adds the other fields with
+        `replace`.
 
-        If the kernel's file lies outside Rooflab, `commit` is the commit of that file's repository.  The environment
-        then has Rooflab's version and commit, and the file's hash (`kernel_file_sha256`).  Without git, the environment
+        Without `run_id` the record gets a new run id.  `commit` is the commit of the kernel's repository.  For a kernel
+        outside Rooflab, the environment also has Rooflab's commit and the hash of the kernel's file.  Without git, it
         has a hash of the source files (`tree`)."""
         environment, (commit, dirty) = self.to_dict(), (self.commit, self.dirty)
         if kernel_file := file_of(kernel):
@@ -203,10 +203,10 @@ def _version(package: str) -> str | None:
 
 
 def git_state(path: Path) -> tuple[str | None, bool | None]:
-    """Returns the git commit at `path`, and whether files have changed since this commit; `(None, None)` without git.
+    """Returns the git commit at `path`, and whether files have changed since; `(None, None)` without git.
 
-    For the folder of a checkout, changes in results/ do not count.  For a file, changes of any committed file count,
-    and so does the file itself if it is new.  A file that git ignores gives `(None, None)`."""
+    For the folder of a checkout, changes in results/ do not count.  For a file, changes of any committed file count.  A
+    new file counts as a change.  A file that git ignores gives `(None, None)`."""
     return file_state(path) if path.is_file() else _folder_state(path)
 
 
@@ -222,10 +222,10 @@ def _folder_state(root: Path) -> tuple[str | None, bool | None]:
 
 
 def own_state() -> tuple[str | None, bool | None]:
-    """Returns the `git_state` of this program.  For a copy without git, the variable `ROOFLAB_COMMIT` gives the state.
+    """Returns the git commit of this program, and whether its files have changed.
 
-    The variable holds COMMIT or COMMIT:TREE.  TREE is the `tree_hash` at this commit, and shows whether the copy has
-    changed.  Without TREE the second result is None.  Raises `ValueError` if the variable has another form."""
+    For a copy without git, the variable `ROOFLAB_COMMIT` holds COMMIT or COMMIT:TREE, where TREE is a hash of the
+    unchanged files.  Without TREE the second result is None.  Raises `ValueError` if the variable has another form."""
     program_state = git_state(ROOT)
     variable_text = os.environ.get(COMMIT_VARIABLE, "")
     if program_state[0] is not None or not variable_text:

@@ -78,13 +78,11 @@ class FunctionOp(NamedTuple):
 
     @staticmethod
     def judge(actual: object, expected: object) -> list[ErrorStats]:
-        """Compares the outputs `actual` of a kernel with `expected`: one verdict per output.  NaN never passes.
+        """Compares the outputs `actual` of a function with `expected`: one verdict per output.  NaN never passes.
 
-        An output must have the dtype of its reference; the reference of a float output may also be fp64.  Integers must
-        be equal.  Floats may differ by a few roundings to the output dtype, relative to the element or to the tensor's
-        root mean square (the larger one).  The reason is that the error of a sum grows with its terms, not with its
-        value.  Raises `ValueError` on an argument that is no tensor or tuple of tensors, and on a wrong number or dtype
-        of outputs."""
+        Integers must be equal.  Floats may differ by a few roundings, relative to the element or to the tensor's root
+        mean square (the larger one).  A float output's reference may be fp64; otherwise the dtypes must be equal.
+        Raises `ValueError` on a wrong number or dtype of outputs, and on an output that is no tensor."""
         fn_outputs, references = _tensors("fn", actual), _tensors("reference", expected)
         if len(fn_outputs) != len(references):
             raise ValueError(f"fn: expected {len(references)} outputs, as from the reference, got {len(fn_outputs)}")
@@ -122,7 +120,8 @@ class AsKernel:
 
 
 def _bound(function: Function, made: object, inputs: Inputs) -> Callable[[], Result]:
-    """Returns a call of `function` with `inputs`: by keyword if `make` gave a mapping (`made`), else by position."""
+    """Binds `inputs` to `function`, and returns a function without arguments. Passes the inputs by keyword if `made` is
+    a mapping, else by position."""
     return partial(function, **inputs) if isinstance(made, Mapping) else partial(function, *inputs.values())
 
 
@@ -133,12 +132,11 @@ def op_of(
     dtypes: Sequence[torch.dtype],
     device: torch.device,
 ) -> FunctionOp:
-    """Makes the op of `fn` on the inputs that `make(seed)` returns.
+    """Makes an op and a kernel from the function `fn`, with the inputs that `make(seed)` returns.
 
-    The expected outputs are the results of `reference`, in its own precision, on copies of the inputs.  Outputs have
-    the dtypes `dtypes`, and may differ from the expected outputs by a few roundings.  Inputs keep the memory layout of
-    `make`.  Some tensors, such as subclasses, cannot be copied between guards.  They are those of `make(0)` in every
-    run."""
+    The expected outputs are the results of `reference` on copies of the inputs.  `dtypes` are the outputs' dtypes;
+    floats may differ by a few roundings.  Inputs keep the memory layout of `make`.  Some tensors, such as subclasses,
+    cannot be copied; every run uses those of `make(0)`."""
     made_inputs = make(0)
     values = named(made_inputs)
     names = [name for name, value in values.items() if not isinstance(value, torch.Tensor) or _can_be_guarded(value)]
@@ -202,9 +200,8 @@ class Checked(NamedTuple):
     def of(cls, fn: Function, args: Sequence[object], reference: Function | None) -> Checked:
         """Compares `fn` with `reference`, each on copies of `args`.  Then checks `fn` like a kernel.
 
-        The second set of inputs for this check is `args`, with tensors shifted by one position.  `fn` may change its
-        arguments, and two runs may differ in their bits.  Without a reference, the check finds only two faults: a write
-        outside the arguments, and a result that changes after the call."""
+        The kernel check also uses other inputs: the tensors of `args`, shifted by one position.  Without a reference,
+        the check finds only two faults: a write outside the arguments, and a result that changes after the call."""
         expected_outputs = reference(*map(_copy, args)) if reference is not None else None
         arg_copies = [*map(_copy, args)]
         result, is_interpreted = _watched(partial(fn, *arg_copies))
@@ -236,14 +233,16 @@ class Checked(NamedTuple):
 
 
 def _can_be_guarded(value: object) -> TypeGuard[torch.Tensor]:
-    """Returns whether `value` is a plain strided tensor with memory, not a subclass or a meta tensor."""
+    """Tells whether `value` is a plain strided tensor with memory. Meta tensors and tensor subclasses (except
+    `Parameter`) are not."""
     if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, torch.nn.Parameter):
         return False
     return value.layout == torch.strided and not value.is_meta
 
 
 def _fault(op: FunctionOp, judged: bool) -> str:
-    """Returns the fault that the check finds, or "".  Without `judged`, the outputs are not compared."""
+    """Checks a function, and returns the fault or "". If `judged` is false, only runs the function, and does not
+    compare its outputs."""
     runner = _AsItIs(op.kernel, op.spec, op.scheme, op.device)
     if judged:
         result = check_kernel(op.kernel, op.spec, op.case, op.scheme, op.device, planted=False, runner=runner)
@@ -273,7 +272,7 @@ class _AsItIs(Runner):
 
 
 def _shifted(value: torch.Tensor) -> torch.Tensor:
-    """Rolls a float tensor in place by one position along the last dimension, and returns the tensor."""
+    """Rolls a float tensor in place by one position along the last dimension. Returns the tensor."""
     if value.is_floating_point() and value.ndim:
         raw_values = value.view(torch.uint8) if value.dtype.itemsize == 1 else value
         raw_values.copy_(raw_values.roll(1, -1))
@@ -281,7 +280,8 @@ def _shifted(value: torch.Tensor) -> torch.Tensor:
 
 
 def _plain(result: object) -> tuple[torch.Tensor, ...]:
-    """Returns `result` as a tuple of tensors; empty if `result` is neither a tensor nor a tuple of tensors."""
+    """Returns a function's result as a tuple of tensors. Returns an empty tuple if the result has other values than
+    tensors."""
     with suppress(ValueError):
         return _tensors("fn", result)
     return ()
@@ -293,7 +293,7 @@ def copied(inputs: Inputs) -> Inputs:
 
 
 def _copy(value: Any) -> Any:
-    """Copies a tensor with the same strides (`clone` changes some strides); returns any other value unchanged."""
+    """Copies a tensor with its strides, because `clone` changes some strides. Returns any other value unchanged."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.is_meta or torch._debug_has_internal_overlap(value):
@@ -313,7 +313,7 @@ def device_of(*values: object) -> torch.device:
 
 
 def _watched(call: Callable[[], Result]) -> tuple[Result, bool]:
-    """Returns the result of `call`, and whether Triton's interpreter ran a kernel during the call."""
+    """Runs `call`. Returns its result, and whether Triton's interpreter ran a kernel in it."""
 
     def builder() -> object:
         return getattr(sys.modules.get("triton.runtime.interpreter"), "interpreter_builder", None)

@@ -35,9 +35,9 @@ from rooflab.roofline.model import Bound, Ceilings, Cost, Traffic, bound
 class Measurement:
     """Holds the settings and the state of a measurement, for all records of a run.
 
-    The first check of a kernel has adversarial (planted) inputs.  It uses the first small case that the kernel
-    supports.  It runs in a child process, because the kernel may hang or break its CUDA context.  Then the kernel is
-    checked in this process on each case, without adversarial inputs, because they take seconds at a model's sizes."""
+    A kernel is first checked with adversarial (planted) inputs on a small case.  This check runs in a child process,
+    because the kernel may hang or break its CUDA context.  Then the kernel is checked here on each case.  These checks
+    have no adversarial inputs, which take seconds at a model's sizes."""
 
     spec: OpSpec
     scheme: Scheme
@@ -68,9 +68,9 @@ class Measurement:
     def records(self, kernels: Sequence[Kernel], cases: Iterable[Case]) -> Iterator[Record]:
         """Yields one record for each kernel of each input case, case by case.
 
-        Every kernel is checked first; a kernel that fails gets no time.  If a kernel cannot run here, its record has
-        the reason and the bound.  After a kernel has broken the CUDA context, no kernel runs, and the records say so.
-        A run with a time limit raises `ContextBroken` instead, so that a fresh process can continue."""
+        A kernel that fails its check gets no time.  A kernel that cannot run here gets a record with the reason and the
+        roofline bound.  After a kernel has broken the CUDA context, no kernel runs.  With a time limit, `ContextBroken`
+        is then raised."""
         has_limit = self.settings.limit_s < math.inf
         try:
             for case in cases:
@@ -132,7 +132,8 @@ class Measurement:
         return Failed.by(refusal) if refusal else None
 
     def _check_runnable(self, kernel: Kernel, short: str) -> None:
-        """Raises `Failed` if the kernel cannot run here, or if there is too little memory."""
+        """Raises `Failed` if the kernel cannot run here, if memory is too small, or if an earlier fault broke the CUDA
+        context."""
         if refusal := self.why_not(kernel, self.device):
             raise refusal
         if short:
@@ -154,7 +155,8 @@ class Measurement:
         return replace(result, status="RUNTIME_ERROR", reason=fault) if fault and result.status == "OK" else result
 
     def _fault(self, who: str) -> str:
-        """Returns the CUDA error that has broken the context, and stores it in `broken`; empty if there is no error."""
+        """Returns the CUDA error that broke the CUDA context, or "" if the context works. Stores the error and the name
+        `who` in `broken`."""
         if broken_reason := already_broken(self.device):
             self.broken = f"{BROKEN_CONTEXT}, by {who}: {broken_reason}"
         return broken_reason
@@ -162,7 +164,7 @@ class Measurement:
     def _together(
         self, ready: Mapping[str, Rotation], unseen: Unseen | None
     ) -> tuple[dict[str, Samples], dict[str, Failed], JsonObject | None]:
-        """Times the kernels in `ready` together.  Returns no samples if a kernel has broken the CUDA context."""
+        """Times several kernels in the same rounds. Returns no times if one of them broke the CUDA context."""
         if self.broken:
             return {}, dict.fromkeys(ready, Failed("RUNTIME_ERROR", self.broken)), None
         if ready:
@@ -173,8 +175,8 @@ class Measurement:
         return samples_by_name, timing_failures, clock_readings
 
     def _gate(self, kernel: Kernel, case: Case) -> CheckResult | None:
-        """Returns the result of a kernel's only check with adversarial inputs.  The first call makes it, on the first
-        small case that the kernel supports, or else on `case`.  Returns None if an earlier run has made it."""
+        """Checks a kernel once with adversarial inputs, and returns the result. The check uses a small case, or `case`
+        if the kernel supports no small case. Returns None if an earlier run made this check."""
         if kernel.name not in self.gated and kernel.name not in self.planted_before:
             # `first_case` looks only at shapes; if the kernel refuses the small case's values or addresses, use `case`.
             for small_case in filter(None, (first_case(kernel, self.spec, self.scheme), case)):
@@ -185,14 +187,16 @@ class Measurement:
         return self.gated.get(kernel.name)
 
     def _first(self, kernel: Kernel, case: Case) -> CheckResult:
-        """Makes the first check of the kernel in a child process, or here if the kernel is not registered."""
+        """Checks a kernel for the first time. A registered kernel runs in a child process, any other kernel in this
+        process."""
         registered_op, seed = registry.get_op(kernel.op) if kernel.op in registry.ops() else None, self.settings.seed
         if registered_op is self.spec and registry.kernels(kernel.op).get(kernel.name) is kernel:
             return Checkers(self.device)(CheckTask(kernel, case, self.scheme, seed))
         return self.check_here(kernel, case, planted=True)
 
     def _function(self, kernel: Kernel, copies: Sequence[Inputs]) -> Rotation:
-        """Returns a function that runs the kernel on each of `copies` in turn.  Raises `Failed` on a fault."""
+        """Returns a function that runs the kernel on each input set of `copies` in turn. Raises `Failed` if the kernel
+        fails before the timing."""
         try:
             input_rotation = Rotation(kernel, self.spec, copies)
             if self.device.type == "cuda" and not self.settings.checked:
@@ -206,7 +210,7 @@ class Measurement:
     def _record(
         self, kernel: Kernel, case: Case, cost: Cost, result: CheckResult | None, fault: Failed | None
     ) -> Record:
-        """Returns the record of a kernel without a time."""
+        """Makes the record of a kernel, still without a time."""
         ceilings, kernel_config = self.ceilings, kernel.config_for(case, self.scheme, self.device)
         status, record_reason = (fault.status, fault.reason) if fault else ("OK", result.reason if result else "")
         if ceilings and ceilings.noise and self._bound(cost):
@@ -231,8 +235,8 @@ class Measurement:
     def _with_time(
         self, record: Record, samples: Samples, cost: Cost, clocks: JsonObject | None, seen: JsonObject
     ) -> Record:
-        """Returns the record with a measured time.  The record is INVALID if the clock is too coarse for this time, or
-        if the time exceeds the machine's limits.  It is NOISY if the machine was busy."""
+        """Adds a measured time to the record. The record becomes INVALID if the clock is too coarse or the time is
+        impossibly short. It becomes NOISY if the machine was busy."""
         self._raise_ceilings(samples, cost)
         noise_reason = samples.noise if samples.few or not self.settings.paired else ""
         if fault_cause := why_invalid(samples, cost, self._limits(), clocks):
@@ -244,8 +248,8 @@ class Measurement:
         return replace(with_reading(record, samples, clocks), status=cast(Status, status), reason=status_reason, **seen)
 
     def _moved(self, record: Record, claimed: Traffic | None, samples: Samples | None, cost: Cost) -> Record:
-        """Returns the record with bound, rates, and traffic (bytes that the kernel claims to move).  A NOISY time gives
-        no rates.  Leaves out traffic that this machine's fastest memory could not move in the measured time."""
+        """Adds the roofline bound, the rates and the kernel's claimed traffic (bytes moved) to the record. A NOISY time
+        gives no rates. Traffic that no memory here could move in the measured time is left out."""
         traffic, traffic_reason, machine_limits = claimed, record.reason, self._limits()
         median_s = samples.median_s if samples and math.isfinite(samples.median_s) and samples.median_s > 0 else None
         if traffic and median_s and machine_limits:
@@ -274,7 +278,8 @@ class Measurement:
         return limits_for(self.device, self.ceilings) if self.ceilings else None
 
     def _raise_ceilings(self, samples: Samples, cost: Cost) -> None:
-        """Measures the peak rates again after the first reading above them, because a busy machine may lower them."""
+        """Measures the machine's peak rates again, once, if a kernel seems faster than they allow. A busy machine may
+        have lowered the first measurement."""
         ceilings = self.ceilings
         if self.raised or ceilings is None or ceilings.kind != "measured" or not samples.resolved or samples.fault:
             return

@@ -74,10 +74,10 @@ def few(samples: int, room: int) -> str:
 
 
 def why_noisy(seconds: Sequence[float], waiting: float | None) -> str:
-    """Returns one sentence if the samples are too noisy; empty if they are good.  The samples are in time order.
+    """Returns one sentence if the samples are too noisy, else an empty text.  The samples are in time order.
 
-    `waiting` is the time that the process's threads waited for a processor, divided by their run time.  It is None if
-    the system does not report it.  Without samples, only `waiting` decides."""
+    `waiting` is the time that the threads waited for a processor, divided by their run time, or None if unknown.
+    Without samples, only `waiting` decides."""
     if waiting is not None and waiting > MAX_WAITING:
         return f"other processes were running: for each second of work, the threads waited {waiting:.2f} s for a core"
     if not len(seconds):
@@ -105,8 +105,8 @@ def shared(clocks: JsonObject | None) -> str:
 def above_limits(samples: Samples, cost: Cost, limits: Ceilings) -> tuple[str, float] | None:
     """Returns the limit that a reading exceeds by the largest factor, and this factor; None if it exceeds no limit.
 
-    On a GPU, written data may still be in L2 when the timer stops.  So HBM's rate limits only the bytes read, and only
-    if L2 was cold.  L2's rate limits all bytes.  A dtype without a known rate for matrix products sets no limit."""
+    On a GPU, written data may still be in L2 when the timer stops.  So HBM's rate limits only the bytes read from a
+    cold L2.  L2's rate limits all bytes.  A dtype without a known rate for matrix products sets no limit."""
     tensor_flops = {dtype: flops for dtype, flops in cost.tensor_flops.items() if dtype in limits.tensor_flops_per_s}
     capped_cost = replace(cost, tensor_flops=tensor_flops)
     on_gpu = samples.method.startswith("cuda")
@@ -126,10 +126,9 @@ def why_invalid(
 ) -> str | None:
     """Returns one sentence with the likely cause if a reading is INVALID; None if it is valid.
 
-    These causes are checked, in this order: a fault that the timer found, a timer that did not advance, a throttled
-    card, a time below that of an empty kernel, a timer that is too coarse (`UNRESOLVED: ...`), a reading above
-    `limits`. `limits` are the rates that the device cannot exceed at its highest clock.  An argument that is None is
-    not checked."""
+    The causes are, in this order: a fault that the timer found, a timer that did not advance, a throttled card, a time
+    below that of an empty kernel, a timer that is too coarse (`UNRESOLVED: ...`), a rate above `limits`.  An argument
+    that is None is not checked."""
     median_s, method, floor_s = samples.median_s, samples.method, samples.launch_floor_s
     if samples.fault:
         return samples.fault

@@ -1,8 +1,7 @@
 """Runs kernels in child processes.  Inputs and outputs are passed through files in shared memory.
 
-The oracle (the reference outputs), the tolerance and the verdict stay in the parent process, which computes them after
-the child's answer.  The child does not get the seed.  If the child ends or hangs, the kernel has failed.  What the
-child prints does not count.  In the child, `answer` handles the requests.
+The oracle (the reference outputs), the tolerance and the verdict stay in the parent process.  The child does not get
+the seed.  If the child ends or hangs, the kernel has failed.  In the child, `answer` handles the requests.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ LATE_S = 10.0
 class Checkers:
     """Runs checks of kernels in child processes.  On a CPU there is one child per core, with one thread.
 
-    The children interpret Triton kernels if this process does.  If the pool `emulators` is given, kernels with compiled
-    code run in the emulator.  A call ends its child after `limit_s` seconds (by default the pool's limit), or when the
-    event `over` is set.  If a kernel has refused an option, its later random cases leave the option out."""
+    With the process pool `emulators`, kernels with compiled code run in the emulator.  A check ends after `limit_s`
+    seconds (by default the pool's limit), or when the event `over` is set.  If a kernel has refused an option, its
+    later random cases leave the option out."""
 
     def __init__(self, device: torch.device, emulators: Pool | None = None, limit_s: float | None = None):
         self.device, self.over, self._emulators, self._limit_s = device, threading.Event(), emulators, limit_s
@@ -67,10 +66,10 @@ class Checkers:
             child_pool.start(min(len(checks), self.workers))
 
     def __call__(self, task: CheckTask) -> CheckResult:
-        """Runs one check.
+        """Checks one kernel in a child process.
 
-        After a fault the child process is ended, because the kernel may have changed it.  After a wrong answer the
-        child checks only the same kernel from then on.  If the kernel's file changes, a new child imports it."""
+        A fault ends the child, because the kernel may have damaged it. After a wrong answer, the child checks only the
+        same kernel. A kernel file that has changed gets a new child."""
         op_spec, refused_options = registry.get_op(task.kernel.op), self._refused.setdefault(task.kernel.id, set())
         if task.schemes and refused_options:
             task = task.taken(op_spec, refused_options) or task
@@ -154,7 +153,8 @@ class Outside(Runner):
         return {"checked_by": "none"} if self._child.ended else cast("dict[str, Any]", self._ask("seen"))
 
     def _ask(self, name: str, *arguments: object) -> object:
-        """Calls a method of the child's `Runner`, and raises its exceptions.  Raises `Failed` if no answer comes."""
+        """Calls a method of the `Runner` in the child process. Raises the errors of the child here, and `Failed` if no
+        answer comes."""
         try:
             request = {"call": name, "arguments": written(arguments, self._file)}
         except OSError as full:

@@ -1,8 +1,8 @@
 """Detects wrong reads and writes: guards around tensors, poison (NaN) in unwritten memory, comparison of all bits.
 
-This file also finds wrong kernels with outputs that look right.  Such a kernel keeps answers between calls, finishes
-its work after the call, or returns memory that it did not write.  Kernels do so by mistake, and generated kernels do so
-often (Ouyang et al., KernelBench, 2025; reports in the public kernel contests of 2025 and 2026).
+It also detects kernels that keep answers between calls, finish after the call, or return memory that they did not
+write.  Generated kernels often do so (Ouyang et al., KernelBench, 2025; reports in the public kernel contests of 2025
+and 2026).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Guarded:
             view[single_index].copy_(tensor[single_index])
 
     def _place_in(self, copy: torch.Tensor) -> torch.Tensor:
-        """Returns a view of the tensor's elements in `copy`, a copy of the buffer."""
+        """Returns the view of the tensor's elements in `copy`, which is a copy of the tensor's whole buffer."""
         view_offset = self.view.storage_offset() - self.buffer.storage_offset()
         return copy.as_strided(self.view.shape, self.view.stride(), view_offset)
 
@@ -116,7 +116,7 @@ class FarPages(Far):
 
 
 def _gap(cache: torch.Tensor) -> int:
-    """Returns the number of unused pages between the first page and the second page."""
+    """Returns the number of unused pages between the first and the second page of a far copy of `cache`."""
     return FAR_STRIDE // cache[0].numel() + 1
 
 
@@ -133,7 +133,8 @@ def _far_pages(cache: torch.Tensor) -> FarPages:
 
 
 def _far_apart(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Returns zeros with these strides, and 2**31 unused elements before and after.  Untouched pages take no memory."""
+    """Returns a CPU tensor of zeros with the given strides, and 2**31 unused elements before and after it. Untouched
+    pages take no memory. Raises `LayoutRefused` without enough address space."""
     element_count = extent(shape, strides)
     mmap_flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     try:
@@ -207,7 +208,7 @@ def guard_output(
 def _allocate(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device, byte: int, skew: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns a buffer filled with the poison `byte`, and a view of shape `shape` in the middle of this buffer."""
+    """Allocates a buffer filled with `byte`. Returns the buffer, and a view of shape `shape` in its middle."""
     guard_elements = GUARD_BYTES // dtype.itemsize
     all_elements = 2 * guard_elements + skew + extent(shape, strides)
     aligned_elements = -(-all_elements // 256) * 256  # so that what follows in one storage is aligned too
@@ -217,7 +218,8 @@ def _allocate(
 
 
 def _single(strides: tuple[int, ...]) -> tuple[int | slice, ...]:
-    """Returns an index that selects each element once: 0 in dimensions with stride 0, all indices in the others."""
+    """Returns an index that selects each stored element once. It is 0 in dimensions with stride 0, and a full slice in
+    the others."""
     return tuple(0 if stride == 0 else slice(None) for stride in strides)
 
 
@@ -251,11 +253,11 @@ def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> t
 
 
 def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: int) -> list[int]:
-    """Returns strides with one far (very large) stride, or [] if no dimension fits.  `order`: smallest stride first.
+    """Returns strides for `shape` with one far stride (just below 2**31), or [] if no dimension fits.
 
-    The far stride is just below 2**31; a long dimension gets a smaller one.  By default, it belongs to the outermost
-    dimension with at least three rows, if there is one.  With `inside`, another dimension gets it.  Larger strides are
-    multiples of the far stride, so that other dimensions can be merged."""
+    `order` lists the dimensions, smallest stride first.  The far stride belongs to the outermost dimension with at
+    least three rows, or with two if there is no other.  With `inside`, another dimension gets it.  A long dimension
+    gets a smaller far stride."""
     outer_dims = [dim for dim in order[1:] if shape[dim] > 1]
     outer_dim = next((dim for dim in reversed(outer_dims) if shape[dim] > 2), outer_dims[-1] if outer_dims else None)
     other_dims = [dim for dim in outer_dims if dim != outer_dim]

@@ -1,7 +1,7 @@
 """Manages child processes: starts them, sends requests, limits the time, and ends them with all descendants.
 
-A request to a `Child` is a line of JSON, and an answer is one or more lines of JSON.  The child's program is `boot.py`.
-If a child does not answer, `ChildFailed` is raised.
+The child's program is `boot.py`.  Requests and answers are lines of JSON.  A child that does not answer raises
+`ChildFailed`.
 """
 
 from __future__ import annotations
@@ -83,12 +83,11 @@ def command_for(modules: Sequence[str], tree: Path | None = None, python: str = 
 
 
 class Child:
-    """One child process that answers requests.  Raises `ValueError` if its compile caches cannot be written to.
+    """A child process that answers requests.  Raises `ValueError` if its compile caches cannot be written to.
 
-    The child gets this process's environment variables, changed by `environment`; None removes a variable.  When the
-    child is ended, its descendants are ended too.  The child leads its own session.  With `own_session=False` it stays
-    in this process's session, where Ctrl-C also ends it.  Standard error goes to the file `log`; without `log` it is
-    kept for the text of `ChildFailed`.  `command_for` explains `modules`, `tree` and `python`."""
+    The child gets this process's environment variables, changed by `environment`; None removes a variable.  By default
+    the child leads its own session, so Ctrl-C does not end it.  Standard error goes to the file `log`, or else into the
+    text of `ChildFailed`.  `command_for` explains `modules`, `tree` and `python`."""
 
     def __init__(
         self,

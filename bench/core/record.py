@@ -1,8 +1,7 @@
 """Defines records: one line of JSON for each result, with its environment.  Records are appended and never edited.
 
-The schema is the dataclass `Record`.  Within one major version, new versions only add fields and values.  Version 1.2
-added the status NOISY.  Version 1.3 added the backend cpp and the value cpu of `checked_by`.  A reader ignores unknown
-fields and refuses a newer major version.
+The schema is the dataclass `Record`.  A minor version only adds: 1.2 the status NOISY, 1.3 the backend cpp and
+`checked_by` cpu.  A reader ignores unknown fields and refuses a newer major version.
 """
 
 from __future__ import annotations
@@ -207,7 +206,7 @@ class Record:
         """Returns the timing method and the L2 state, such as `cuda events, launch gaps hidden, cold`.
 
         The number of calls per sample is left out, because it depends on the kernel's speed.  Otherwise a faster kernel
-        would seem to have another timing method.  If L2 is cold, a sample is always one call."""
+        would seem to have another timing method."""
         timer_name = re.sub(r"\d+ calls per sample", "several calls per sample", self.timer or "unknown")
         return f"{timer_name}, {self.l2_state}" if self.l2_state else timer_name
 
@@ -240,7 +239,8 @@ _ERROR_NUMBERS = ("max_abs_error", "max_error_over_tolerance")
 
 
 def _choices(hint: object) -> tuple[object, ...]:
-    """Returns the allowed values of a `Literal`, with None for an optional `Literal`; empty for other types."""
+    """Returns the allowed values of a `Literal` type, and None too if the type is optional. Returns an empty tuple for
+    other types."""
     kind = get_args(hint)[0] if NoneType in get_args(hint) else hint
     literal_values = get_args(kind) if get_origin(kind) is Literal else ()
     return (*literal_values, None) if literal_values and kind is not hint else literal_values

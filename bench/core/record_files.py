@@ -101,9 +101,9 @@ FolderKind = Literal["kept", "local", "new"]
 def result_folder(place: FolderKind = "new") -> Path:
     """Returns the folder for results of the kind `place`.
 
-    `kept` (committed records): `results` in a checkout of Rooflab, else `.rooflab`.  `local` (ignored by git):
-    `results/local` in a checkout, else `.rooflab`.  `new`: a new folder inside the `local` folder, named by the time.
-    Raises `ValueError` if the folder cannot be made."""
+    `kept` (committed records) is `results` in a checkout of Rooflab, else `.rooflab`.  `local` (ignored by git) is
+    `results/local` in a checkout, else `.rooflab`.  `new` is a folder inside `local`, named by the time.  Raises
+    `ValueError` if the folder cannot be made."""
     in_checkout = Path("bench/core/record_files.py").is_file()
     if place == "kept":
         return Path("results" if in_checkout else ".rooflab")

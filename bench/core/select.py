@@ -64,11 +64,10 @@ class Selection:
         return list(dict.fromkeys(case for suite in self.suites for case in spec.cases_in(suite)))
 
     def schemes_of(self, spec: OpSpec, default: str | None = None) -> list[Scheme]:
-        """Returns the schemes (number formats) of an op.
+        """Returns the selected schemes (number formats) that an op has.
 
-        If schemes were requested, returns those that the op has.  If none was requested, returns `default`, or all
-        schemes if `default` is None.  If the op lacks `default`, returns no scheme.  If this op is the only selected
-        op, returns its first scheme instead."""
+        If the user selected none, returns `default`, or all schemes if `default` is None.  An op without `default` gets
+        no scheme, or its first scheme if it is the only selected op."""
         names = self.schemes or ((default,) if default else spec.schemes)
         if not self.schemes and len(self.kernels) == 1 and not {*names} & {*spec.schemes}:
             names = spec.schemes[:1]
@@ -78,9 +77,9 @@ class Selection:
 def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
     """Returns the selected kernels as pairs `(kernel, file)`.  `file` is None for a kernel of this package.
 
-    Without `names`, selects all kernels of `op`, or of all ops if `op` is None.  A name that ends in `.py` selects all
-    kernels that this file registers.  A kernel's name needs an op: `op`, or the only op of the files in `names`.
-    Raises `ValueError` on an unknown name, or if a kernel's name has no op."""
+    `names` holds names of kernels, and `.py` files for all kernels that they register.  Without `names`, selects all
+    kernels of `op`, or of all ops if `op` is None.  Raises `ValueError` on an unknown name, or if the op of a kernel's
+    name is unknown."""
     if not names:
         ops = [op] if op else list(registry.ops())
         return [(kernel, None) for name in ops for kernel in registry.kernels(name).values()]

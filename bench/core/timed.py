@@ -33,9 +33,9 @@ def time_together(
 ) -> tuple[dict[str, Samples], dict[str, Failed], JsonObject | None]:
     """Times the kernels in `ready` in turn.  Returns the samples, the errors of failed kernels, and the GPU's clocks.
 
-    The time budget is in seconds per kernel.  If samples are noisy, the timing may take twice the budget.  With
-    `settings.paired` (two readings will be compared), noise does not lengthen the timing.  If a kernel fails, each
-    kernel is timed alone to find the failed kernel.  Then the others are timed together."""
+    The time budget is in seconds per kernel, and doubles if samples are noisy.  With `settings.paired`, noise does not
+    lengthen the timing.  If a kernel fails, each kernel is timed alone to find it.  Then the others are timed
+    together."""
     if not ready:
         return {}, {}, None
     device = torch.device(settings.device)
@@ -95,11 +95,11 @@ def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
 
 
 def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[str, dict[str, Any]], dict[str, Failed]]:
-    """Runs each kernel under a profiler on a GPU.  Returns for each kernel its peak memory and what the device ran
-    (kernels, copies, fills).  Also returns the errors of failed kernels.  Does nothing on a CPU.
+    """Runs each timed kernel under a profiler on a GPU.  Returns each kernel's peak memory and the work that the device
+    ran (kernels, copies, fills), and the errors of failed kernels.
 
-    Call this function only after a case has been timed, because a profiler may slow all later launches of the process.
-    Cases that are timed later in the same process may also be slower."""
+    Does nothing on a CPU.  Call it only after the timing, because a profiler may slow all later launches of the
+    process."""
     fields_by_name: dict[str, dict[str, Any]] = {}
     failed_kernels: dict[str, Failed] = {}
     if device.type == "cpu":
@@ -116,14 +116,12 @@ def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[s
 
 
 class Unseen:
-    """Gives the timed kernels unseen float values between the rounds of timing, so that a cached output is wrong.
+    """Gives the timed kernels new input values between the rounds of timing, so that a cached output is wrong.
 
-    The first values come from a random seed.  Each call of this object then changes one row of each input.  A kernel
-    may cache an output by an input's address, shape or some values; this output is then wrong.
+    The first values come from a random seed.  Each call of this object then changes one row of each input.
 
     These inputs never change: weights, integer inputs (such as page tables and lengths), inputs that the op writes, and
-    inputs with NaN (in unused pages of a cache) or infinite values.  If the shapes depend on the seed, new values do
-    not fit.  Then no input changes."""
+    inputs with NaN or infinite values.  If the shapes depend on the seed, no input changes."""
 
     def __init__(
         self, spec: OpSpec, case: Case, scheme: Scheme, device: torch.device, copies: Sequence[Inputs], seed: int

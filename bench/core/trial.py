@@ -129,12 +129,11 @@ class Runner:
         return packed_weight is not None
 
     def run(self, name: str, layout: Layout = DEFAULT_LAYOUT) -> Outputs:
-        """Runs the kernel once on guarded copies of the inputs that are stored under `name`.  Waits for the stream, and
-        returns the outputs.
+        """Runs the kernel once on guarded copies of the inputs that are stored under `name`.  Returns the outputs.
 
-        Raises `LayoutRefused` if the kernel refuses the memory layout, and `Failed` on any other fault.  It is also a
-        fault if an output of an earlier call has changed since.  The status is INVALID if the kernel replaced a
-        function of the benchmark."""
+        Raises `LayoutRefused` if the kernel refuses the memory layout, and `Failed` on any other fault.  A change of an
+        earlier call's output is also a fault.  The status is INVALID if the kernel replaced a function of the
+        benchmark."""
         if layout.same_memory and (self.spec.mutates or self.free):
             self.settle()  # this run's inputs use the memory of the last call's outputs again
         with (
@@ -154,7 +153,8 @@ class Runner:
         return output_values
 
     def _run(self, inputs: Inputs, packed: object, layout: Layout) -> tuple[Outputs, Outputs]:
-        """Runs the kernel.  Returns its outputs, and copies that the same stream made of them after the call."""
+        """Runs the kernel. Returns its outputs, and copies of them. The kernel's own stream makes the copies right
+        after the call."""
         kernel, spec, device = self.kernel, self.spec, self.device
         if FAR_PAGES in layout.arranged.values():
             slots_name, cache_name = spec.slots[:2]
@@ -204,7 +204,8 @@ class Runner:
         return outputs, output_values
 
     def _called(self, arguments: Inputs, twice: bool) -> object:
-        """Calls the kernel and returns its result.  With `twice`, calls it twice (interpreted or emulated: once)."""
+        """Calls the kernel and returns its result. With `twice`, calls it two times, but an interpreted or emulated
+        kernel only once."""
         accepted_arguments = {name: value for name, value in arguments.items() if name in self.kernel.accepted}
         if twice and self.by in ("gpu", "torch", "cpu"):
             self.kernel.fn(**accepted_arguments)
@@ -215,9 +216,8 @@ class Runner:
         """Turns an exception of the kernel or the device into `Failed`.  With `may_refuse`, a `ValueError` becomes
         `LayoutRefused`.
 
-        If a `ValueError` names an option of the op, the status is UNSUPPORTED.  An error from `reference/contract.py`
-        never has this status.  The inputs of a check are valid, so `contract.py` can only refuse values that the kernel
-        computed."""
+        If a `ValueError` names an option of the op, the status is UNSUPPORTED.  The exception is an error from
+        `reference/contract.py`: it refuses values that the kernel computed."""
         try:
             yield
         except Failed.errors() as error:
@@ -258,9 +258,10 @@ class Runner:
 
 
 def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], guards: dict[str, Guarded]) -> dict[str, Guarded]:
-    """Returns guarded copies of all input tensors, and stores them in `guards`.  If `guards` has a copy with the same
-    name and shape, its memory is used again.  If layouts are changed and the inputs are small, all inputs of one dtype
-    share one storage, like the outputs of one fused op."""
+    """Returns guarded copies of all input tensors, and stores them in `guards`.
+
+    A stored copy with the same name and shape is used again.  If layouts are changed and the inputs are small, all
+    inputs of one dtype share one storage."""
     for input_index, (name, input_value) in enumerate(inputs.items()):
         if not isinstance(input_value, torch.Tensor):
             continue

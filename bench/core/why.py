@@ -57,7 +57,8 @@ class Look:
         return self._rounded(data, layout)
 
     def _run(self, data: CheckData, layout: Layout) -> Outputs:
-        """Runs the kernel again and returns its outputs, or an empty tuple if it fails or refuses the layout."""
+        """Runs the kernel again and returns its outputs. Returns an empty tuple if the kernel fails or refuses the
+        layout."""
         try:
             return self.runner.run(data.name, layout)
         except (Failed, LayoutRefused):
@@ -68,7 +69,8 @@ class Look:
         return bool(outputs) and not data.faults(outputs, self.own_stream)
 
     def _is_right_on(self, data: CheckData, layout: Layout, changed: Inputs) -> tuple[bool, Outputs]:
-        """Runs the kernel on `data` with new inputs `changed`.  Returns whether it is right, and its outputs."""
+        """Runs the kernel on `data`, with the inputs in `changed` replaced. Returns whether the outputs are right, and
+        the outputs."""
         second_check = CheckData(self.spec, {**data.inputs, **changed}, data.scheme, "second look")
         try:
             self.runner.load(second_check.name, second_check.inputs)
@@ -78,7 +80,8 @@ class Look:
             return False, ()
 
     def _unwritten(self, read: Outputs, data: CheckData, layout: Layout, before: bool) -> bool:
-        """Returns whether the kernel left outputs unwritten, so that they hold the old contents of their memory."""
+        """Tells whether the kernel returned memory that it did not write. Such outputs hold older contents of the
+        memory."""
         is_stale = bool(layout.stale) and _same(read, layout.stale)
         if not is_stale and (not never_written(read) or layout.arranged):
             return False
@@ -93,8 +96,8 @@ class Look:
         return bool(second_outputs) and not _same(second_outputs, read)
 
     def _kept(self, read: Outputs, data: CheckData, layout: Layout, answers: Sequence[Earlier]) -> str:
-        """Explains a wrong output if the kernel kept it from an earlier call.  Else returns "".  `read` is the wrong
-        output, `answers` lists the earlier calls."""
+        """Explains a wrong output that the kernel kept from an earlier call, or returns "". `read` is the wrong output.
+        `answers` lists the earlier calls."""
         for age, (label, outputs, inputs) in enumerate(reversed(answers)):
             if not _same(read, outputs):
                 continue
@@ -113,8 +116,8 @@ class Look:
         return ""
 
     def _far(self, data: CheckData, layout: Layout) -> str:
-        """Names the tensors whose far rows the kernel does not reach.  A row is far if its offset needs more than 32
-        bits.  Returns "" if the kernel is also wrong without far rows."""
+        """Names the tensors whose far rows (beyond 32-bit offsets) the kernel does not reach. Returns "" if the kernel
+        is wrong on near rows too."""
         near_layout = replace(layout, arranged={}, out=None, forms=())
         far_layouts = {name: replace(near_layout, arranged={name: kind}) for name, kind in layout.arranged.items()}
         if FAR_PAGES in layout.arranged.values():  # one slot reaches all of them
@@ -126,7 +129,8 @@ class Look:
         return f"it reaches rows of {' and '.join(far_names)} by offsets of 32 bits: near rows come out right"
 
     def _rounded(self, data: CheckData, layout: Layout) -> str:
-        """Names a format with fewer bits than fp32 if the kernel is right on inputs rounded to this format."""
+        """Names a format with fewer bits than fp32 if the kernel is right on inputs rounded to this format. Returns ""
+        if there is none."""
         float_inputs = [v for v in data.inputs.values() if isinstance(v, torch.Tensor) and v.dtype == torch.float32]
         if data.scheme.name != "fp32" or not float_inputs:
             return ""
@@ -146,7 +150,7 @@ def _same(first: Outputs, second: Outputs) -> bool:
 
 
 def _equal(first: object, second: object) -> bool:
-    """Returns whether two values are equal.  Tensors must be equal bit for bit."""
+    """Tells whether two values are equal. Compares tensors bit by bit."""
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return first.shape == second.shape and first.dtype == second.dtype and same_bits(first, second)
     return first is second or (type(first) is type(second) and first == second)

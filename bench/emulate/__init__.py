@@ -26,7 +26,7 @@ def emulators() -> Pool:
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `emulating` only at its first use, because this import also loads the emulator."""
+    """Imports the function `emulating` at its first use, because this import also loads the emulator."""
     if name != "emulating":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module(f"{__name__}.ours").emulating

@@ -72,10 +72,10 @@ class EmulatedCall:
 def choose(
     op: str | None, names: Sequence[str], cases: Sequence[str], schemes: Sequence[str], config: str | None
 ) -> list[KernelCase]:
-    """Returns the selected kernels, each with a case and a scheme.  A `.py` file selects the kernels that it registers.
+    """Returns the selected kernels with compiled code, each with a case and a scheme (dtypes).
 
-    If `cases` is empty, each kernel gets a small case with sizes that are not multiples of a tile.  Only such sizes
-    show that a mask is missing.  Raises `ValueError` on an unknown name, or if no kernel has compiled code."""
+    A `.py` file selects the kernels that it registers.  The default case is small, and its sizes are not multiples of a
+    tile, to show a missing mask.  Raises `ValueError` on an unknown name, or if no kernel has compiled code."""
     chosen_kernels = choose_kernels(op, names)
     ops = {kernel.op for kernel, _ in chosen_kernels}
     if op is None and (len(ops) != 1 or not names):
@@ -92,8 +92,8 @@ def choose(
 
 
 def _ragged_case(kernel: Kernel, spec: OpSpec, scheme: Scheme) -> Case:
-    """Returns the supported case with the most sizes that are not multiples of `TILE_SIZE`.  Of several such cases,
-    returns the one with the fewest FLOPs."""
+    """Returns the supported case with the most sizes that are not multiples of `TILE_SIZE`. With equal counts, the case
+    with the fewest FLOPs wins."""
     best_score, best_case = (-1, 0.0), spec.cases["smoke"][0]
     for case in dict.fromkeys((*spec.cases["smoke"], *spec.cases_in("edge"))):
         inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -115,12 +115,10 @@ def call(
     reference: str | None = None,
     configs: str | None = None,
 ) -> EmulatedCall:
-    """Emulates a call.  `save` is a file for its outputs.
+    """Emulates a call of a kernel.  `save` is a file for the outputs.
 
-    Two arguments are only for a user's function without a registered op.  `reference` names a function that computes
-    the expected result.  `configs` selects the configs of an autotuned kernel.
-
-    Raises `ValueError` if the worker process refuses the request or dies."""
+    `reference` and `configs` are only for a user's function.  `reference` names a function that computes the expected
+    result.  `configs` selects the configs of an autotuned kernel.  Raises `ValueError` if the worker process fails."""
     device = get_device(gpu)
     chip_of(device)
     request = {

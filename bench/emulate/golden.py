@@ -1,7 +1,7 @@
-"""Stores golden outputs, which are outputs of kernels on a GPU, in small files.  The emulator must reproduce them.
+"""Stores golden outputs (outputs of kernels on a GPU) in small files.  The emulator must reproduce them.
 
-Integer outputs and copies must be equal bit for bit.  Other outputs must agree within the op's tolerance, because the
-GPU may sum in its own order or approximate an instruction.  The number of bitwise equal elements is always reported.
+Integer outputs and copies must be equal bit for bit.  Other outputs must agree within the op's tolerance.  The number
+of bitwise equal elements is always reported.
 """
 
 from __future__ import annotations

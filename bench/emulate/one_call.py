@@ -107,7 +107,8 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: La
 
 
 def _written(output: torch.Tensor, results: Sequence[LaunchResult]) -> torch.Tensor:
-    """Returns a mask of the output elements that launches wrote.  The mask comes from addresses, not from values."""
+    """Returns a bool mask of the output elements that the emulated kernel launches wrote. The mask comes from the store
+    addresses, not from values."""
     output_storage = output.untyped_storage()
     byte_mask = torch.zeros(output_storage.nbytes(), dtype=torch.bool)
     for addresses, unit_bytes in (store_record for launch_result in results for store_record in launch_result.stored):

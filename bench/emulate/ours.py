@@ -25,10 +25,9 @@ Handle = Callable[[PtxLaunch, tuple[int, ...], list[Any]], None]
 
 @lru_cache(maxsize=64)
 def compile_ptx(source: str, *, options: tuple[str, ...] = ()) -> str:
-    """Compiles the CUDA C++ text `source` to PTX, without a GPU.
+    """Compiles the CUDA C++ text `source` to PTX, without a GPU.  The PTX names the source line of each instruction.
 
-    `options` are options of NVRTC (`-DTILE=64`).  The PTX names the line of `kernel.cu` for each instruction.  Headers
-    come from the same folders as in `kernels/_cuda.py`.  Raises `CudaCompileError` with the compiler's log.  Raises
+    `options` are options of NVRTC, such as `-DTILE=64`.  Raises `CudaCompileError` with the compiler's log, and
     `ValueError` if CuPy or NVRTC is not installed.
     """
     headers = _cuda.include_folders() if "#include" in source else ()
@@ -105,7 +104,8 @@ def _triple(sizes: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _argument(index: int, value: Any) -> Any:
-    """Converts a launch argument.  A tensor stays, a tensor map is encoded, and any other value becomes its bytes."""
+    """Converts an argument of a kernel launch for the emulator. A tensor stays a tensor, a tensor map is converted, and
+    any other value becomes bytes."""
     argument = value if isinstance(value, torch.Tensor) else _cuda._value(index, value)
     if isinstance(argument, CudaMap):
         return _encoded(argument)
@@ -113,7 +113,7 @@ def _argument(index: int, value: Any) -> Any:
 
 
 def _encoded(made: CudaMap) -> TensorMap:
-    """Returns the tensor map that the CUDA driver would encode."""
+    """Converts a `CudaMap` to the tensor map that the CUDA driver would encode."""
     return TensorMap(
         made.base.data_ptr(),
         ELEMENT_TYPES[made.base.dtype][0],

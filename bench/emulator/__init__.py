@@ -1,8 +1,7 @@
 """Emulates GPU kernels: runs on the CPU the code that Triton and Gluon compiled for Hopper.
 
-`emulating()` runs every launch inside its `with` block.  Afterwards `launches`, `bytes` and `findings` hold the
-launches, the bytes that they moved, and the faults.  `emulate` runs one compiled kernel or one PTX text.  README.md in
-this folder describes the design.  Everything else in this folder is internal.
+`emulating()` runs every launch inside its `with` block, and counts bytes and faults.  `emulate` runs one compiled
+kernel or one PTX text.  README.md describes the design.  Everything else in this folder is internal.
 """
 
 from rooflab.bench.emulator.arguments import PtxLaunch

@@ -92,7 +92,8 @@ def mark_unwritten(memory: GlobalMemory, tensor: torch.Tensor) -> None:
 
 
 def _packed(value: Any, parameter: Parameter, memory: GlobalMemory) -> bytes:
-    """Returns the bytes of one argument of the kernel."""
+    """Converts one kernel argument to the bytes of its PTX parameter. Raises `ValueError` if the type or the size does
+    not fit."""
     name, ptx_type = parameter.name, parameter.type
     if isinstance(value, TensorMap):
         if value.base is not None:
@@ -130,6 +131,7 @@ def _number(value: Any, parameter: Parameter) -> bytes:
 
 
 def _shown(value: Any) -> str:
-    """Returns a text for one value: a number or string is shown as it is, any other value by its type."""
+    """Returns a value as text for error messages. Shows only the type if the text is too long or the type is
+    unusual."""
     text = repr(value) if isinstance(value, bool | int | float | str | list | tuple | None) else ""
     return text if 0 < len(text) <= 80 and "\n" not in text else f"a value of type {type(value).__name__}"

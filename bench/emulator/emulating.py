@@ -84,14 +84,13 @@ def emulating(
 ) -> Iterator[Emulation]:
     """Runs every launch of Triton and Gluon inside the `with` block in the emulator, as an H100 would.
 
-    Tensors are on the CPU.  Inside the block they report that they are on the GPU, and `torch.cuda` describes an H100.
-    An autotuned kernel runs with its first config, or with the configs that `configs` selects.  `races=False` skips the
-    race detection, which is faster.  A `seed` above 0 makes the order of warps and copies random.  `memory` lists
-    tensors whose addresses were stored in memory before the block.  Kernels can then use these addresses.  If `ctas` is
-    given, only the first CTA, the last CTA and `ctas` other CTAs run.
+    Tensors are on the CPU, but report that they are on the GPU.  An autotuned kernel runs with its first config, or
+    with the configs that `configs` selects.  `races=False` skips the race detection, which is faster.  A `seed` above 0
+    makes the order of warps and copies random.  `memory` lists tensors that kernels reach through pointers in memory.
+    `ctas` is the number of CTAs to run beside the first and the last; the default is all.
 
-    Raises `EmulationError` if a kernel reads or writes out of bounds, reads unwritten memory, or never ends.  The error
-    names the kernel's source line.  Races are in `findings`.  Raises `ValueError` if no config matches `configs`."""
+    Raises `EmulationError` with the source line if a kernel reads or writes out of bounds, reads unwritten memory, or
+    never ends.  Races are in `findings`.  Raises `ValueError` if no config matches `configs`."""
     launch_emulation = Emulation(checks=Checks(races=races), seed=seed, ctas=ctas, memory=tuple(memory))
     try:
         with (

@@ -47,12 +47,13 @@ def emulate(
     """Runs a compiled kernel on the CPU.  The kernel reads and writes CPU tensors in place.
 
     `compiled` is a `PtxLaunch`, or a kernel that Triton compiled.  `args` are the kernel's arguments: tensors, numbers,
-    `TensorMap`s, Triton's tensor descriptors.  `grid` has one to three sizes, in CTAs.  For a Triton kernel, the sizes
-    are in programs of `num_ctas` CTAs.  With `seed` 0, the warps of a CTA run together when possible.  Any other seed
-    makes the order of warps and copies random.  `ctas` are the numbers of the CTAs to run, by default all.  If `ctas`
-    is given, the result lists the stores of these CTAs.  `unwritten` are argument tensors without valid contents;
-    reading them is an error.  `memory` are further tensors, which the kernel accesses through pointers in memory.  With
-    `short_accumulator`, fp8 matrix multiplications accumulate with about 14 bits, as on Hopper.
+    `TensorMap`s, Triton's tensor descriptors.  `grid` has one to three sizes, in CTAs (for Triton, in programs of
+    `num_ctas` CTAs).  A `seed` other than 0 makes the order of warps and copies random.
+
+    `ctas` are the numbers of the CTAs to run, by default all.  With `ctas`, the result lists the stores of these CTAs.
+    `unwritten` are argument tensors without valid contents; reading them is an error.  `memory` are tensors that the
+    kernel reaches through pointers in memory.  With `short_accumulator`, fp8 matrix multiplications accumulate with
+    about 14 bits, as on Hopper.
 
     Raises `PtxError` on PTX that is unknown or not for Hopper.  Raises `ValueError` on arguments that do not fit.
     Raises `EmulationError` if the kernel breaks a rule of the GPU."""
@@ -113,7 +114,8 @@ def _grid(grid: Sequence[int]) -> SizeTriple:
 
 
 def _sizes(kernel: PtxKernel, launch: PtxLaunch, grid: SizeTriple) -> tuple[SizeTriple, SizeTriple]:
-    """Returns the sizes of a launch's thread block and of its cluster."""
+    """Returns the thread block size and the cluster size of a launch. Raises `ValueError` if the kernel does not allow
+    them."""
     block = kernel.block if launch.block is None else _three("block", launch.block)
     if block is None:
         raise ValueError(f"block: expected the threads of a CTA, which the PTX of {kernel.name} does not say")
@@ -178,7 +180,7 @@ def _layout(kernel: PtxKernel, memory: GlobalMemory) -> VariableLayout:
 
 
 def _placed(variable: Variable, memory: GlobalMemory) -> int:
-    """Allocates memory for a variable that the PTX declares, with its initial value.  Returns the memory's address."""
+    """Allocates a variable of the PTX file and writes its initial value. Returns its address."""
     alignment = max(variable.align, 16)
     memory_bytes = np.zeros(-(-variable.size // 16) * 16 + alignment, np.uint8)
     alignment_shift = -memory_bytes.ctypes.data % alignment

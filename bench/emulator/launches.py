@@ -80,7 +80,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _is_view(func: Any) -> bool:
-    """Returns whether a torch function returns its argument's memory and writes nothing."""
+    """Tells whether a torch function returns the memory of an argument and writes nothing."""
     alias_infos = [return_value.alias_info for return_value in func._schema.returns]
     return bool(alias_infos) and all(alias_info is not None and not alias_info.is_write for alias_info in alias_infos)
 

@@ -29,7 +29,7 @@ def choose(predicate: Any, value: Any, otherwise: Any) -> Any:
 
 
 def _names() -> dict[str, Any]:
-    """Returns the names that generated code may use, with their values."""
+    """Returns the names that generated Python code may use, with their values."""
     modules = (
         access,
         approximate,

@@ -111,7 +111,7 @@ def result_of(run: Run, ptx: str) -> LaunchResult:
 
 
 def _executed(run: Run) -> dict[int, int]:
-    """Returns, for each instruction, the number of threads that executed it."""
+    """Counts the threads that executed each instruction of a run."""
     thread_counts: Tally[int] = Tally()
     if run.counter is not None:
         for (first_index, thread_grain), thread_count in run.counter.blocks.items():
@@ -163,8 +163,8 @@ def _tensor_flops(kernel: PtxKernel, executed: Mapping[int, int]) -> dict[str, i
 
 
 def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Returns two groups of sentences: a run's races, and notes.  A note tells of a fault that ptxas repairs, or of a
-    race that only changes the rounding."""
+    """Describes a run's races, and its notes. A note describes a fault that ptxas repairs, or a race that only changes
+    the rounding."""
 
     def name(number: int) -> str:
         return run.program.kernel.instructions[number].describe()
@@ -210,7 +210,8 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
-    """Returns the races without repeats of one kind at the same source lines.  An unrolled loop makes such repeats."""
+    """Returns the races without repeats of the same kind at the same source lines. An unrolled loop causes such
+    repeats."""
     first_by_key: dict[tuple[object, ...], Race] = {}
     for race in races:
         first_by_key.setdefault((race.kind, name(race.first), name(race.second), race.proxy, race.same_value), race)
@@ -218,8 +219,8 @@ def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
 
 
 def _in_an_allocation(run: Run, race: Race, name: Callable[[int], str]) -> str:
-    """Describes a race on global memory.  If the address is in an allocation, names the allocation and the byte's
-    position in it instead."""
+    """Describes a race on global memory. The text names the allocation and the byte in it, if the address lies in an
+    allocation."""
     allocation = run.memory.find(race.address)
     if allocation is None:
         return describe(race, name)

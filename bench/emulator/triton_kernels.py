@@ -69,7 +69,7 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxL
 
 
 def _memory(name: str, value: Any, kind: Any) -> Any:
-    """Returns the tensor that a pointer argument of type `kind` points to.  Unwraps `triton.reinterpret`'s wrapper.
+    """Returns the tensor behind a pointer argument, also from the wrapper of `triton.reinterpret`.
 
     Raises `ValueError` if the kernel was compiled for another dtype."""
     if isinstance(value, torch.Tensor):
@@ -84,7 +84,8 @@ def _memory(name: str, value: Any, kind: Any) -> Any:
 
 
 def _name(compiled: Any, key: Any) -> str:
-    """Returns an argument's name in the source.  Triton's `key` is the name, the index, or a tuple with the index."""
+    """Returns the name of a kernel argument in the source. Triton's `key` is this name, an index, or a tuple that
+    begins with an index."""
     return key if isinstance(key, str) else str(compiled.src.fn.arg_names[key[0] if isinstance(key, tuple) else key])
 
 
@@ -100,7 +101,7 @@ def _cluster(metadata: Any) -> tuple[int, int, int]:
 
 
 def _flat(values: Sequence[Any], kinds: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Yields values with their types.  Flattens tuples, and leaves out constexprs."""
+    """Yields each value with its type. Flattens nested tuples and leaves out constexpr arguments."""
     for nested_value, kind in zip(values, kinds, strict=True):
         if isinstance(kind, tuple | list):
             yield from _flat(nested_value, kind)
@@ -109,7 +110,7 @@ def _flat(values: Sequence[Any], kinds: Sequence[Any]) -> Iterator[tuple[Any, An
 
 
 def _float(value: float, kind: Any) -> Any:
-    """Returns a number as Triton's launcher passes it.  If `kind` is a float type, converts the number to it."""
+    """Converts a number to the float type `kind`, as Triton's launcher does. Returns it unchanged for other types."""
     if kind == "fp16":
         return np.float16(value).tobytes()
     if kind == "bf16":
@@ -118,7 +119,8 @@ def _float(value: float, kind: Any) -> Any:
 
 
 def _descriptor(value: Any, meta: Any) -> list[Any]:
-    """Returns the kernel parameters for a tensor descriptor: a map (or the tensor), then its shape and strides."""
+    """Returns the kernel parameters of a Triton tensor descriptor: a tensor map or the tensor itself, then the shape
+    and the strides."""
     tensor_shape, tensor_strides = [int(size) for size in value.shape], [int(stride) for stride in value.strides]
     if meta is None:
         padding_flags = value.padding == "nan", bool(getattr(value, "round_f32_to_tf32", False))
@@ -143,11 +145,10 @@ def _descriptor(value: Any, meta: Any) -> list[Any]:
 def emulating_triton(
     sm: int, properties: Mapping[str, int], handle: Handle, configs: Configs | None = None
 ) -> Iterator[None]:
-    """Compiles kernels for `sm` (such as 90).  Passes every launch to `handle`, also a launch of a `CompiledKernel`
-    object.
+    """Compiles Triton kernels for `sm` (such as 90), and passes every launch to `handle`.
 
-    An autotuned kernel runs with its first config.  If given, `configs` is a function that chooses configs.  The kernel
-    then runs once with each of them, and the last result is kept."""
+    An autotuned kernel runs with its first config.  If given, the function `configs` chooses the configs.  The kernel
+    then runs once with each, and the last result is kept."""
     # Imported here, because Triton reads its environment at import, and `emulate` does not need Triton.
     from triton.compiler import CompiledKernel
     from triton.runtime.autotuner import Autotuner
@@ -198,7 +199,8 @@ def emulating_triton(
 
 
 def _contents(values: Iterable[Any]) -> dict[int, bytes]:
-    """Returns the bytes of tensors by address.  Reads them without torch, because the emulator counts torch's reads."""
+    """Returns the bytes of each tensor's storage, by address. Reads memory without torch, because the emulator counts
+    torch's reads."""
     storages = [tensor.untyped_storage() for tensor in values if isinstance(tensor, torch.Tensor)]
     return {each.data_ptr(): ctypes.string_at(each.data_ptr(), each.nbytes()) for each in storages if each.nbytes()}
 
@@ -208,7 +210,7 @@ _launch_handlers: list[Handle] = []
 
 
 def _launched(kernel: Any, x: int, y: int, z: int, *others: Any) -> None:
-    """Runs a launch with the arguments of Triton's own launcher; skips an empty grid."""
+    """Runs a kernel launch in the emulator, with the arguments of Triton's launcher. Skips an empty grid."""
     args = others[6:]  # after stream, function, two of metadata and two hooks
     argument_kinds = list(kernel.src.signature.values())
     if len(args) == len(argument_kinds):

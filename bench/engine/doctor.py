@@ -86,7 +86,8 @@ def differences(model: str) -> Iterator[dict[str, Any]]:
 
 @torch.inference_mode()
 def _gap(llm: LLM, other: Any, prompt: list[int]) -> float:
-    """Returns the largest difference of log-probability between the models, over the engine's likeliest next tokens."""
+    """Compares the engine's next-token log-probabilities with those of another model. Returns the largest difference
+    over the engine's likeliest tokens."""
     answer = llm.generate([prompt], SamplingParams(max_tokens=1, logprobs=LOGPROB_COUNT, ignore_eos=True))[0].outputs[0]
     assert answer.logprobs is not None, "they were asked for"
     hf_logprobs = other(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)

@@ -56,7 +56,8 @@ def places_of(columns: Sequence[str]) -> ColumnByField:
 
 
 def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any], places: ColumnByField) -> None:
-    """Adds the record of a row.  Skips a row with sizes that Rooflab's op of this name does not accept."""
+    """Adds one table row as a record. Skips a row whose sizes Rooflab's op of the same name does not accept. Raises
+    `ValueError` for a missing value."""
     cells: dict[str, Any] = {}
     for field, (column_name, unit_factor) in places.items():
         cell = column_name[1:] if column_name.startswith("=") else row.get(column_name)

@@ -78,8 +78,8 @@ class ResultFile:
     def add(self, place: str, case: Case, latency_ms: float | None, values: Mapping[str, Any]) -> None:
         """Adds a bench record.  `values` are its other fields.  An impossible latency makes the record INVALID.
 
-        The run's id depends only on the time and content of the file.  So a second import makes the same file of
-        records.  Raises `ValueError` with the place in the file if a value does not fit its field."""
+        A second import of the same file makes the same records.  Raises `ValueError` with `place`, the place in the
+        file, if a value does not fit its field."""
         run_datetime = datetime.fromisoformat(self.timestamp)
         record_fields: dict[str, Any] = {
             "run_id": f"{run_datetime:%Y%m%dT%H%M%SZ}-{hashlib.sha256(self.content.encode()).hexdigest()[:8]}",
@@ -130,8 +130,8 @@ def parse_json(text: str, place: str) -> Any:
 def environment(tool: str, hardware: str, gpu: str | None = None, **values: Any) -> dict[str, Any]:
     """Returns the environment of another tool's run, with the keys of a record's environment.  Unknown values are None.
 
-    `hardware` is the machine's name in the file.  `gpu` is the name of its GPU, or None.  The machine key begins with
-    `imported-`.  So an imported result is never mistaken for a result that Rooflab measured itself.
+    `hardware` is the machine's name in the file, and `gpu` is the name of its GPU.  The machine key begins with
+    `imported-`, so that imported results are always recognised.
     """
     hardware_slug = re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-") or "unknown"
     key_parts = (hardware, gpu, values.get("driver"), *([values["cores"]] if values.get("cores") else []))

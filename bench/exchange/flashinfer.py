@@ -129,8 +129,7 @@ class Definition:
         return (None, mismatch_reason) if mismatch_reason else (fitting_ops[0], "")
 
     def _unlike(self, op: str) -> str:
-        """Returns why `op` cannot compute the definition, although `op` has the same inputs.  Returns an empty text if
-        it can."""
+        """Explains why `op` cannot compute this definition although it has the same inputs. Returns "" if it can."""
         shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}
         if op == "gemm" and not (len(shapes["A"]) == len(shapes["B"]) == 2 and shapes["A"][1] in shapes["B"]):
             return f"A {list(shapes['A'])} and B {list(shapes['B'])} share no axis to sum over"
@@ -223,12 +222,10 @@ def read(paths: Sequence[Path]) -> files.Imported:
 
 
 def read_dataset(root: Path) -> files.Imported:
-    """Returns one record for each trace in a folder, and a row for each definition.
+    """Reads a FlashInfer data set: returns a record for each trace in a folder, and a row for each definition.
 
-    A trace is skipped, with the reason, if the data set lacks its definition or its workload lacks an axis.  It is also
-    skipped if an axis has size 0, such as no pages: nothing is computed then.  Workloads with equal sizes but different
-    inputs are separate cases; these cases also contain the workload's id.  Raises `ValueError` with the file and place
-    of a malformed value."""
+    A trace is skipped, with the reason, if its definition is missing, or if an axis is missing or 0.  Workloads with
+    equal sizes but different inputs become separate cases.  Raises `ValueError` with the place of a malformed value."""
     definitions, located_traces, content, newest = definitions_in(root), list[tuple[str, FlashInferTrace]](), "", ""
     for trace_path in sorted((root / "traces").rglob("*.jsonl")):
         for line_number, line in enumerate(files.read_text(trace_path).splitlines(), 1):

@@ -1,7 +1,7 @@
-"""Reads tables of kernel times that others published, for `roofline/published.py`.  A TOML file describes each source.
+"""Reads tables of kernel times that others published, for `roofline/published.py`.
 
-`sources/` has the descriptions of aiconfigurator-core's parquet files and of Liger-Kernel's CSV.  A description gives
-for each table: the files, the rows (`where`), Rooflab's op and scheme (dtypes), and the column of each size.
+A TOML file in `sources/` describes the files of each source: aiconfigurator-core or Liger-Kernel.  It gives the rows,
+Rooflab's op and scheme (dtypes), and the column of each size.
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ def read_published(paths: Sequence[Path]) -> Published:
     - a data file that a description in `sources/` describes, such as Liger-Kernel's CSV;
     - a TOML description, with its data files in the same folder.
 
-    Raises `ValueError` if there is no path, on any other path, on a file that cannot be read, on a missing column, and
-    on impossible times."""
+    Raises `ValueError` on any other path, on an unreadable file, on a missing column, and on impossible times."""
     published = Published()
     if not paths:
         raise ValueError(f"path: expected {PATH_HELP}, got none")
@@ -97,7 +96,8 @@ def read_published(paths: Sequence[Path]) -> Published:
 
 
 def _described(path: Path) -> tuple[Mapping[str, Any], Iterator[tuple[str, bytes]]]:
-    """Returns the description that fits a path, and the names and contents of the files to read."""
+    """Finds the description of a data source by its path. Returns the description, and the names and contents of the
+    files to read."""
     if path.suffix == ".toml" and path.is_file():
         description = _description(path)
         return description, _inside(path.parent, description["files"])
@@ -129,7 +129,7 @@ def _description(path: Path) -> Mapping[str, Any]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Returns whether a path fits a pattern of `fnmatch`.  In the pattern, `{a,b}` stands for `a` or `b`."""
+    """Tells whether a path fits an `fnmatch` pattern. In the pattern, `{a,b}` stands for `a` or `b`."""
     brace_match = re.search(r"\{([^}]*)\}", pattern)
     if brace_match is None:
         return fnmatch(name, pattern)
@@ -139,7 +139,8 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _inside(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
-    """Yields the name and content of each file in a folder or a wheel, if the file's path fits the pattern."""
+    """Yields the name and the content of each file in a folder or a wheel that fits `pattern`. Raises `ValueError` if
+    the wheel cannot be opened."""
     if path.is_dir():
         for data_file in sorted(path.rglob("*")):
             if data_file.is_file() and _matches(file_name := data_file.relative_to(path).as_posix(), pattern):
@@ -200,7 +201,7 @@ def _numbers(frame: pd.DataFrame, column: str, place: str, kind: type[int] | typ
 
 
 def _read_file(description: Mapping[str, Any], name: str, content: bytes, published: Published) -> None:
-    """Adds the tables of a file to `published`, and counts the rows that belong to no table."""
+    """Adds the tables of one file to `published`, and counts the rows that belong to no table."""
     data_frame = _frame(name, content, description.get("json"))
     placed_rows = pd.Series(False, index=data_frame.index)
     for table in description["table"]:
@@ -223,7 +224,7 @@ def _read_file(description: Mapping[str, Any], name: str, content: bytes, publis
 def _placed(
     description: Mapping[str, Any], table: Mapping[str, Any], name: str, frame: pd.DataFrame
 ) -> Iterator[Placed]:
-    """Yields one table for each device and kernel in a file's rows."""
+    """Yields one table for each pair of a device and a kernel in the rows of a file."""
     columns = {**table.get("exact", {}), **table["axes"]}
     latencies = _numbers(frame, description.get("latency", "latency"), name, float)
     if not latencies.between(0, float("inf"), inclusive="neither").all():
@@ -279,7 +280,8 @@ def _table(description: Mapping[str, Any], table: Mapping[str, Any], name: str, 
 
 
 def _checked(table: Table, rows: pd.DataFrame, columns: list[str], unit: str) -> Placed:
-    """Returns a table with the median time of each shape.  Leaves out times below the roofline bound."""
+    """Returns a table with the median time of each shape. Leaves out times below the roofline bound. Raises
+    `ValueError` if there are too many of them."""
     times = rows.groupby(columns)["us"].median()
     plausible_rows, below_texts = [], []
     for axis_values, us in times.items():

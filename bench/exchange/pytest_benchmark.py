@@ -1,8 +1,7 @@
 """Reads and writes pytest-benchmark's JSON.
 
-A file that this module wrote names the op, kernel and case.  In any other file, a benchmark is identified by its full
-name: file, class, function and parameters.  This module gives a kernel the same name in all files that it writes, so
-pytest-benchmark can compare their runs.  An imported benchmark keeps its name, group and parameters.
+A file that this module wrote names the op, kernel and case.  A kernel has the same name in all such files, so
+pytest-benchmark can compare runs.  In any other file, a benchmark's full name identifies it.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ def read_pytest_benchmark(path: Path) -> Imported:
 
 
 def _environment(file: BenchmarkFile, name: str) -> dict[str, Any]:
-    """Returns the machine that the file describes, without its host name: records never hold host names."""
+    """Returns the machine that a benchmark file describes, without its host name. Records never contain host names."""
     machine_info, commit_info = file.machine_info, file.commit_info or {}
     cpu, ours = machine_info.get("cpu") or {}, machine_info.get(OURS) or {}
     if not (isinstance(cpu, dict) and isinstance(ours, dict)):
@@ -137,7 +136,7 @@ def _environment(file: BenchmarkFile, name: str) -> dict[str, Any]:
 
 
 def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the measured commit and its dirty flag.  Both are None if the commit is not a hash, such as `unknown`."""
+    """Returns the measured commit and its dirty flag. Both are None if the commit is not a hash, as in `unknown`."""
     commit_id, dirty = str(values.get("id", values.get("commit"))), values.get("dirty")
     is_hash = re.fullmatch("[0-9a-f]{7,64}", commit_id) is not None
     return {"commit": commit_id if is_hash else None, "dirty": dirty if is_hash and isinstance(dirty, bool) else None}
@@ -146,9 +145,8 @@ def _commit(values: Mapping[str, Any]) -> dict[str, Any]:
 def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any]) -> tuple[Case, dict[str, Any]]:
     """Returns what a benchmark measured: its case, and fields such as its op and kernel.
 
-    If our exporter wrote the file, `ours` gives all of these.  In any other file, the test's parameters make the case.
-    The op is then the test's group, or its function if it has no group.  The kernel is the test's full name without
-    parameters."""
+    `ours` has these fields if our exporter wrote the file.  Otherwise, the case has the test's parameters.  The op is
+    the test's group, or else its function.  The kernel is the test's full name without parameters."""
     name, fullname = benchmark.name, benchmark.fullname
     if ours:
         return Case(), {key: ours.get(key) for key in IDENTITY} | (_commit(ours) if "commit" in ours else {})
@@ -160,9 +158,8 @@ def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, 
 
 
 def _case(params: object, test_id: str) -> Case:
-    """Makes a case (names and values) of a test's parameters.  Adds pytest's id of the test: if parameters are objects,
-    tests may differ only in the id.  Leaves out an id that is only the values joined by `-`, if the case's text can be
-    parsed."""
+    """Makes a case (names and values) from the parameters of a pytest test. Also stores pytest's test id, because
+    object parameters may differ only there. An id that only repeats the values is left out."""
     parameters = params if isinstance(params, Mapping) else {"param": params}
     readable_params = {name: param for name, param in parameters.items() if "UNSERIALIZABLE[" not in str(param)}
     case, value_texts = make_case(readable_params), [str(param) for param in parameters.values()]
@@ -175,10 +172,10 @@ def _case(params: object, test_id: str) -> Case:
 def _reading(
     benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any], place: str, source: ResultFile
 ) -> tuple[float | None, dict[str, Any]]:
-    """Returns the latency in ms, and the fields for status, samples and statistics.
+    """Returns a benchmark's latency in ms, and its record fields for status, samples and statistics.
 
-    If a sample is not a possible time, the status is INVALID.  A latency that is a possible time is then replaced by
-    None.  Latencies that our exporter wrote are used unchanged.  pytest-benchmark's statistics stay in seconds."""
+    An impossible sample makes the status INVALID, and a possible latency becomes None.  Latencies that our exporter
+    wrote are unchanged.  pytest-benchmark's statistics stay in seconds."""
     stats = benchmark.stats or {}
     times, options = decoded(BenchmarkTimes, stats, f"{place}.stats"), benchmark.options or {}
     original_timer = ours.get("timer") or extra.get("timer") or options.get("timer")
@@ -207,8 +204,8 @@ def _reading(
 def _rooflined(
     values: dict[str, Any], latency_ms: float | None, extra: Mapping[str, Any], place: str
 ) -> dict[str, Any]:
-    """Adds roofline fields to `values`: FLOP/s, bytes/s, the bound and its ceilings.  `extra` has the cost (FLOPs and
-    bytes) if the test passed one to the fixture `kernel_benchmark`."""
+    """Adds FLOP/s, bytes/s and the roofline bound to `values`. Changes nothing if the test passed no cost (FLOPs and
+    bytes) to the fixture `kernel_benchmark`."""
     work_cost = extra.get("cost")
     if not work_cost:
         return values
@@ -232,10 +229,10 @@ STATISTIC_NAMES = (*SUMMARY, "ops", "rounds", "iqr_outliers", "stddev_outliers",
 
 
 def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skipped]:
-    """Writes the timed records to `path`, and returns the records that it skipped.
+    """Writes the fastest config of the newest run for each name to `path`.  Returns the records that it skipped.
 
-    The format holds one result per name.  So only the newest run is written, with its fastest config.  Raises
-    `ValueError` if the records are of several machines, which the format cannot hold, or if no record is left.
+    The format holds one result per name, and one machine.  Raises `ValueError` if the records are of several machines,
+    or if none has samples.
     """
     timed_records, skips = timed(records)
     skips += [Skipped(benchmark_name(record), "it has no samples") for record in timed_records if not record.samples]
@@ -270,7 +267,8 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
 
 
 def _by_name(records: Sequence[Record]) -> dict[str, Record]:
-    """Returns the record to write for each full name of a benchmark."""
+    """Chooses one record for each benchmark name: the newest. From a run that timed several configs, it chooses the
+    fastest config."""
     newest_by_name: dict[str, Record] = {}
     for record in sorted(records, key=lambda record: record.timestamp):
         name = _names(record)["fullname"]
@@ -282,7 +280,8 @@ def _by_name(records: Sequence[Record]) -> dict[str, Record]:
 
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the machine under pytest-benchmark's keys and ours.  `node` holds our machine key, not the host name."""
+    """Describes the machine with the keys of pytest-benchmark and of Rooflab. `node` holds the machine key, not the
+    host name."""
     os_name, _, machine_name = str(environment.get("os") or "").partition(" ")
     return {
         "node": environment.get("machine_key"),
@@ -301,7 +300,8 @@ def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stats(samples: Sequence[float]) -> dict[str, Any]:
-    """Returns pytest-benchmark's statistics of the samples, in seconds.  The samples keep their order."""
+    """Returns the statistics of the samples, in seconds, with pytest-benchmark's names. The samples keep their
+    order."""
     stats = Stats()
     for sample_s in samples:
         stats.update(sample_s)
@@ -309,7 +309,8 @@ def _stats(samples: Sequence[float]) -> dict[str, Any]:
 
 
 def _names(record: Record) -> dict[str, Any]:
-    """Returns the names for pytest-benchmark: those of the imported file, or names made from the record's kernel."""
+    """Returns the names of a benchmark for pytest-benchmark. They come from the imported file, or else from the
+    record's kernel and case."""
     imported_names = (record.environment.get("imported") or {}).get("benchmark")
     if imported_names:
         return {field_name: imported_names[field_name] for field_name in NAMES}

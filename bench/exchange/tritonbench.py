@@ -1,8 +1,7 @@
 """Reads tritonbench's results, the JSON of `--output-json`.
 
 A value belongs to one input (`x`), one implementation (`provider`) and one metric.  `latency` is in ms, `tflops` in
-10**12 FLOP/s, `gbps` in 10**9 bytes/s, `gpu_peak_mem` in GB.  A metric for which a record has no field goes into
-`metrics` under its own name.  The files contain no raw samples.
+10**12 FLOP/s, `gbps` in 10**9 bytes/s, `gpu_peak_mem` in GB.  Other metrics keep their own names.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ def _readings(metrics: Mapping[str, Any], name: str, source: files.ResultFile) -
 
 
 def _case(text: str) -> Case:
-    """Converts a text such as `(16, 32)` to the case `x0=16,x1=32`.  Any other text becomes the value of `x`."""
+    """Converts an input such as `(16, 32)` to the case `x0=16,x1=32`. Any other input becomes the value of `x`."""
     try:
         case_value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -116,7 +115,7 @@ def _case(text: str) -> Case:
 
 
 def _add(reading: _Cells, source: files.ResultFile) -> None:
-    """Adds the record of one implementation on one input.  Skips a result that has neither a time nor a failure."""
+    """Adds the record of one implementation on one input. Skips a result without a time and without an error."""
     metrics: dict[str, float] = {}
     text_by_metric: dict[str, str] = {}
     for metric_name, metric_value in reading.cells.items():
@@ -141,7 +140,8 @@ def _add(reading: _Cells, source: files.ResultFile) -> None:
 
 
 def _status(metrics: Mapping[str, float], words: Mapping[str, str]) -> tuple[Status, str]:
-    """Returns the status and its reason.  tritonbench writes an error message in place of the first metric."""
+    """Returns the status of a result, and the reason. tritonbench writes an error message in place of the first
+    metric."""
     error_text = words.get("error_msg") or words.get("latency") or ("" if metrics else next(iter(words.values()), ""))
     if error_text:
         memory_match = re.search(r"out of memory|\bOOM\b", error_text, re.IGNORECASE)

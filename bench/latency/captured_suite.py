@@ -1,10 +1,8 @@
-"""Records the calls in a running program that Rooflab's ops could compute.  The result is a suite of shapes, dtypes,
-counts and times.
+"""Records the calls in a running program that Rooflab's ops could compute, as a suite of shapes with counts and times.
 
-Two layers are watched.  The first layer is modules, by their names in transformers and vLLM (`_MODULES`).  The second
-is torch's operators: matrix products, attention and embedding.  A call inside a known module is not counted again.  On
-a GPU the time of a call is the time between two events.  Replaying a CUDA graph calls no module or operator.  So only
-eager code is counted.
+It watches known modules of transformers and vLLM (`_MODULES`), and torch's matrix products, attention and embedding
+elsewhere.  On a GPU, two events give the time of a call.  Only eager code is counted, because a CUDA graph calls no
+module or operator.
 """
 
 from __future__ import annotations
@@ -144,7 +142,7 @@ def _key_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Key | 
 
 
 def _on_gpu(values: Iterable[Any]) -> bool:
-    """Returns whether any tensor in `values`, or in a list inside `values`, is on a GPU."""
+    """Tells whether any tensor in `values` is on a GPU. Looks into nested lists too."""
     return any(
         value.is_cuda if isinstance(value, torch.Tensor) else isinstance(value, list | tuple) and _on_gpu(value)
         for value in values

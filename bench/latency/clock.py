@@ -1,8 +1,7 @@
-"""Simulates a load.  The engine's own scheduler makes steps on a simulated clock, and a model predicts the time of each
-step.
+"""Simulates a load: the engine's own scheduler makes steps on a simulated clock, and a model predicts their times.
 
-No kernel runs.  So 10,000 requests to a model of 70 billion parameters on eight GPUs take seconds on a laptop.  The
-result is a trace, like the trace of a load on a real server.
+No kernel runs.  So 10,000 requests to a model of 70 billion parameters take seconds on a laptop.  The result is a
+trace, like that of a real server.
 """
 
 from __future__ import annotations
@@ -98,10 +97,10 @@ def _sequence(number: int, prompt: Prompt, arrival_s: float) -> Sequence:
 
 
 def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: float = 0.0) -> Trace:
-    """Simulates a load and returns its trace.  A step's tokens reach the client `delay_s` after the end of the step.
+    """Simulates a load and returns its trace.  A step's tokens reach the client `delay_s` seconds after the step.
 
-    Raises `ValueError` if the plan limits the client's concurrent requests, or if the KV cache cannot hold a request.
-    Raises it also if the plan has text prompts, because only a server counts their tokens."""
+    Raises `ValueError` if the plan limits concurrent requests, if it has text prompts, or if the KV cache cannot hold a
+    request.  Text prompts have no token counts here."""
     if plan.max_concurrency is not None or plan.data.ids is None:
         raise ValueError("plan: expected token ids of drawn lengths and no max_concurrency on the clock")
     is_closed_loop = plan.arrivals is None

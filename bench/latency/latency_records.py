@@ -63,7 +63,7 @@ def study_record(study: Study, lab: Lab, run_id: str) -> Record:
 
 
 def _record(run_id: str, noise: str, case_id: str, basis: Basis, **fields: Any) -> Record:
-    """Makes a record of the engine.  If `fields` has no `timer`, the timer of measured times is the host's clock."""
+    """Makes a record of an engine measurement. The default timer of a measured time is the host's clock."""
     return Record(
         kind="engine",
         run_id=run_id,

@@ -1,12 +1,10 @@
 """Makes the ledger of a prefill or decode step: a row for each op with its shape, cost, bound and time.
 
-The times of the rows and of the host add up to the step's time.  In a measured ledger, the rows are the engine's own
-calls.  Every second step runs with timers.  The difference to the steps without timers is the timers' cost, and has its
-own row.  In any other ledger, the times are published times or bounds.
+A measured ledger has the engine's own calls as rows.  Every second step runs with timers; their cost has its own row.
+In any other ledger, the times are published times or bounds.  The rows and the host add up to the step's time.
 
-On a GPU all these steps run without CUDA graphs.  The time of an op is the time between an event before its launch and
-an event after it.  If launches take longer than kernels, this time contains the gap too.  The ITL is measured with
-graphs if the engine has graphs.  So the ITL may be shorter than a step of the ledger.
+On a GPU these steps run without CUDA graphs, so the ITL with graphs may be shorter.  Events around the launch give an
+op's time, so it includes waits for slow launches.
 """
 
 from __future__ import annotations
@@ -119,8 +117,8 @@ class Ledger:
     def residual(self) -> float:
         """Returns the share of the step's time that the rows do not explain: `(step - ops - host + timers) / step`.
 
-        `step` is a time without timers, so the timers' cost is added.  For one step the residual is 0, because the
-        host's time is the rest of the step.  With medians of many steps it may differ from 0."""
+        `step` is a time without timers, so the timers' cost is added.  The residual of one step is 0; for medians of
+        many steps it may not be 0."""
         return (self.step_ms - self.ops_ms - self.host_ms + self.timers_ms) / self.step_ms
 
     def table(self) -> list[dict[str, Any]]:
@@ -330,11 +328,10 @@ def stepping(llm: LLM, kind: StepKind, batch: int, context: int, steps: int) -> 
 
 
 def _joining(llm: LLM, batch: int, context: int) -> list[tuple[int, int, int]]:
-    """Plans how `batch` prompts join the batch, so that all sequences then decode together with `context` tokens each.
+    """Plans when `batch` prompts start, so that all sequences then decode together with `context` tokens each.
 
-    Returns groups of prompts in the order of their start.  A group is `(prompts, length, later_tokens)`: it has
-    `prompts` prompts of `length` tokens.  While later groups are prefilled, each sequence of this group already
-    decodes, and adds `later_tokens` tokens.  Raises `ValueError` if the context is too short for these groups."""
+    Returns groups `(prompts, length, later_tokens)` in order: the number of prompts, their tokens, and the tokens that
+    each generates during the prefill of later groups.  Raises `ValueError` if `context` is too short."""
     scheduler, prompt_groups, remaining_prompts, later_tokens = llm.scheduler, list[tuple[int, int, int]](), batch, 0
     while remaining_prompts:
         prompt_length = context - 1 - later_tokens

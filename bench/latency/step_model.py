@@ -52,7 +52,7 @@ class StepWork:
 
 
 def _between(function: Callable[[int], float], x: float, most: int) -> float:
-    """Interpolates `function` linearly at `x` between two points of a grid.  `most` replaces a grid point above it."""
+    """Interpolates `function` linearly at `x` between two grid points. Grid points above `most` become `most`."""
     if x <= 0:
         return 0.0
     index = min(bisect_left(_GRID_POINTS, x), len(_GRID_POINTS) - 1)
@@ -71,7 +71,7 @@ _OPS_BY_KIND = {"products": {"gemm"}, "attention": {"flash_attention", "paged_at
 
 @dataclass(frozen=True)
 class KernelTimes:
-    """Models a step's time as the sum of its kernels' times and the host's time.
+    """Models an engine step's time as the sum of its kernels' times and the host's time.
 
     A kernel's time is published (`roofline/step_times.py`), or a roofline bound.  Between the points of a grid, times
     are linear.
@@ -81,10 +81,8 @@ class KernelTimes:
     - Attention of a prompt's chunk from token `s` to token `e` takes the time of `e` tokens minus that of `s` tokens.
     - All other ops depend on the number of tokens.
 
-    If a context is longer than all published ones, attention's time is its bound times a ratio.  The ratio is `time /
-    bound` at the longest published context.  The bound alone would be shorter than a published time for less work.
-
-    Raises `ValueError` on dtypes or a number of GPUs that the model cannot have, and on a negative host time."""
+    Beyond the longest published context, attention takes its bound times the `time / bound` of that context.  Raises
+    `ValueError` on impossible dtypes or numbers of GPUs, and on a negative host time."""
 
     arch: Architecture
     device: Device
@@ -115,7 +113,7 @@ class KernelTimes:
         return cache(self._attention)
 
     def _attention(self, kind: StepKind, batch: int, length: int) -> float:
-        """Returns the milliseconds of attention for `batch` sequences of the same length."""
+        """Returns the time of attention in ms, for `batch` sequences of the same length."""
         bounds = replace(self, bounds=True)
         bound_ms = _sum(bounds.ops(kind, batch, length), _ATTENTION_SITES)
         for short_length in () if self.bounds else (length, *(2**power for power in range(int(log2(length)), -1, -1))):
@@ -165,17 +163,17 @@ class KernelTimes:
 
 
 def _sum(ops: Iterable[OpTime], sites: Container[str]) -> float:
-    """Returns the sum of the milliseconds of the ops at `sites` (positions in the model)."""
+    """Adds up the ms of the ops whose position in the model is in `sites`."""
     return sum(step_op.ms for step_op in ops if step_op.site in sites)
 
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Models a step's time as a linear function of the step's sizes, fitted to the measured steps of a run.
+    """Models a step's time as a linear function of its sizes, fitted to the measured steps of a run.
 
-    The sizes are the number of tokens (piecewise linear), the keys that decoding tokens read, the query-key pairs of
-    prompts, and the number of sampled tokens.  All coefficients are at least 0.  The fit minimises the squares of
-    relative errors (Lawson and Hanson, "Solving Least Squares Problems", 1974)."""
+    The sizes are tokens (piecewise linear), keys of decoding sequences, query-key pairs of prompts, and sampled tokens.
+    All coefficients are at least 0.  The fit minimises the squares of relative errors (Lawson and Hanson, "Solving
+    Least Squares Problems", 1974)."""
 
     coefficients: tuple[float, ...]
     gap_s: float
@@ -218,7 +216,8 @@ def of_trace(trace: Trace) -> tuple[MeasuredSteps, float]:
 
 
 def _features_of(row: Mapping[str, Any]) -> np.ndarray:
-    """Returns the features of a server's step.  A drafted token counts as a decoding token and as a sampled token."""
+    """Returns the model features of one server step. A drafted token counts as a decoded token and as a sampled
+    token."""
     decodes, drafted_tokens = row["num_decodes"], row.get("drafted", 0)
     sampled_tokens = decodes + drafted_tokens if drafted_tokens else row["tokens"]
     return _features(

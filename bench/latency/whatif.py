@@ -86,16 +86,14 @@ def _predicted(ledger: Ledger, op: str, before: str, after: str, ratio: float, c
 
 
 def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: StepKind, batch: int, context: int) -> PhaseChange | None:
-    """Predicts and measures the time of an engine step if `kernel` computes `op`.  The engine `llm` uses the old
-    kernel, and the engine `other` uses `kernel`.
+    """Predicts and measures the time of an engine step if `kernel` computes `op`.
 
-    For each call of `op`, the prediction adds the time of `kernel` minus the time of the old kernel to the old step
-    time.  Both are timed outside the engine, with the shapes of the call.  On a GPU, and for matrix products on a CPU,
-    the cache is emptied before each call.  Before other ops on a CPU, the timer reads as many bytes as one layer's
-    weights.  A prediction from the ratio of the two times would be worse, because it also scales costs outside the
-    kernel.  For a norm, this ratio predicted a change of +13%, but +4% was measured.
+    The engine `llm` uses the old kernel, and `other` uses the new one.  The prediction adds the difference of both
+    kernels' times, at the shapes of the step's calls.  A ratio would be worse: for a norm it predicted +13%, but +4%
+    was measured.
 
-    Returns None if a step of this kind does not call the op."""
+    On a GPU, and for matrix products on a CPU, both are timed with an empty cache.  Other ops on a CPU are timed after
+    a read of one layer's weights.  Returns None if the step does not call the op."""
     is_prefill = kind == "prefill"
     old_ledger = measured(llm, kind, batch, context, steps=6 if is_prefill else 16)
     rows = [row for row in old_ledger.rows if row.op == op]
@@ -129,7 +127,7 @@ def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: StepKind, batch: i
 def _alone_ms(
     rows: Sequence[LedgerRow], kind: StepKind, kernels: Sequence[Kernel], llm: LLM, context: int
 ) -> dict[str, float]:
-    """Times all calls of one op in an engine step, outside the engine.  Returns the sum in ms for each kernel."""
+    """Times all calls of one op in an engine step, outside the engine. Returns the total ms of each kernel."""
     total_ms = dict.fromkeys((kernel.name for kernel in kernels), 0.0)
     for row in rows:
         real_inputs = real(_probe_of(row, kind, llm), llm.limits.block_size, context)
@@ -146,7 +144,7 @@ def _alone_ms(
 
 
 def _probe_of(row: LedgerRow, kind: StepKind, llm: LLM) -> dict[str, Any]:
-    """Returns the arguments of the op call that `row` describes (op and shape), as tensors on the meta device."""
+    """Returns the arguments of an op call with the op and the shape in `row`. The tensors are on the meta device."""
     rows, *_ = shape_sizes = [int(dim_size) for dim_size in re.findall(r"\d+", row.shape)]
     input_sets = model_inputs(
         DECODE_OP if (row.op, kind) == ("paged_attention", "decode") else row.op, rows, llm.limits
@@ -155,12 +153,10 @@ def _probe_of(row: LedgerRow, kind: StepKind, llm: LLM) -> dict[str, Any]:
 
 
 def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[str, float]:
-    """Times calls on a CPU, each directly behind a read of as many bytes as the weights of one layer.  Returns the
-    median seconds of each call.  The calls are interleaved.
+    """Times interleaved calls on a CPU, each after a read of one layer's weights.  Returns each call's median seconds.
 
-    Rooflab's benchmark of kernels empties the last-level cache before each call.  But in a real step this cache holds
-    the code and the inputs of the kernel.  So for ops with several small calls, that benchmark measured twice the time
-    that they take in a real step."""
+    Rooflab's benchmark of kernels empties the last-level cache instead.  But in a real step this cache holds the
+    kernel's code and inputs.  For several small calls, the benchmark measured twice the time of a real step."""
     parameter_counts = llm.arch.parameters()
     weights = torch.ones((parameter_counts.attention + parameter_counts.mlp) // llm.arch.num_layers, dtype=llm.dtype)
     samples: dict[str, list[float]] = {name: [] for name in calls}
@@ -174,7 +170,8 @@ def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[st
 
 
 def _taken(kernel: Kernel, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the `inputs` that the kernel accepts, with the weight `b` of a matrix product in its packed layout."""
+    """Returns the inputs that the kernel accepts. A matrix product gets its weight `b` in the kernel's packed
+    layout."""
     kernel_inputs = {name: input_value for name, input_value in inputs.items() if name in kernel.accepted}
     if kernel.op in MATMUL_OPS:
         inputs_but_b = {name: input_value for name, input_value in inputs.items() if name != "b"}

@@ -31,12 +31,10 @@ ERROR_PREFIXES = (b"error:", b'{"error"')
 
 
 def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, bool]]:
-    """Yields the server-sent events of a stream.  Parsing follows the WHATWG standard.  Each event has the arrival time
-    of its last byte, its data, and whether it is an error event.
+    """Yields the server-sent events of a stream: arrival time of the last byte, data, and whether it is an error event.
 
-    Lines end with CR, LF or both.  A line that begins with a colon is a comment.  An empty line ends an event.  At the
-    end of the stream the empty line may be missing, because some servers close the connection without it.  Events
-    without data are omitted."""
+    Parsing follows the WHATWG standard.  Lines end with CR, LF or both, and an empty line ends an event.  The last
+    empty line may be missing, because some servers omit it.  Events without data are skipped."""
     body, piece_ends = b"".join(data for _, data in pieces), list(accumulate(len(data) for _, data in pieces))
     data, is_error = list[bytes](), False
     offset = 3 if body.startswith(b"\xef\xbb\xbf") else 0
@@ -154,9 +152,8 @@ class _AnswerState:
     def counted(self) -> tuple[StreamEvent, ...]:
         """Returns the chunks of all answers to the request, each with its number of tokens if this number is known.
 
-        Some servers send a running total of tokens with each chunk.  Then the tokens of a chunk are the difference of
-        two totals.  The totals are used only if each answer has two or more, and each chunk with text has one.  They
-        must not begin with 0, decrease, or count several answers together."""
+        Some servers send a running total of tokens with each chunk.  Then a chunk has the difference of two totals.
+        Totals are ignored if they are incomplete, begin with 0, decrease, or count several answers together."""
         chunk_totals = list(zip(self.chunks, self.totals, strict=True))
         last_totals: dict[int, int] = {}
         for answer in self.reasons:
@@ -176,7 +173,8 @@ class _AnswerState:
 
 
 def _is_chunk(event: Any) -> bool:
-    """Returns whether a parsed event is a chunk: each of its fields has the right type, is null or is missing."""
+    """Tells whether a parsed event is a chunk of a streamed answer. Each field must have the right type, be null or be
+    missing."""
 
     def has(where: Any, name: str, kind: type) -> bool:
         return where.get(name) is None or isinstance(where[name], kind)
@@ -195,7 +193,7 @@ def _is_chunk(event: Any) -> bool:
 
 
 def _listed(choice: Mapping[str, Any]) -> int | None:
-    """Counts the tokens in a chunk by its token ids or log-probabilities.  Returns None if it has neither."""
+    """Counts the tokens of a chunk by its token ids or its log-probabilities. Returns None if the chunk has neither."""
     if isinstance(token_ids := choice.get("token_ids"), list):
         return len(token_ids)
     logprobs = choice.get("logprobs")
@@ -204,7 +202,8 @@ def _listed(choice: Mapping[str, Any]) -> int | None:
 
 
 def _message(error_body: Any) -> str:
-    """Returns the message of an error in OpenAI's format, or the beginning of an error in another format."""
+    """Returns the message of a server error in OpenAI's format. For another format, returns the beginning of the
+    text."""
     try:
         parsed_body = json.loads(error_body) if isinstance(error_body, str) else error_body
         error = parsed_body.get("error", parsed_body)

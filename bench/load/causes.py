@@ -37,10 +37,10 @@ class Spike:
 def on_our_clock(
     steps: Iterable[Mapping[str, Any]], now_s: float, half_s: float, round_trip_s: float
 ) -> tuple[dict[str, Any], ...]:
-    """Converts the times of the server's steps to the client's clock.  A request to the server took `round_trip_s`, and
-    `half_s` is its middle on the client's clock.  `now_s` is the server's time in the answer, taken as the same moment.
+    """Converts the times of the server's steps to the client's clock.
 
-    The times stay unchanged if `now_s` and `half_s` differ by at most `round_trip_s`."""
+    `half_s` is the middle of a request on the client's clock, and `now_s` the server's time at this moment.  The times
+    stay unchanged if both differ by at most `round_trip_s`, the request's duration."""
     shift_s = half_s - now_s
     shift_s = 0.0 if abs(shift_s) <= round_trip_s else shift_s
     return tuple({**step, "begin_s": step["begin_s"] + shift_s, "end_s": step["end_s"] + shift_s} for step in steps)
@@ -63,9 +63,10 @@ def spikes(trace: Trace) -> list[Spike]:
 
 
 def cause(begin_s: float, end_s: float, steps: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the cause of a gap between two tokens.  Any preemption in the gap is the cause, because the server may
-    have preempted this request.  Else the steps in the gap are examined, the longest overlap first.  The first step
-    that has prompt tokens, or that waited long for another process, is the cause."""
+    """Returns the cause of a gap between two tokens, from the engine steps in the gap.
+
+    A preemption in any step is the cause.  Else it is the prefill or the wait for another process, in the step with the
+    longest overlap.  Steps without either are skipped."""
 
     def overlap_s(step: Mapping[str, Any]) -> float:
         return min(end_s, float(step["end_s"])) - max(begin_s, float(step["begin_s"]))

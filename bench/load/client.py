@@ -148,11 +148,10 @@ class Endpoint:
 async def open_loop(
     target: Endpoint, shots: Sequence[Shot], offsets_s: Sequence[float], max_concurrency: int | None
 ) -> float:
-    """Sends each request at its scheduled time, even if earlier requests are slow or fail.  Returns the start time in
-    seconds.  `offsets_s` holds the send times relative to this start.
+    """Sends each request at its scheduled time, even if earlier requests are slow or fail.  Returns the start time.
 
-    If `max_concurrency` requests are in flight, the next request waits in the client.  TTFT is measured from the
-    scheduled time, so it includes this wait."""
+    `offsets_s` are the send times in seconds after the start.  If `max_concurrency` requests are in flight, the next
+    request waits in the client.  TTFT includes this wait."""
     semaphore = asyncio.Semaphore(max_concurrency) if max_concurrency else None
 
     async def one(shot: Shot) -> None:
@@ -182,10 +181,10 @@ async def _until(due_s: float) -> None:
 async def closed_loop(
     target: Endpoint, shots: Iterable[Shot], concurrency: int, duration_s: float | None
 ) -> tuple[float, list[Shot]]:
-    """Keeps `concurrency` requests in flight.  Returns the time when the loop began, and the requests that were sent.
+    """Keeps `concurrency` requests in flight.  Returns the loop's start time, and the requests that were sent.
 
-    A new request is sent when an earlier request ends.  So a slow server gets fewer requests, and shows no queue.  The
-    loop ends early after 20 requests in a row without an answer.  The error of the 20th names this reason."""
+    A new request is sent when an earlier one ends, so a slow server gets fewer requests.  The loop ends early after 20
+    requests in a row without an answer."""
     begin_s, remaining_shots, sent_requests, silent = clock(), iter(shots), list[Shot](), 0
 
     async def user() -> None:

@@ -1,8 +1,7 @@
 """Implements a small part of HTTP/1.1: sends a request, and takes the arrival time of each piece of the answer.
 
-aiohttp needs tens of microseconds per piece, and all streams of a batch get a token at the same time.  So with 64
-streams, aiohttp would read the last piece milliseconds too late.  This code first reads all ready sockets and takes the
-times.  It parses the bytes afterwards.
+All streams of a batch get a token at the same time.  aiohttp needs tens of microseconds per piece, so with 64 streams
+it reads the last one milliseconds late.  This code reads all ready sockets before it parses.
 """
 
 from __future__ import annotations
@@ -76,7 +75,8 @@ class Framing:
         self.keep = headers.get("connection", "").lower() != "close" and protocol == "HTTP/1.1" and not self._endless
 
     def _dechunk(self, data: bytes) -> bytes:
-        """Returns the content of the HTTP chunks in `data`.  `_left` counts the missing bytes of the current chunk."""
+        """Decodes an HTTP body in chunked encoding, and returns the content in `data`. Remembers an incomplete chunk
+        for the next call."""
         body = b""
         offset = 0
         while offset < len(data):
@@ -103,7 +103,8 @@ class Framing:
 
 
 def _number(what: str, text: str, base: int) -> int:
-    """Converts a text of digits to a number.  Python's `int` would also accept a sign, blanks and underscores."""
+    """Converts a text of digits to a number. Raises `ValueError` for signs, blanks and underscores, which Python's
+    `int` accepts."""
     if not re.fullmatch("[0-9]{1,15}" if base == 10 else "[0-9a-fA-F]{1,15}", text):
         raise ValueError(f"answer: expected {what}, got {text[:40]!r}")
     return int(text, base)

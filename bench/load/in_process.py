@@ -14,10 +14,11 @@ from rooflab.engine.llm import LLM, SamplingParams
 
 
 def measure(options: Mapping[str, Any], sizes: Mapping[str, int], out: Path | None) -> dict[str, Any]:
-    """Runs one batch of requests that all arrive at once.  If `out` is given, writes the result to this folder.
+    """Runs one batch of requests that arrive together.  Returns its results, and writes them to the folder `out` if
+    given.
 
-    `sizes` has three numbers in this order: tokens per prompt, tokens per answer, and requests.  The keys are option
-    names for error messages.  Raises `ValueError` if a number is below 1, or if the model cannot serve these sizes."""
+    `sizes` maps option names to tokens per prompt, tokens per answer and requests, in this order.  Raises `ValueError`
+    on a number below 1, or if the model cannot serve these sizes."""
     for option_name, option_value in sizes.items():
         if option_value < 1:
             raise ValueError(f"{option_name}: expected at least 1, got {option_value}")

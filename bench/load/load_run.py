@@ -165,8 +165,8 @@ def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
 
 
 async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
-    """Sends the warm-up requests.  Returns the plan and the tokens/s of the fastest request.  If the server refuses to
-    count tokens in each chunk (`running_usage`), the plan no longer asks for it."""
+    """Sends the warm-up requests. Returns the plan and the tokens/s of the fastest request. If the server refuses token
+    counts in each chunk, the plan no longer asks for them (`running_usage`)."""
     tokens_per_s = 0.0
     for sent_request in plan.warm_ups():
         sent_request.scheduled_s = sent_request.free_s = clock()
@@ -185,7 +185,8 @@ async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
 
 
 async def _load(target: Endpoint, plan: Plan, pace: float) -> tuple[float, list[Shot], int]:
-    """Runs the load.  Returns the start time, the sent requests, and how many were not prepared before the start."""
+    """Sends the load to the server. Returns the start time, the sent requests, and the number of requests made only
+    after the start."""
     shots = plan.shots(plan.seed)
     if plan.arrivals is None:
         ready_requests = list(islice(shots, plan.num_prompts if plan.duration_s is None else plan.concurrency))

@@ -1,9 +1,8 @@
 """Computes the metrics of a load run from its trace.
 
-TTFT and E2E are measured twice: from the scheduled arrival, and from the send.  The client may send a request late.
-Only the value from the scheduled arrival includes this delay (coordinated omission).  ITL is per token: the gap before
-a chunk of `k` tokens counts as `k` gaps of `gap / k` each.  So chunks of several tokens do not increase ITL.  The gaps
-between chunks, as a user sees them, are reported too.
+TTFT and E2E are measured twice: from the scheduled arrival, and from the send.  Only the first includes a late send by
+the client (coordinated omission).  ITL is per token: a chunk of `k` tokens counts as `k` equal gaps.  The gaps between
+chunks are reported too.
 """
 
 from __future__ import annotations
@@ -52,17 +51,15 @@ class Times:
 
 
 def token_steps(request: Request) -> tuple[list[list[tuple[float, float]]], str]:
-    """Returns a list of `(time_s, tokens)` for each answer of the request, and a word for the source of the token
-    numbers.  Text is never tokenised again to count tokens.
+    """Returns a list of `(time_s, tokens)` for each answer of the request, and a word for the source of the numbers:
 
     - `said`: each chunk gives its number, by token ids, log-probabilities or a running total.
     - `one each`: each chunk has one token, because the server's total equals the number of chunks.
     - `spread`: the server's total is another number.  Chunks after the first share the rest equally.
     - `chunks`: the server gives no total, so each chunk with text counts as one token.
 
-    Two deviations from equal numbers are still `one each`.  Chunks without text count if the total is equal only with
-    them: a token with an incomplete character has no text.  Or the last token of each answer has no chunk, so the total
-    is larger by up to one per answer.  A chunk with only the role never counts."""
+    For `one each`, chunks without text may count: a token with an incomplete character has no text.  The last token of
+    an answer may have no chunk.  Text is never tokenised again."""
     choice_chunks = [chunk for chunk in request.chunks if chunk.kind in ("text", "empty")]
     text_chunks = [chunk for chunk in choice_chunks if chunk.kind == "text"]
     first_chunks = {chunk.answer: chunk for chunk in reversed(text_chunks)}
@@ -128,12 +125,11 @@ def late_ms(requests: Sequence[Request]) -> np.ndarray:
 
 
 def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Computes the metrics of a run without its warm-up.  Percentiles interpolate linearly.  The ITL percentiles are
-    over all tokens of all requests.
+    """Computes the metrics of a run without its warm-up.  ITL percentiles are over all tokens of all requests.
 
-    `output_tokens_per_s` divides by the time from the first arrival to the last token.  This includes the cool-down,
-    which is the time after the last arrival.  `steady_output_tokens_per_s` counts only tokens before the last arrival,
-    those of warm-up requests too.  The result has no rates if nearly all requests failed."""
+    `output_tokens_per_s` divides by the time from the first arrival to the last token.  `steady_output_tokens_per_s`
+    counts only tokens before the last arrival, also those of the warm-up.  There are no rates if nearly all requests
+    failed."""
     requests, all_times = trace.counted, answers(trace)
     metrics = {"requests": float(len(requests)), "failed": float(len(requests) - len(all_times))}
     if not all_times:

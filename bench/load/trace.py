@@ -1,8 +1,7 @@
-"""Defines the trace of a load run: the times of each request and of each chunk of its answer.  Plots and metrics are
-made from the trace.
+"""Defines the trace of a load run: the times of each request and of each chunk of its answer.
 
-A trace file has JSON lines.  The first line describes the run, and each further line describes a request.  The file
-name ends with `.ndjson`, because a report reads every `.jsonl` file in its folders as records.
+A trace file has JSON lines: the first describes the run, and each further line a request.  Its name ends with
+`.ndjson`, because a report reads every `.jsonl` file as records.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from rooflab.roofline.model import Cost
 def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, min_samples: int) -> Record:
     """Times a function that passed its check, with several copies of its arguments.  Returns the record.
 
-    After timing, the function is called once more.  The status of the record is INCORRECT if this call or a timed call
-    gives a wrong result.  The results of timed calls are not checked if the function changes its inputs."""
+    After timing, the function is called and checked once more.  A wrong result makes the record INCORRECT.  Results of
+    timed calls are checked too, unless the function changes its inputs."""
     op = checked.op
     op_spec = op.spec if cost is None else replace(op.spec, cost=lambda args: cost)
     timing_settings = Settings(

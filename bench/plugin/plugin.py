@@ -1,8 +1,7 @@
 """Implements the pytest plugin: the option `--benchmark` and the fixtures `kernel_benchmark` and `emulated`.
 
-pytest loads this plugin in every run of every project in the environment.  So the plugin imports only pytest until a
-benchmark runs.  Benchmarks run with `--benchmark` or with pytest-benchmark's `--benchmark-only`.  Without these
-options, the plugin skips the tests that use `kernel_benchmark`.
+pytest loads this plugin in every project, so it imports only pytest until a benchmark runs.  Tests with
+`kernel_benchmark` are skipped without `--benchmark` or pytest-benchmark's `--benchmark-only`.
 """
 
 from __future__ import annotations
@@ -107,7 +106,8 @@ class Replay:
         self._ends = list(reversed(durations))
 
     def __call__(self) -> float:
-        """Returns 0 at the start of a round, and the stored duration at the end of the round."""
+        """Returns 0 at the start of a round, and the stored duration in seconds at its end. Returns the real clock if
+        no duration is stored."""
         if not self._ends:
             return time.perf_counter()
         self._inside = not self._inside
@@ -148,7 +148,7 @@ class QuietCheck:
 
 
 def _noise(info: Mapping[str, Any]) -> str:
-    """Returns why a measured time is too noisy for a comparison.  The text is empty if the time is not too noisy."""
+    """Explains why a measured time is too noisy for a comparison. Returns "" if it is not."""
     status = str(info.get("status"))
     return status if status.startswith("NOISY: ") else ""
 
@@ -209,7 +209,8 @@ def _options(item: pytest.Item) -> dict[str, Any]:
 
 
 def _limits(item: pytest.Item) -> dict[str, Any]:
-    """Returns the time limits of a benchmark, from the test's marker or else from the command line."""
+    """Returns the time budget and the least number of samples of a benchmark. The test's marker comes before the
+    command line."""
     marker_options, config = _options(item), item.config
     return {
         "budget_s": float(marker_options.get("max_time", config.getoption("benchmark_max_time"))),
@@ -221,22 +222,18 @@ def _limits(item: pytest.Item) -> dict[str, Any]:
 def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable[..., Any]:
     """`kernel_benchmark(fn, *args, reference=None, cost=None)`: checks `fn(*args)`, times it, and returns its result.
 
-    Other keyword arguments go to `fn` and to `reference`.  With `reference`, `fn(*args)` must equal `reference(*args)`
-    within a few roundings of the output dtype.  They are compared before and after timing.  A wrong result fails the
-    test, and no time is reported.  `bench/core/check.py` makes this check, only with the given arguments.  `fn` may
-    change its arguments, and two calls may differ in their bits.  A second call of `kernel_benchmark` in the same test
-    fails the test.
+    With `reference`, `fn(*args)` must equal `reference(*args)` within a few roundings of the output dtype, before and
+    after timing.  A wrong result fails the test, and no time is reported.  `fn` may change its arguments.  Other
+    keyword arguments go to `fn` and to `reference`.  A test may call `kernel_benchmark` once.
 
-    `rooflab.bench.core.timers.timing` measures device time with a cold cache.  The first calls may compile, so they are
-    not timed.  The time becomes an ordinary pytest-benchmark result, and its `extra_info` has the raw samples.  With
-    `cost`, a `rooflab.roofline.model.Cost`, `extra_info` also has FLOP/s, bytes/s and the fraction of the roofline.
-    The keyword argument `afterwards` is a function that is called after timing.  It returns None, or describes an
-    error.
+    `rooflab.bench.core.timers.timing` measures device time with a cold cache, after a warm-up.  The result is an
+    ordinary pytest-benchmark result, with raw samples in `extra_info`.  `cost`, a `rooflab.roofline.model.Cost`, adds
+    FLOP/s, bytes/s and the fraction of the roofline.  The function `afterwards` is called after timing, and returns
+    None or an error text.
 
-    The marker's `max_time` and `min_rounds`, or the options with these names, limit the time.  If pytest-benchmark is
-    disabled (xdist, `--benchmark-disable`), `fn` is checked and not timed.  A measurement is NOISY if the machine was
-    busy.  The test then passes, without FLOP/s and bytes/s.  A line at the end of the run names the test, and
-    `--benchmark-compare-fail` ignores this measurement.
+    The marker's or the options' `max_time` and `min_rounds` limit the time.  If pytest-benchmark is disabled (xdist,
+    `--benchmark-disable`), `fn` is only checked.  A measurement is NOISY if the machine was busy.  The test then
+    passes, and `--benchmark-compare-fail` ignores the measurement.
     """
     config, test_item = request.config, request.node
 
@@ -289,10 +286,10 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
 
 @pytest.fixture
 def emulated() -> Iterator[Emulation]:
-    """Runs every Triton kernel of the test in an emulator of an H100, with CPU tensors.
+    """Runs every Triton kernel of the test in an emulator of an H100, with CPU tensors.  The value lists the launches.
 
-    The test fails if a kernel reads or writes out of bounds, reads unwritten memory, never ends, or has a race.  The
-    value of the fixture lists the kernel launches.  Triton's interpreter (`TRITON_INTERPRET`) must be off."""
+    The test fails on an access out of bounds, a read of unwritten memory, an endless kernel, or a race.  Triton's
+    interpreter (`TRITON_INTERPRET`) must be off."""
     from rooflab.bench.emulate import emulating
 
     with emulating() as kernel_emulation:
@@ -319,7 +316,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: Any) -> Any:
-    """Calls `action`, which calls the user's `fn`.  Fails the test if `fn` calls `pytest.skip` or `xfail`."""
+    """Calls `action`, which runs the user's function `fn`. Fails the test if `fn` calls `pytest.skip` or
+    `pytest.xfail`."""
     try:
         return action(*values, **named)
     except (pytest.skip.Exception, pytest.xfail.Exception) as left:
@@ -331,7 +329,8 @@ def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: An
 
 
 def _by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """Returns `fn` as a function of positional arguments only.  The last ones become the keyword arguments `names`."""
+    """Wraps `fn` so that it takes all arguments by position. The last arguments become the keyword arguments
+    `names`."""
 
     @functools.wraps(fn)
     def call(*values: Any) -> Any:
@@ -342,7 +341,7 @@ def _by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., 
 
 
 def _fail(benchmark: Any, fault: str) -> NoReturn:
-    """Fails the test.  First raises an error inside `benchmark.pedantic`, so that pytest-benchmark saves no result."""
+    """Fails the test. An error inside `benchmark.pedantic` comes first, so that pytest-benchmark saves no result."""
 
     def wrong() -> NoReturn:
         raise AssertionError(fault)

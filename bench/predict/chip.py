@@ -1,36 +1,32 @@
 """Models one Hopper SM: the rates of its pipes, the latencies of its instructions, and a simple in-order simulation.
 
 The rates are from the CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", compute capability
-9.0.  In lanes per clock and SM they are: 128 for multiply-adds in fp32 or packed 16-bit; 64 for integer, logic, compare
+9.0.  In lanes per clock and SM they are: 128 for fp32 and packed 16-bit multiply-adds; 64 for integer, logic, compare
 and conversion operations; 16 for special functions; 32 for shuffles, loads and stores.  Each of the four schedulers
 issues one instruction per clock.  Shared memory and L1 move 128 bytes per clock (same guide).
 
-NVIDIA does not publish the rate of Hopper's L2 for all SMs.  The A100's L2 of 40 MB moves 5,120 bytes per clock to all
-SMs (NVIDIA A100 whitepaper).  The model multiplies this rate by 50 / 40, because Hopper's L2 has 50 MB.  The A100's
-rate would be too low: ThunderKittens' 855 TFLOP/s on an H100 need 5,470 bytes per clock at the boost clock (unshared
-128 x 256 tiles).
+NVIDIA does not publish the rate of Hopper's L2 for all SMs.  The A100's L2 of 40 MB moves 5,120 bytes per clock (NVIDIA
+A100 whitepaper).  The model scales this rate by 50 / 40, because Hopper's L2 has 50 MB.  5,120 would be too low:
+ThunderKittens' 855 TFLOP/s on an H100 need 5,470 (unshared 128 x 256 tiles, boost clock).
 
-An H100 under full tensor load reaches its power limit and lowers its clock.  The new clock depends on the card, its
-cooling and the data, not only on the code.  `TENSOR_CLOCK_HZ` is one published measurement on one card.
+Under full tensor load, an H100 lowers its clock at its power limit.  The clock depends on the card, its cooling and the
+data.  `TENSOR_CLOCK_HZ` is one published measurement on one card.
 
 The latencies, in clocks, have these sources:
 - shared memory 30, constants 21: pointer chasing on an H100 80GB HBM3 (a report of mt4g, TU Munich).
 - L2 281: pointer chasing on a GH200 over both L2 partitions (github.com/markdewing/AI_kernels).
-- HBM 500: fitted to published times of public attention kernels (`public.py`).  Pointer chasing at random addresses
-  gives 834 on that H100 and 690 on that GH200, but a kernel's loads are mostly sequential and hit open rows and pages.
-  The fit lowers the median error of these kernels from 46% to 27%; a value of 400 gives 26%.  Only one of these
-  kernels depends on this value (`results/published`).
+- HBM 500: fitted to published times of public attention kernels (`public.py`).  Pointer chasing gives 834 on that H100
+  and 690 on that GH200, but kernels mostly load sequentially.  The fit lowers the median error of these kernels from
+  46% to 27%; a value of 400 gives 26%.  Only one of these kernels depends on this value (`results/published`).
 - arithmetic 4: Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018.
 - mma.sync m16n8k16 33: Sun et al., "Dissecting Tensor Cores via Microbenchmarks", 2022, on an A100.
 - special functions 20, shuffles 24: assumptions without a published source.
 
-The simulation runs one *role*: a group of warps with the same code.  No other warps run on the SM.  All warps of the
-role run in lockstep, also if they form two warpgroups.  On the GPU, one warpgroup can use idle pipes while the other
-waits for its matrix products.  Instructions issue in order.  Each instruction waits for its pipe and for the registers
-that it reads.  `WARPGROUP.DEPBAR` waits for the groups of wgmma that it names.  A wgmma does not wait for an earlier
-wgmma with the same accumulator.  Barriers cost nothing, because other warps and copies are assumed to have arrived.
-The simulation has two results.  The first is the least time of dependent steps, which other CTAs and roles cannot hide.
-The second is the maximum number of bytes that a thread has in flight at one time.
+The simulation runs one role (a group of warps with the same code) in lockstep, without other warps on the SM.
+Instructions issue in order, and wait for their pipe and registers.  `WARPGROUP.DEPBAR` waits for its groups of wgmma.
+A wgmma does not wait for an earlier wgmma with the same accumulator.  Barriers cost nothing.
+
+The simulation has two results: the least time of dependent steps, and the maximum bytes in flight per thread.
 """
 
 from __future__ import annotations
@@ -148,7 +144,7 @@ class Chip:
 
 
 def _operand_bytes(entry: SassInstruction) -> float:
-    """Returns the operand bytes that a wgmma reads from shared memory: operand B, and A if it is not in registers."""
+    """Returns the bytes that a wgmma reads from shared memory: operand B, and operand A unless it is in registers."""
     mma_shape = entry.mma_shape
     assert mma_shape is not None, "asked of matrix products only"
     m, n, k = mma_shape
@@ -222,8 +218,8 @@ class Walk:
         return self.now
 
     def _land(self, names: frozenset[str]) -> None:
-        """Drops finished loads.  Loads finish in order: the last load into a register of `names` and all loads before
-        it."""
+        """Removes the loads that have finished when an instruction uses the registers `names`. Loads finish in order,
+        so all earlier loads have finished too."""
         last_index = max((i for i, (_, registers) in enumerate(self._flying) if registers & names), default=-1)
         del self._flying[: last_index + 1]
 

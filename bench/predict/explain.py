@@ -224,11 +224,10 @@ def why_rows(explanations: Iterable[Explanation]) -> list[dict[str, Any]]:
 
 
 def why_sentence(explanations: Sequence[Explanation]) -> str:
-    """Returns a sentence that compares the fastest optimized kernel with the naive kernel.  The sentence names the
-    speedup and the part of the time that shrinks most.
+    """Returns a sentence that compares the fastest optimized kernel with the naive kernel.
 
-    Compares measured times if the naive kernel and an optimized kernel have them.  Otherwise compares predicted times.
-    A measured time is never compared with a predicted time."""
+    It names the speed-up and the part of the time that shrinks most.  Both times are measured, or else both are
+    predicted."""
     naive = next((entry for entry in explanations if entry.role == "naive"), None)
     fast_entries = [entry for entry in explanations if entry.role == "optimized"]
     has_times = naive is not None and naive.measured_ms is not None and any(entry.measured_ms for entry in fast_entries)

@@ -4,23 +4,21 @@ Every step replaces one ideal assumption by a real one, and adds the time that t
 
 1. least work: the op's cost at the hardware's peak rates.  Memory and pipes overlap perfectly (the roofline).
 2. launch: each launch takes at least the shortest time of an empty launch, and overlaps with nothing.
-3. sustained rate: streaming reaches only a share of the data sheet's bandwidth.  Matrix products run at the lower
-   clock that the GPU sustains under full tensor load.
+3. sustained rate: memory reaches only a share of the data sheet's bandwidth.  Matrix products run at the lower clock
+   that the GPU sustains under full tensor load.
 4. bytes over the minimum: the kernel's own traffic replaces the least bytes.
-5. pipe: the instructions of the compiled code run at each pipe's rate, spread evenly over the SMs.  Copies from L2
-   count too.  A kernel without compiled code but with several launches does memory and arithmetic one after the other.
+5. pipe: the compiled instructions and the copies from L2 run at each pipe's rate, spread evenly over the SMs.
 6. waves and tail: the SM with the most CTAs, or the CTA with the most tiles, sets the time.  A few CTAs reach only
    their SMs' share of the bandwidth.
 7. occupancy and latency: by Little's law the bandwidth is at most the bytes in flight divided by the latency.  A CTA
    takes at least the time of its dependent steps.  The first bytes arrive one latency after the launch.
 
-The predicted time is the sum of the launch time (step 2), the first latency, and the largest of three times: memory,
-pipes and dependent steps.  The steps sum exactly to the predicted time.
+The predicted time is the launch time, plus the first latency, plus the largest of memory, pipes and dependent steps.
+Without compiled code, a kernel with several launches does memory and arithmetic one after the other.
 
-A kernel may consist of several compiled kernels.  The compiled kernels that multiply matrices share the matrix FLOPs.
-All compiled kernels share the bytes.  Each share is in proportion to the number of threads.  The bytes have one
-exception: two compiled kernels that write more than the op's least bytes.  Then the excess is intermediates.  The first
-kernel reads the op's operands and writes the intermediates.  The second reads them and writes the op's result.
+A kernel may consist of several compiled kernels.  Those that multiply matrices share the matrix FLOPs, and all share
+the bytes, in proportion to their threads.  If two of them write more than the op's least bytes, the excess is
+intermediates.  The first kernel then writes the intermediates, and the second reads them.
 """
 
 from __future__ import annotations
@@ -81,11 +79,10 @@ def predict(
     device: Device,
     matrix_flops: float | None = None,
 ) -> Prediction:
-    """Predicts the time of a kernel with a cold L2.  The kernel launches the code in `compiled` and moves the bytes in
-    `traffic`.  `compiled` is empty for kernels of torch or of another library.
+    """Predicts the time of a kernel with a cold L2.  The kernel launches `compiled` and moves the bytes in `traffic`.
 
-    `matrix_flops` counts the kernel's matrix FLOPs with padding.  The default is the FLOPs of `cost`.  Raises
-    `ValueError` on a device that is not Hopper, and on code for another device.
+    `compiled` is empty for kernels of a library.  `matrix_flops` counts matrix FLOPs with padding; the default is the
+    FLOPs of `cost`.  Raises `ValueError` on a device that is not Hopper, and on code for another device.
     """
     ceilings, chip = device.ceilings(), chip_of(device)
     compiled = [info for info in compiled if not info.tried]
@@ -118,7 +115,7 @@ def predict(
 
 
 def _arithmetic(limit: Bound, cost: Cost, ceilings: Ceilings, chip: Chip) -> tuple[float, float]:
-    """Returns two times of the arithmetic in seconds: at the peak rates, and at the sustained matrix rate."""
+    """Returns the seconds of the arithmetic twice: at the peak rates, and at the sustained rate of matrix products."""
     sustained_s = sum(
         flops / ceilings.matrix_rate(dtype) / (chip.tensor_share if dtype in chip.tensor_flops_per_clock else 1.0)
         for dtype, flops in cost.tensor_flops.items()
@@ -134,7 +131,7 @@ def _sustained_why(by_memory: bool, chip: Chip) -> str:
 
 
 def _differences(stages: Sequence[tuple[str, float, str]]) -> Iterator[TimeStep]:
-    """Yields the time that each stage adds to the stage before.  The launch is an exception: it adds its own time."""
+    """Yields the seconds that each stage adds to the previous stage. The launch stage adds its own time."""
     previous_s = 0.0
     for name, seconds, reason in stages:
         if name == LAUNCH:
@@ -154,7 +151,7 @@ def _bytes_why(cost: Cost, traffic: Traffic | None) -> str:
 def _shares(
     compiled: Sequence[CompiledInfo], cost: Cost, traffic: Traffic | None, matrix_flops: float | None
 ) -> list[Share]:
-    """Divides the op's FLOPs and bytes among its compiled kernels.  Returns one `Share` for each of them."""
+    """Divides the FLOPs and bytes of an op among its compiled kernels. Returns one `Share` for each compiled kernel."""
     flops = sum(cost.tensor_flops.values()) if matrix_flops is None else matrix_flops
     in_bytes, out_bytes = (traffic.read_bytes, traffic.write_bytes) if traffic else (cost.read_bytes, cost.write_bytes)
     threads = [float(info.launches * info.threads * (info.ctas or math.prod(info.grid))) for info in compiled]
@@ -206,23 +203,26 @@ def _compiled_stages(
 
 
 def _dependent_s(work: LaunchWork, chip: Chip) -> float:
-    """Returns the seconds of dependent steps: the product of launches, waves per launch, and seconds of a CTA."""
+    """Returns the seconds of steps that must run one after another: launches, times waves per launch, times the time of
+    one CTA."""
     return work.launches * math.ceil(work.waves.waves) * work.cta_cycles / chip.clock_hz
 
 
 def _pipe_s(work: LaunchWork, chip: Chip, balanced: bool) -> float:
-    """Returns the seconds of the busiest pipe, on the average SM (`balanced`) or on the SM with the most work."""
+    """Returns the seconds that the busiest pipe works. With `balanced`, takes the average SM, else the SM with the most
+    work."""
     ctas_per_sm = work.ctas / chip.sms if balanced else work.waves.busiest_sm_ctas * work.uneven
     return work.launches * max(work.pipe_cycles.values()) * ctas_per_sm / chip.clock_hz
 
 
 def _copies_s(work: LaunchWork, chip: Chip) -> float:
-    """Returns the seconds of asynchronous copies to shared memory, at the rate of L2."""
+    """Returns the seconds of all asynchronous copies to shared memory, at the L2 bandwidth."""
     return work.launches * work.ctas * work.async_bytes / (chip.l2_bytes_per_clock * chip.clock_hz)
 
 
 def _memory_s(work: LaunchWork, moved: float, rate: float, chip: Chip, in_flight: bool) -> float:
-    """Returns the seconds to move `moved` bytes.  A wave with too few CTAs does not reach `rate` (bytes/s)."""
+    """Returns the seconds to move `moved` bytes. A wave with few CTAs does not reach the full bandwidth `rate`
+    (bytes/s)."""
     bytes_per_cta = moved / (work.launches * work.ctas)
     resident_ctas = work.occupancy.ctas_per_sm * chip.sms
     cta_waves = ((resident_ctas, work.waves.full), (work.waves.tail_ctas, int(work.waves.tail_ctas > 0)))

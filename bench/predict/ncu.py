@@ -1,8 +1,7 @@
-"""Runs Nsight Compute (ncu) on one kernel call.  Compares the counted bytes, pipe use and stalls with the prediction,
-and makes a record.
+"""Runs Nsight Compute (ncu) on one kernel call, compares its counts with the prediction, and makes a record.
 
-The command line names the metrics.  `ncu --csv --page raw` prints a line of names, a line of units, and a line for each
-launch.  If the installed ncu does not know a metric, the program tries its newer name or leaves it out.
+The counts are bytes, pipe use and stalls.  `ncu --csv --page raw` prints a line of names, a line of units, and a line
+for each launch.  Metrics that the installed ncu does not know are left out or have a newer name.
 """
 
 from __future__ import annotations
@@ -132,9 +131,8 @@ def command(
 ) -> list[str]:
     """Returns the command line that runs ncu on one kernel call.
 
-    With `whole`, ncu measures all launches of the call as one range, and empties the caches only before the range.  The
-    range lies between the calls that start and stop the profiler.  For each group of metrics (pass), ncu runs the whole
-    program again."""
+    With `whole`, ncu measures all launches of the call together, and empties the caches only before the first.  It then
+    runs the program once for each group of metrics."""
     mode_options = ("--replay-mode", "app-range") if whole else ("--profile-from-start", "off")
     return [
         *(ncu, *mode_options, "--cache-control", "all", "--clock-control", "none"),
@@ -171,7 +169,8 @@ def profile(target: KernelCase, seed: int = 0, timeout_s: float = 600.0) -> Prof
 def _take(
     target: KernelCase, seed: int, ncu: str, folder: Path, timeout_s: float, requested: Sequence[str], whole: bool
 ) -> tuple[Profile, list[str]]:
-    """Runs ncu, without the metrics that ncu does not know.  Returns the profile and the known metrics."""
+    """Profiles a kernel with ncu, and leaves out metrics that ncu does not know. Returns the profile and the known
+    metrics."""
     metrics = list(requested)
     env_variables = {name: variable_value for name, variable_value in os.environ.items() if name != "TRITON_INTERPRET"}
     while metrics:
@@ -196,7 +195,7 @@ def _take(
 
 
 def _names(metric: str, unknown: Sequence[str]) -> bool:
-    """Returns whether `metric` is one of the `unknown` names that ncu reported.  ncu may omit the end of a name."""
+    """Tells whether ncu reported `metric` as unknown. ncu may cut off the end of a name in `unknown`."""
     return any(metric == name.rstrip(".") or metric.startswith(f"{name.rstrip('.')}.") for name in unknown)
 
 
@@ -251,7 +250,8 @@ def _old_name(name: str) -> str:
 
 
 def _number(cell: str, unit: str) -> float | None:
-    """Converts a cell to bytes, to seconds, or to a number in the cell's own unit.  Returns None without a number."""
+    """Converts a table cell to a number in bytes or seconds; other units stay. Returns None if the cell has no
+    number."""
     number = number_in(cell, "ncu")
     return number * _UNIT_FACTORS.get(unit.lower(), 1.0) if number is not None and math.isfinite(number) else None
 
@@ -286,11 +286,10 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
 
 
 def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
-    """Returns the HBM bytes of a call after a correction, or None if ncu counted none.  Also returns a note on bytes
-    that are not exact, which is empty if all bytes are exact.
+    """Returns the corrected HBM bytes of a profiled call, or None without a count, and a note on inexact bytes.
 
-    Writes that are still in L2 at the end of the call go to HBM later, and ncu does not count them.  So the written
-    bytes in the result are at least the op's least written bytes."""
+    ncu does not count writes that are still in L2 at the end of the call.  So the written bytes are at least the op's
+    least written bytes."""
     counted = profile.traffic
     if counted is None:
         return None, ""

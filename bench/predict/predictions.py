@@ -35,11 +35,10 @@ class Predicted:
 def predict_all(
     targets: Sequence[KernelCase], device: Device, counted: Mapping[KernelCase, Traffic] | None = None
 ) -> list[Predicted]:
-    """Predicts the time of every target (kernel, case and dtypes) on `device`, in the given order.  All kernels with
-    code are compiled together, on all cores.
+    """Predicts the time of every target (kernel, case and dtypes) on `device`, in the given order.
 
-    `counted` has measured traffic, which replaces the traffic that a kernel declares.  Raises `ValueError` on a name
-    that is not registered, and on a device that is not Hopper."""
+    `counted` maps targets to measured traffic, which replaces the declared traffic.  Raises `ValueError` on a name that
+    is not registered, and on a device that is not Hopper."""
     target_costs = [_price(target) for target in targets]
     runnable_targets = [target for target, (*_, reason) in zip(targets, target_costs, strict=True) if not reason]
     to_compile = [target for target in runnable_targets if has_code(target.registered)]
@@ -70,10 +69,9 @@ def predict_launcher(target: KernelCase, traffic: Traffic, flops: Mapping[str, f
 
 
 def _price(target: KernelCase) -> tuple[Cost, Traffic | None, float | None, str]:
-    """Returns the op's cost, the kernel's traffic, the kernel's matrix FLOPs with padding, and the reason why the
-    kernel cannot run this target on Hopper.
+    """Returns the op's cost, the kernel's traffic, its matrix FLOPs with padding, and why it cannot run on Hopper.
 
-    Traffic and FLOPs are None if they are unknown.  The reason is empty if the kernel can run."""
+    Traffic and FLOPs are None if unknown. The reason is "" if the kernel can run."""
     spec, kernel, number_scheme = get_op(target.op), target.registered, target.scheme
     if target.config is not None:
         kernel = kernel.with_config(target.config)
@@ -146,10 +144,10 @@ def choose_targets(
 
 
 def choose_gpu(name: str | None, records: Sequence[Record] = ()) -> tuple[Device, str | None]:
-    """Returns the GPU with the name `name`, and a note if the name is ambiguous.  Without `name`, returns the GPU of
-    the records, or else this machine's GPU, or else an H100.
+    """Returns the GPU to predict for, and a note if `name` is ambiguous.
 
-    Raises `ValueError` if the records have several GPUs, if the GPU is unknown, or if `name` is not a Hopper GPU."""
+    Without `name`, it is the GPU of the records, or this machine's GPU, or an H100.  Raises `ValueError` if the records
+    have several GPUs, if the GPU is unknown, or if `name` is not a Hopper GPU."""
     if name:
         resolved_gpu = resolve(name)
         chip_of(resolved_gpu[0])
@@ -187,12 +185,10 @@ def in_config(target: KernelCase, record: Record) -> KernelCase | None:
 def measured_in(
     records: Iterable[Record], targets: Sequence[KernelCase], device: Device
 ) -> tuple[list[KernelCase], dict[KernelCase, float]]:
-    """Returns all targets, and the newest measured time of each target on `device` in ms.  A target with such a time is
-    returned with the tuning config of this time.
+    """Returns all targets (kernel, case and dtypes), and the newest measured time of each on `device` in ms.
 
-    Ignores times of an A/B comparison, because they may be from another revision or from a kernel that was slowed on
-    purpose.  Also ignores times with a warm L2, and times of a config that no longer exists.  Raises `ValueError` if no
-    time is left."""
+    A target with a time gets the tuning config of this time.  Ignores times with a warm L2, of a removed config, or of
+    an A/B comparison, which may be from a slowed kernel.  Raises `ValueError` if no time is left."""
     target_by_name = {(target.op, target.kernel, target.case.id, target.scheme.name): target for target in targets}
     by_target: dict[KernelCase, tuple[KernelCase, float]] = {}
     for record in sorted(records, key=lambda entry: entry.timestamp):

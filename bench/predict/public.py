@@ -41,11 +41,10 @@ def unfitted(readings: pd.DataFrame) -> Errors:
 
 @cache
 def read() -> pd.DataFrame:
-    """Returns a table with one row for each published time.  Times are in microseconds.
+    """Reads a table with one row for each published kernel time.  Times are in microseconds.
 
-    `timing` is `events` for CUDA events around one call, or `graph` for calls in a CUDA graph.  Three columns are
-    predicted: `launch_us` is the time of the launches, `sustained_us` is the bound at sustained rates, and
-    `predicted_us` is the whole time with the launches.
+    `timing` is `events` for CUDA events around one call, or `graph` for calls in a CUDA graph.  Predicted columns are
+    `launch_us`, the launches; `sustained_us`, the bound at sustained rates; and `predicted_us`, the whole time.
     """
     return pd.read_csv(PREDICTIONS_FILE, dtype={"shape": str})
 

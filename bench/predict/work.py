@@ -1,29 +1,25 @@
 """Computes the work of one launch, from its compiled code and its share of the op's work.
 
 A *turn* is one iteration of an innermost loop that multiplies matrices or loads.  A *round* is the code that a CTA runs
-once for each of its tiles.  A round consists of the loops around the innermost loops, and of code that most turns skip.
-An example of skipped code is the epilogue under a branch in a flattened loop.  All other code runs once.
+once for each of its tiles, such as an outer loop or an epilogue.  All other code runs once.
 
-A *role* is a group of specialised warps, which run beside the other groups.  A role's code begins where it sets its
-register budget (setmaxnreg).  The role's named barriers give its number of warps.  A role without such a barrier counts
-as one warpgroup if it multiplies, and as one warp if it only loads.  If only one role multiplies, every warpgroup
-without another role is assumed to run its code.
+A *role* is a group of specialised warps, and begins where it sets its register budget (setmaxnreg).  Its named barriers
+give its number of warps.  Without them, a role that multiplies counts as one warpgroup, and a role that only loads as
+one warp.  If only one role multiplies, it gets all warpgroups without another role.
 
-In code without register budgets, one loop may copy operands for another loop, which multiplies.  The copying warps then
-count as one warpgroup, or as one warp if they copy by TMA.  Two kinds of loops are ignored: the loop that gives waiting
-warps their role, and loops that only poll.
+Code without register budgets may have a loop that copies operands for a multiplying loop.  Its warps count as one
+warpgroup, or as one warp if they copy by TMA.  Loops that only poll or distribute roles are ignored.
 
-Compiled code does not say how many turns its loops have.  The launch needs enough turns for its matrix FLOPs, and
-enough turns to load its bytes.  The model takes the larger number, for every innermost loop that loads or multiplies.
-This is too low if lanes are masked off, as in a tile of 16 rows with one valid row, or if lanes load the same bytes.
+Compiled code does not say how many turns its loops have.  The model takes enough turns for the launch's matrix FLOPs
+and its bytes.  This is too low if lanes are masked off, as in a tile of 16 rows with one valid row, or if lanes load
+the same bytes.
 
-The number of rounds is the launch's share of the written bytes divided by the bytes that one round stores.  A CTA does
-whole rounds, so the busiest CTA sets the time.  The exception is a launch that may split one tile over several CTAs.
-Code outside of turns and rounds counts once, with both sides of each branch.
+The number of rounds is the launch's written bytes divided by the bytes that one round stores.  A CTA does whole rounds,
+so the busiest CTA sets the time.  A launch that may split a tile over several CTAs is excepted.
 
-A CTA needs at least the time of its slowest role, and at least the busy time of each pipe, over all roles.  The model
-assumes that roles use the tensor cores alternately: one role multiplies during the epilogue of another.  The last round
-then overlaps with nothing.  With too few pipeline stages this is wrong, because both roles wait for the same stage.
+A CTA needs at least the time of its slowest role, and the busy time of each pipe.  The model assumes that one role
+multiplies during the epilogue of another, except in the last round.  With too few pipeline stages this is wrong,
+because both roles wait for the same stage.
 """
 
 from __future__ import annotations
@@ -100,7 +96,8 @@ def _inside(code: Sequence[SassInstruction], loop: Loop) -> Body:
 
 
 def _working(code: Sequence[SassInstruction], loops: Sequence[Loop]) -> list[Loop]:
-    """Returns the innermost loops that multiply matrices or copy operands.  If none do, returns those that load."""
+    """Returns the innermost loops that multiply matrices. Adds loops that copy operands, if no multiplying loop does.
+    If no loop multiplies, returns the innermost loops that load."""
     inner_loops = [(loop, _inside(code, loop)) for loop in loops if loop.innermost]
     multiplying_loops = [body for _, body in inner_loops if any(entry.mma_flops for entry in body)]
     if not multiplying_loops:
@@ -114,7 +111,8 @@ def _working(code: Sequence[SassInstruction], loops: Sequence[Loop]) -> list[Loo
 
 
 def _turn(code: Sequence[SassInstruction], loop: Loop) -> Body:
-    """Returns the code of one loop iteration.  Code that a branch can skip counts only if it multiplies or loads."""
+    """Returns the instructions of one loop iteration. Leaves out code that a branch can skip, unless it multiplies or
+    loads."""
     body = _inside(code, loop)
     last_address = max((entry.address for entry in body if entry.target == loop.start), default=body[-1].address)
     has_copies = any(entry.loads_async for entry in body)
@@ -129,7 +127,8 @@ def _turn(code: Sequence[SassInstruction], loop: Loop) -> Body:
 
 
 def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) -> list[Role]:
-    """Makes a role (group of warps) of each code part with a register budget and a loop.  A last role has the rest."""
+    """Makes one role (group of warps) from each code part with its own register budget and a loop. The last role gets
+    the remaining code."""
     roles, shared_code = [], list(whole.once)
     end_address = max(entry.address for entry in (*whole.once, *whole.rounds, *whole.turn)) + 1
     for start, role_end in pairwise((*cuts, end_address)):
@@ -152,7 +151,7 @@ def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) ->
 
 
 def _counted(code: Sequence[SassInstruction]) -> Iterator[int]:
-    """Yields the warps of each barrier with a thread count: 4 for `BAR.SYNC 0x2, 0x80` (0x80 = 128 threads)."""
+    """Yields the number of warps at each barrier with a thread count. `BAR.SYNC 0x2, 0x80` (128 threads) gives 4."""
     for entry in code:
         if entry.name == "BAR" and len(entry.arguments) == 2 and entry.arguments[1].startswith("0x"):
             yield int(entry.arguments[1], 16) // WARP_THREADS
@@ -288,8 +287,8 @@ class _Loads:
         return max(plain_bytes, (stages - 1) * min(self.copied or shared_bytes, shared_bytes / stages) * self._share())
 
     def _share(self) -> float:
-        """Returns the copies that a CTA starts, divided by the copies that it receives.  The result is below 1 if a
-        multicast sends one copy to several CTAs of a cluster."""
+        """Returns the ratio of copies that a CTA starts to copies that it receives. A multicast to several CTAs makes
+        it less than 1."""
         tma_loads = [entry for role in self._roles for entry in role.turn if entry.fills_by_tma]
         return len(tma_loads) / sum(_receivers(self._code, entry) for entry in tma_loads) if tma_loads else 1.0
 
@@ -305,19 +304,20 @@ class _Loads:
 
 
 def _told(code: Sequence[SassInstruction], arrival: SassInstruction) -> int:
-    """Returns the bytes that a thread tells an mbarrier to expect, or 0 if this number is not constant."""
+    """Returns the bytes that an instruction tells an mbarrier to expect. Returns 0 if the number is not constant."""
     if arrival.opcode != "SYNCS.ARRIVE.TRANS64":
         return 0
     return _constant(code, arrival)
 
 
 def _receivers(code: Sequence[SassInstruction], load: SassInstruction) -> int:
-    """Returns how many CTAs of the cluster receive a copy.  A multicast has a constant mask with one bit per CTA."""
+    """Returns the number of CTAs in the cluster that receive a copy. A multicast names them in a constant mask, one bit
+    per CTA."""
     return max(1, _constant(code, load).bit_count()) if "MULTICAST" in load.modifiers else 1
 
 
 def _constant(code: Sequence[SassInstruction], entry: SassInstruction) -> int:
-    """Returns the constant in the register of `entry`'s last operand.  Returns 0 if the value is not constant."""
+    """Returns the constant value of an instruction's last operand, or 0 if the value is not constant."""
     register = entry.arguments[-1]
     writers = [e for e in code if e.address < entry.address and e.arguments and e.arguments[0] == register]
     constant_text = writers[-1].arguments[-1] if writers and writers[-1].name in ("MOV", "IMAD", "UMOV") else ""
@@ -337,7 +337,8 @@ def _fma_flops(body: Iterable[SassInstruction], warps: int) -> float:
 
 
 def _rounds(roles: Sequence[Role], write_bytes: float) -> float:
-    """Returns the rounds of a CTA: `write_bytes` per stored bytes of a tile (with TMA: stores to shared memory)."""
+    """Returns the number of tiles that a CTA stores (rounds): its `write_bytes` divided by the bytes that one tile
+    stores. With TMA, counts stores to shared memory."""
     stored_bytes = 0.0
     for role in roles:
         uses_tma = any(entry.name in TMA_STORES for entry in role.rounds)
@@ -372,7 +373,8 @@ def _pipe_cycles(roles: Iterable[Role], once: float, rounds: float, turns: float
 def _cta_cycles(
     roles: Sequence[Role], rounds: float, turns: float, copy_cycles: float, load_latency: float, chip: Chip
 ) -> float:
-    """Returns the clocks of a CTA alone on its SM.  `copy_cycles` are the clocks of the copies of a loop iteration."""
+    """Returns the clock cycles of a CTA that has its SM alone. `copy_cycles` are the cycles of the copies in one loop
+    iteration."""
     shared_cycles = max_cycles = begin_cycles = end_cycles = 0.0
     for role in roles:
         once_cycles, round_cycles = (

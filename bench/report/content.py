@@ -289,7 +289,8 @@ def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title:
 
 
 def _version() -> str:
-    """Returns the installed version of Rooflab, or a text with the hash of the source files if it is not installed."""
+    """Returns the installed version of Rooflab. If Rooflab is not installed, returns a text with the hash of the source
+    files."""
     try:
         return version("rooflab")
     except PackageNotFoundError:

@@ -43,11 +43,8 @@ def placed(
 ) -> tuple[list[Point], list[str]]:
     """Converts records into roofline points.  Also returns the reason for each correct kernel that has no point.
 
-    Records of a failed check or with an invalid time are ignored.  Without `device`, a record without a time is ignored
-    too, and a point's bound is the record's.
-
-    With `device`, every point has a bound on this device, and `roofs` are the device's ceilings.  The point also has a
-    time if its record is OK and was measured on this device."""
+    Failed checks, invalid times and, without `device`, records without a time are ignored.  With `device`, every bound
+    is for this device, and `roofs` are its ceilings.  A time then counts only if it was measured on this device."""
     points, unplaced_reasons = [], []
     for record in records:
         median_ms, bound_s = record.latency_median_ms, (record.bound_ms or 0.0) / 1e3
@@ -99,9 +96,10 @@ def cost_metrics(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def cost_of(record: Record) -> Cost | None:
-    """Returns the cost (FLOPs and bytes) of a record, or None if it is unknown.  The cost comes from the record's
-    metrics, or else from its op and case.  If these are unknown, an imported record gives its own FLOPs and bytes.
-    Raises `ValueError` on any other record whose op is known and does not have its case."""
+    """Returns the cost (FLOPs and bytes) of a record, or None if it is unknown.
+
+    It comes from the record's metrics, or else from its op and case, or else from an imported record's own numbers.
+    Raises `ValueError` on any other record if its op does not have its case."""
     values: dict[str, Any] = {item.name: record.metrics.get(f"{COST_PREFIX}{item.name}", 0) for item in fields(Cost)}
     if any(values.values()):
         tensor = {name.removeprefix(TENSOR): flops for name, flops in record.metrics.items() if name.startswith(TENSOR)}
@@ -132,11 +130,10 @@ def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
 
 
 def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ()) -> tuple[list[Point], list[Ceilings]]:
-    """Returns roofline points for a device that this machine does not have.  Each op uses only its largest case by
-    FLOPs and bytes, because people usually buy a device for large cases.
+    """Returns roofline points for a device that this machine does not have, and the device's ceilings.
 
-    Each kernel has one point, with a bound and no time.  Times that others published for these cases are added as
-    points."""
+    Each kernel has one point with a bound and no time, at its op's largest case.  Published times for these cases are
+    added as points."""
     ceilings = device.ceilings()
     points = []
     for name, spec in ops().items():
@@ -190,7 +187,7 @@ def placed_on(records: Iterable[Record], device: Device) -> tuple[list[Point], l
 
 
 def _priced(record: Record, roofs: Sequence[Ceilings]) -> tuple[Cost | None, str]:
-    """Returns the cost of a record.  Returns None and a reason if a roofline point cannot be computed from it."""
+    """Returns the cost of a record. If no roofline point can be computed, returns None and the reason."""
     try:
         op_cost = cost_of(record)
     except ValueError as error:
@@ -214,7 +211,7 @@ def _priced(record: Record, roofs: Sequence[Ceilings]) -> tuple[Cost | None, str
 
 
 def _label(table: Table) -> str:
-    """Returns the short names of a library and of its kernel, such as `vllm flash_attn_fa3`."""
+    """Returns the short name of a library and its kernel, such as `vllm flash_attn_fa3`."""
     kernel = re.sub("ScaledMM|LinearKernel$|Kernel$", "", table.kernel.rpartition(".")[2])
     return f"{table.framework} {kernel.removeprefix(f'{table.framework}_')}"
 
@@ -290,11 +287,11 @@ def drawing_of(machine: str, records: Sequence[Record], ceilings: Iterable[Ceili
 def drawings(
     records: Iterable[Record], all_cases: bool = False, runs: Sequence[str] = (), across: bool = False
 ) -> list[Drawing]:
-    """Returns one figure for each machine that has a roofline point, or with `across` one figure for all machines.
+    """Returns one roofline figure for each machine, or with `across` one figure for all machines.
 
-    A figure shows the newest record of each kernel and case.  It shows the largest case of each op, or with `all_cases`
-    all cases.  With `runs`, it shows only records whose run id contains one of these texts.  Then the label of a case
-    also names the run.  A CPU with another number of threads counts as another machine, because its ceilings differ."""
+    A figure shows each kernel's newest record at the largest case of its op, or with `all_cases` at all cases.  `runs`
+    limits it to records whose run id contains one of these texts.  A CPU with another number of threads is another
+    machine, because its ceilings differ."""
     roofed_records = (record for record in sorted(records, key=lambda record: record.timestamp) if record.ceilings)
     selected_records = (record for record in roofed_records if not runs or any(run in record.run_id for run in runs))
     all_drawings: list[Drawing] = []

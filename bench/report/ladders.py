@@ -176,7 +176,7 @@ def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
 
 
 def _beside(record: Record) -> tuple[str, str, str, str]:
-    """Returns the machine, op, case and scheme of a record.  Only kernels with equal values stand beside each other."""
+    """Returns the machine, op, case and scheme of a record. Kernels are compared only if all four are equal."""
     machine, op, _, case_id, scheme = kernel_key(record)
     return machine, op, case_id, scheme
 
@@ -187,7 +187,7 @@ def _ladder(
     past: Mapping[tuple[str, str, str, str], list[Located]],
     order: Sequence[str],
 ) -> Ladder:
-    """Makes the table of an op on one machine.  Cases are sorted by size, the smallest first."""
+    """Makes the comparison table of one op on one machine. The smallest case comes first."""
 
     def size(item: Located) -> tuple[str, float, float]:
         return item.record.scheme or "", item.record.flops or 0.0, item.record.least_bytes or 0.0
@@ -219,7 +219,8 @@ def _row(item: Located, group: Sequence[Located], past: Sequence[Located]) -> La
 
 
 def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[Located]) -> Ratio | None:
-    """Returns the speed relative to the fastest kernel of role `role`, in the same run or else in other runs."""
+    """Returns the speed of a record relative to the fastest kernel of role `role`. Prefers a kernel of the same run,
+    then other runs. Returns None without a comparison."""
     median_ms = latency_ms(record)
     if median_ms is None or record.role == role:
         return None

@@ -91,7 +91,7 @@ def _group(title: str, items: Sequence[Located]) -> LedgerGroup:
 
 
 def _parts(record: Record) -> dict[str, float]:
-    """Returns the milliseconds of each op, apart for each weight (such as `qkv_proj`), and those of the host."""
+    """Returns the ms of each op and of the host. An op has one entry for each weight, such as `qkv_proj`."""
     ms_by_name: dict[str, float] = {}
     for metric_name, metric_value in record.metrics.items():
         if metric_name not in UNSTACKED_METRICS and not metric_name.endswith("_bound_ms"):

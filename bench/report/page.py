@@ -50,7 +50,8 @@ def render(content: Content) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """Converts a value for the HTML template.  Control characters are replaced, because HTML does not allow them."""
+    """Replaces the control characters in a text, because HTML does not allow them. Returns any other value
+    unchanged."""
     return visible(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

@@ -81,10 +81,10 @@ def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, 
 
 
 def held_clock_mhz(items: Sequence[Located]) -> float | None:
-    """Returns the SM clock that the GPU held: the lowest clock of all records, in MHz.  Returns None without a clock.
+    """Returns the lowest SM clock of all records in MHz, which the GPU held.  Returns None without a clock.
 
-    Each record gives one clock: the one that the device itself measured, or else the highest that NVML reported.  The
-    lowest clock of NVML is not used, because the GPU may have been idle at that time."""
+    A record's clock is the clock that the device measured, or else the highest that NVML reported.  NVML's lowest clock
+    may be that of an idle GPU."""
     clocks_mhz = []
     for item in items:
         record_clocks = item.record.clocks or {}
@@ -113,7 +113,7 @@ def _table(machine: str, items: Sequence[Located]) -> CeilingTable:
 
 
 def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
-    """Returns each ceiling as a number and a text, by the name of the quantity.  Missing ceilings are left out."""
+    """Returns the machine's known peak rates by name, each as a number and as text. Also returns the launch time."""
     rates = {"memory bandwidth": (ceilings.hbm_bytes_per_s, "B/s")}
     rates |= {f"matrix {dtype}": (rate, "FLOP/s") for dtype, rate in sorted(ceilings.tensor_flops_per_s.items())}
     rates |= {"vector fp32": (ceilings.vector_flops_per_s, "FLOP/s")}

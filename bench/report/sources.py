@@ -1,7 +1,7 @@
 """Reads records with their file and line, and chooses the newest record of each kernel.
 
-A `Source` traces each number of a report back to its record.  The newest record of each machine, op, kernel, case and
-scheme is the current record.  This module also decides which times a report may show.
+A `Source` traces each number of a report back to its record.  Each machine, op, kernel, case and scheme (dtypes) has
+its own newest record.  This module also decides which times a report may show.
 """
 
 from __future__ import annotations
@@ -205,12 +205,13 @@ def choose(benches: Sequence[Located]) -> list[Located]:
 
 
 def _code_of(record: Record) -> tuple[object, ...]:
-    """Returns values that identify the code of a record, such as its commit and the hash of its source."""
+    """Returns the commit and the source hashes that identify the code of a record."""
     return record.commit, *(record.environment.get(name) for name in ("tree", "kernel_file_sha256"))
 
 
 def _with_counted(chosen: Located, profiles: Sequence[Located]) -> Located:
-    """Adds counted memory traffic to the record, if a hardware profile of the same code and config exists."""
+    """Adds the memory traffic counted by a hardware profile to the record. The profile must have the same code and
+    config. Without one, returns the record unchanged."""
     bench_record, median_ms, code_id = chosen.record, latency_ms(chosen.record), _code_of(chosen.record)
     if bench_record.dirty or not any(code_id) or median_ms is None or bench_record.traffic_basis == "counted":
         return chosen

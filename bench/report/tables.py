@@ -193,5 +193,6 @@ def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
 
 
 def _metrics(item: Located) -> frozenset[str]:
-    """Returns the names of a run's metrics without ITL and TPOT.  A run with one token per request lacks these two."""
+    """Returns the names of a run's metrics, except ITL and TPOT. A run with one token per request has no ITL and
+    TPOT."""
     return frozenset(key for key in item.record.metrics if not key.startswith(("itl", "tpot")))

@@ -27,12 +27,11 @@ TIMING_FILES = (
 def touched_ops(
     changed: Iterable[str], ops: Sequence[str], users: Mapping[str, Collection[str]] | None = None
 ) -> list[str]:
-    """Returns the members of `ops` that the changed files affect, in the order of `ops`.  `changed` has paths relative
-    to the root of the checkout.
+    """Returns the members of `ops` that the changed files affect, in the order of `ops`.
 
-    A file in an op's folder affects this op and the ops that use it (`users`).  So does the op's reference.  Any other
-    file of `kernels`, `reference` or `roofline` affects all ops.  So do the pinned packages, and files of `bench` that
-    can change a measured time.  Documents, tests, results and the engine affect no op."""
+    `changed` has paths relative to the checkout.  A file in an op's folder, or the op's reference, affects this op and
+    the ops that use it (`users`).  Shared code of kernels, timing code of `bench` and the pinned packages affect all
+    ops."""
     affected_ops: set[str] = set()
     for file_path in changed:
         folder_parts = PurePosixPath(file_path).parts
@@ -72,7 +71,7 @@ def _ops_imported(file: Path, ops: Collection[str]) -> Iterator[str]:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    """Yields the names of the imported modules.  Imports inside functions count too."""
+    """Yields the names of all modules that a source file imports, also inside functions."""
     for ast_node in ast.walk(tree):
         if isinstance(ast_node, ast.Import):
             yield from (alias_node.name for alias_node in ast_node.names)
@@ -82,12 +81,10 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterable[Path], root: Path) -> set[str]:
-    """Returns the kernel files in `files` that a change affects.  All paths are relative to the repository's root
-    `root`.
+    """Returns the kernel files in `files` that a change affects.  All paths are relative to the root `root`.
 
-    Three kinds of changes affect a kernel file.  The first kind is a change of a Python file that the kernel imports,
-    directly or indirectly.  The second kind is a change of another tracked file in the folders of the imported files,
-    at any depth.  Documents and hidden files do not count.  The third kind is a change of the pinned packages."""
+    A change affects a kernel if it touches a Python file that the kernel imports, also indirectly.  Tracked data files
+    in or below the folders of these files count too.  A change of the pinned packages affects all kernels."""
     affected_files, files = set[str](), {*files}
     if {*changed} & {*SETTING_FILES}:
         return files
@@ -104,7 +101,8 @@ def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterabl
 
 
 def _reached(file: Path, tree: Path, folders: Sequence[Path]) -> set[Path]:
-    """Returns `file` and all files that it imports, directly or indirectly.  Imports inside functions count too."""
+    """Returns `file` and all files that it imports, directly or through other files. Includes imports inside
+    functions."""
     reached_files: set[Path] = set()
     todo_files = [file]
     while todo_files:

@@ -1,7 +1,6 @@
-"""Implements `rooflab suite`, which runs the useful measurements on this machine's GPU within a time budget.  The most
-valuable measurements come first.
+"""Implements `rooflab suite`, which runs the most valuable measurements on this machine's GPU within a time budget.
 
-`entries.py` defines an entry of the plan: one command in its own process.  `plan.py` orders the entries, and
-`runner.py` runs them.  `suite_worker.py` is the process of an entry.  `ahead.py` compiles the kernels of later entries.
-`state.py` writes the files in a run's folder.
+An entry is one command in its own process (`entries.py`, `suite_worker.py`).  `plan.py` orders the entries, and
+`runner.py` runs them.  `ahead.py` compiles the kernels of later entries.  `state.py` writes the files in a run's
+folder.
 """

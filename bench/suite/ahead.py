@@ -1,9 +1,7 @@
 """Compiles kernels of later entries while an earlier entry uses the GPU: `python -m rooflab.bench.suite.ahead PLAN`.
 
-An entry is one command in the suite's plan, and names the kernels that it launches.  Rooflab's own compiled kernels are
-compiled for each case of an entry, in processes on half of the cores.  When an entry starts later, it finds the code in
-the compilers' caches on disk.  Without a plan, the command compiles all kernels of the default plan and prints the
-time.  It needs no GPU.
+An entry is one command in the suite's plan.  Its kernels are compiled on half of the cores, into the compilers' caches
+on disk.  Without a plan, the command compiles all kernels of the default plan and prints the time.  It needs no GPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Runs each kernel's first check on a GPU in its own process: `python -m rooflab.bench.suite.first gemm rmsnorm`.
 
-A kernel with a wrong barrier hangs.  An illegal access breaks the CUDA context of its process.  Both faults must stay
-in the process of this kernel.  Kernels that only call torch are not checked here, because they are safe.  Code that
-passed this check before on the same kind of GPU is also safe.
+A kernel with a wrong barrier hangs, and an illegal access breaks the CUDA context.  The process limits both faults to
+one kernel.  Kernels that only call torch are not checked, nor is code that passed before on this kind of GPU.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ kernels with barriers may hang."""
 def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None) -> EntryOutcome:
     """Runs each kernel on one small case that it supports, in its own process with a time limit.
 
-    `trust` is a folder with records of an earlier run.  A check in these records is not repeated if the code is the
-    same and the GPU has the same name.  If a check itself crashes, only its kernel is excluded from later entries.  A
-    kernel is also excluded if no time was left for its check."""
+    `trust` is a folder with records of an earlier run.  A check in them is not repeated for the same code and GPU name.
+    A kernel is excluded from later entries if its check fails, crashes or gets no time."""
     device, machine = torch.device(context.device), Environment.now()
     passed_kernels_store, writer = Passed(machine), RunWriter(context.out)
     kernels = [kernel for op in ops for kernel in registry.kernels(op).values()]

@@ -91,7 +91,7 @@ def first_taken(kernel: Kernel, default: str) -> tuple[Case, Scheme] | None:
 
 
 def _code_of(kernel: Kernel) -> str:
-    """Returns the SHA-256 of all files that the kernel may import or read, including its configs."""
+    """Returns the SHA-256 of all files that the kernel may import or read, including config files."""
     folder = Path(inspect.getfile(inspect.unwrap(kernel.fn))).parent
     # The folder of a kernel from outside may hold unrelated files.
     kernel_files = folder.glob("*" if folder.parent == SHARED_FOLDER else "*.py")

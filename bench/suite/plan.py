@@ -1,7 +1,7 @@
-"""Defines the suite's plan: all entries (one command each), ordered by value.  It has only data and runs nothing.
+"""Defines the suite's plan: all entries (one command each), ordered by value.  It runs nothing.
 
-Rooflab's own entries are in this file.  Other files can add entries, such as `results/targets/plan.json`.  Such a file
-is a JSON list of entries, and `{here}` in it stands for the folder of the file.
+Other files can add entries, such as `results/targets/plan.json`.  Such a file is a JSON list of entries, and `{here}`
+in it stands for the file's folder.
 """
 
 from __future__ import annotations
@@ -55,13 +55,11 @@ START_S = 8.0
 def make_plan(only: Sequence[str] = (), files: Sequence[Path] = (), trust: Path | None = None) -> list[Entry]:
     """Returns the suite's entries, the most valuable first.  Prerequisites come before the entries that need them.
 
-    `files` are paths of files with more entries.  `trust`, a folder with records of an earlier run, is passed to the
-    first checks.  Each name in `only` is an op, a family of ops, an entry's id, or the first word of an id.  It selects
-    the matching entries and their prerequisites.  A family such as `attention` has every op with that word in its name,
-    and the ops in `FAMILY_OPS[family]`.
+    `files` are paths of files with more entries.  `trust` is a folder with an earlier run's records, for the first
+    checks.  `only` selects entries and their prerequisites by an op, a family of ops, an entry's id, or the id's first
+    word.  A family is a word in the ops' names, such as `attention`, or a key of `FAMILY_OPS`.
 
-    Raises `ValueError` in three cases: a name in `only` matches nothing, a file is not a list of entries, or two
-    entries have the same folder."""
+    Raises `ValueError` on a name that matches nothing, an invalid file, or two entries with one folder."""
     ops = list(registry.ops())
     all_entries = [*card_entries(ops, trust), *(entry for op in ops for entry in op_entries(op)), *latency_entries()]
     all_entries += [entry for file in files for entry in read_plan(file)]
@@ -105,7 +103,8 @@ def _named(name: str, entries: Sequence[Entry]) -> set[str]:
 
 
 def _word(entry_id: str) -> str:
-    """Returns the first word of an id without `bar:` (performance target): `engine` for `bar:engine.llama-3.1-8b`."""
+    """Returns the first word of an entry id: `engine` for `bar:engine.llama-3.1-8b`. A prefix `bar:` (performance
+    target) does not count."""
     return entry_id.removeprefix("bar:").replace(":", ".").partition(".")[0]
 
 
@@ -115,7 +114,7 @@ def is_of(op: str, family: str) -> bool:
 
 
 def _before(entry_id: str, by_id: dict[str, Entry]) -> set[str]:
-    """Returns all entries that must run before an entry, directly or indirectly."""
+    """Returns the ids of all entries that must run before an entry, directly or indirectly."""
     needed_ids_before: set[str] = set()
     for name in (*by_id[entry_id].needs, *by_id[entry_id].after):
         needed_ids_before |= {name} | _before(name, by_id)
@@ -123,7 +122,8 @@ def _before(entry_id: str, by_id: dict[str, Entry]) -> set[str]:
 
 
 def _ordered(entries: Sequence[Entry]) -> list[Entry]:
-    """Sorts the entries by value.  The value of a prerequisite is at least the value of each entry that needs it."""
+    """Sorts the entries by value, the most valuable first, and prerequisites before the entries that need them. A
+    prerequisite has at least the value of those entries."""
     entries_by_id = {entry.id: entry for entry in entries}
     entry_values = {entry.id: entry.value for entry in entries}
     for entry in entries:

@@ -118,13 +118,14 @@ class _SuiteRun:
         self._summarize()
 
     def _summarize(self) -> None:
-        """Writes the summary of the run.  This happens after each entry, because a run may be killed at any time."""
+        """Writes the summary of the run. This happens after each entry, because the run may be killed at any time."""
         settings, title_by_entry = self.settings, {entry.id: entry.title for entry in self.plan}
         options = {"only": list(settings.only), "dry_run": settings.dry_run, "seed": settings.seed}
         state.write_summary(settings.out, self.progress, title_by_entry, options)
 
     def _same_machine(self) -> None:
-        """Raises `ValueError` on another kind of machine.  If only the GPU is another one, its entries run again."""
+        """Raises `ValueError` if the run began on another kind of machine. If only the GPU is different, the entries
+        that depend on it run again."""
         environment = state.environment_in(self.settings.out)
         if not self.before or not environment:
             return
@@ -152,11 +153,12 @@ class _SuiteRun:
             self.note(f"{entry.id}: {outcome.reason}")
 
     def _exclude(self) -> None:
-        """Writes a file with the excluded kernels.  All processes read it, and do not run these kernels."""
+        """Writes the excluded kernels to a file. All later processes read it and skip these kernels."""
         write_json(self.settings.out / "excluded.json", self.progress.excluded())
 
     def _refused(self, entry: Entry) -> EntryOutcome | None:
-        """Returns None if the entry can run, else an outcome: a prerequisite is not done, or little time is left."""
+        """Returns None if the entry can run. Otherwise returns its outcome: a prerequisite is not done, or too little
+        time is left."""
         entry_outcomes = self.progress.outcomes
         plan_ids = {planned_entry.id for planned_entry in self.plan}
         for name in entry.needs:
@@ -173,7 +175,7 @@ class _SuiteRun:
         )
 
     def _one(self, entry: Entry) -> EntryOutcome:
-        """Runs one entry.  If a kernel kills the process, a new process continues without this kernel."""
+        """Runs one entry of the suite. If a kernel breaks the process, a new process continues without this kernel."""
         if self.settings.dry_run and not entry.dry:
             return EntryOutcome("UNSUPPORTED", "it has no form that is short enough on a CPU")
         if entry.beside:
@@ -196,7 +198,7 @@ class _SuiteRun:
         return replace(outcome, excluded=excluded_kernels | dict(outcome.excluded), seconds=seconds)
 
     def _start_beside(self, entry: Entry) -> EntryOutcome:
-        """Starts an entry and does not wait for it.  It runs until it is done or until the suite run ends."""
+        """Starts an entry in the background and does not wait. It ends by itself or with the suite run."""
         gpu = identify((state.environment_in(self.settings.out).get("gpu") or {}).get("name", ""))
         if gpu is None or gpu.compute_capability != HOPPER:
             return EntryOutcome("UNSUPPORTED", "code is compiled ahead for Hopper alone")
@@ -206,9 +208,9 @@ class _SuiteRun:
         return EntryOutcome("DONE", "it runs beside the entries that follow")
 
     def _attempt(self, entry: Entry) -> tuple[EntryOutcome, str]:
-        """Runs an entry in one process.  Returns its outcome, and the kernel that broke the process, or "".
+        """Runs an entry in one process. Returns its outcome, and the kernel that broke the process, or "".
 
-        If the process had to be killed, this method also checks whether the device still works."""
+        If the process broke or did not end, tests whether the device still works."""
         settings, remaining_s = self.settings, self.ends - self.clock()
         entry_limit_s = DRY_ENTRY_LIMIT_S if settings.dry_run else entry.limit_s
         seconds = DRY_ENTRY_S if settings.dry_run else min(entry.most_s, remaining_s)
@@ -241,7 +243,8 @@ class _SuiteRun:
         return self._judged(entry, folder, status), ""
 
     def _judged(self, entry: Entry, folder: Path, status: int) -> EntryOutcome:
-        """Returns the outcome that the process wrote, or makes one from the exit status and the records."""
+        """Returns the outcome that the entry's process wrote. If there is none, derives it from the exit status and the
+        records."""
         outcome = read_outcome(folder / OUTCOME_FILE)
         kernel_failures, statuses = state.wrong_in(folder)
         if outcome is None:
@@ -278,13 +281,13 @@ class _SuiteRun:
         return Child(*WORKER_IMPORTS, WORKER_MODULE, environment=environment, log=self.log)
 
     def _hangs(self) -> bool:
-        """Returns whether one kernel alone runs longer than its limit.  Several kernels at a time may just be slow."""
+        """Tells whether a single kernel runs longer than its time limit. Several kernels at once may just be slow."""
         running_note = Running.read(self._note_path())
         time_limit_s = DRY_ENTRY_LIMIT_S if self.settings.dry_run else MAX_KERNEL_S
         return len(running_note.kernels) == 1 and time.time() - running_note.began > time_limit_s
 
     def _next(self) -> Child:
-        """Returns the process for the next entry.  On a GPU, also starts a spare process for the entry after it."""
+        """Returns the process for the next entry. On a GPU, also starts a spare process for the entry after that."""
         if self.current is None:
             self.current, self.spare = self.spare or self._process(), None
         if not self.settings.dry_run and self.spare is None:
@@ -292,13 +295,15 @@ class _SuiteRun:
         return self.current
 
     def _release(self, process: Child) -> None:
-        """Ends the process of an entry on a GPU.  On a CPU, keeps the process, as it has no CUDA context to break."""
+        """Ends the process of an entry on a GPU. In a dry run (on a CPU), keeps it, because it has no CUDA context to
+        break."""
         if not self.settings.dry_run:
             self.current = None
             process.stop()
 
     def _probe(self) -> None:
-        """Stops the run if the device no longer works, because later entries would wait until their time limits."""
+        """Tests whether the device still works, and stops the run if not. Later entries would only wait until their
+        time limits."""
         if self.settings.dry_run:
             return
         probe_process, fail_reason = self._process(), ""
@@ -325,7 +330,7 @@ class _SuiteRun:
 
 
 def _during(at: Running, why: str) -> str:
-    """Returns the reason why a process ended early, and names the kernels that it was running."""
+    """Adds the names of the running kernels to the reason why a process ended early."""
     return f"{why}, while {' and '.join(at.kernels)} ran" if at.kernels else why
 
 

@@ -1,7 +1,7 @@
-"""Runs one step of the suite as a command.  `end` calls the step's function and writes the outcome to a file.
+"""Runs one step of the suite as a command.  `end` calls the step's function and writes `outcome.json`.
 
-The suite's runner requires only that the command ends with an exit status.  All other results are in `outcome.json`.
-The status is 12 if the step had too little time, and 14 if a broken CUDA context ended it.
+The suite's runner requires only an exit status from the command.  The status is 12 if the step had too little time, and
+14 if a broken CUDA context ended it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs one entry of the suite.  The process starts early and waits for the command line of the entry.
 
-Its imports take seconds, so it starts while another entry runs.  On a GPU each process runs one command and ends.  So a
-broken CUDA context cannot affect the next command.
+It starts early because its imports take seconds.  On a GPU each process runs one command, so a broken CUDA context
+cannot affect the next.
 """
 
 from __future__ import annotations

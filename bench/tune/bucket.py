@@ -54,7 +54,7 @@ class DeviceTimes:
         self._inputs = [Rotation.copies(spec, case, scheme, device, seed) for case in cases]
 
     def __call__(self, configs: Sequence[Any]) -> dict[Any, Seconds | str]:
-        """Returns the median seconds of each config on each case, or a text that says why the config failed."""
+        """Returns the median seconds of each config on each case. A config that failed gets an error text instead."""
         times_by_config: dict[Any, Seconds | str] = {**dict.fromkeys(configs, ()), **self._compile(configs)}
         for inputs in self._inputs:
             ready_calls = {}
@@ -84,11 +84,9 @@ class DeviceTimes:
         return times_by_config
 
     def _compile(self, configs: Sequence[Any]) -> dict[Any, str]:
-        """Compiles the new configs into Triton's cache, on all cores.  Returns an error text for each config that
-        failed.
+        """Compiles the new configs into Triton's cache, on all CPU cores. Returns an error text for each failed config.
 
-        One process would compile the configs one after the other, about 1 s each.  A later launch finds the compiled
-        code in the cache."""
+        One process alone would take about 1 s per config. Later launches find the compiled code in the cache."""
         new_configs = [config for config in configs if config not in self._compiled]
         self._compiled.update(new_configs)
         is_rooflab_kernel = self._kernel.fn.__module__.startswith("rooflab.")
@@ -202,8 +200,8 @@ class TuningRun:
     def _search(
         self, kernel: Kernel, bucket: str, cases: Sequence[Case], ends: float
     ) -> tuple[Any, SearchResult, dict[str, Any]]:
-        """Searches the configs of a kernel on the largest and the smallest case.  Returns the launcher's own config for
-        the largest case, the result of the search, and how many configs were illegal, dropped and so on."""
+        """Searches the configs of a kernel on its largest and smallest case. Returns the launcher's own config, the
+        search result, and counts such as the illegal configs."""
         probe_cases, tuning = list(dict.fromkeys((cases[-1], cases[0]))), kernel.tunable
         start_config = kernel.config_for(cases[-1], self.scheme, self.device)
         legal_configs = [
@@ -230,8 +228,8 @@ class TuningRun:
     def _by_arithmetic(
         self, kernel: Kernel, config: Any, probes: Sequence[Case], costs: Sequence[Cost]
     ) -> tuple[Seconds, float]:
-        """Computes the least possible seconds of a config on each case, at the GPU's highest clock.  Also computes the
-        occupancy on the first case, which sorts configs with equal seconds.  A value that is unknown is 0."""
+        """Computes the least possible seconds of a config on each case, at the GPU's highest clock. Also returns the
+        occupancy on the first case, which breaks ties. Unknown values are 0."""
         gpu, footprint_of = _card(self.device), kernel.tunable.footprint
         if gpu is None:
             return tuple(0.0 for _ in probes), 0.0
@@ -242,7 +240,7 @@ class TuningRun:
         return least_times, occupancy(gpu, size.threads, size.registers, size.shared_bytes).fraction if size else 0.0
 
     def _measure(self, cases: Sequence[Case], finalists: Mapping[str, Sequence[Any]], seconds: float) -> list[Record]:
-        """Times every kernel with the config that its launcher chooses, and with the best configs of the search."""
+        """Times every kernel with the launcher's own config, and with the best configs of the search."""
         kernel_by_name = {kernel.name: kernel for kernel in self.kernels}
         candidate_kernels = [
             replace(kernel_by_name[name].with_config(config), name=f"{name}#{config_number}")
@@ -265,7 +263,7 @@ class TuningRun:
         return records
 
     def _dry_result(self, kernel: Kernel, start: Any, result: SearchResult, counts: dict[str, Any]) -> BucketResult:
-        """Returns the config with the least invented time, after a check on one small case."""
+        """Returns the config with the least invented time (no GPU), after a check on one small case."""
         small_case = self.spec.get_cases("smoke")[0]
         config = next(iter(result.finalists(start)), start)
         timing_settings = Settings(device=str(self.device), seed=self.seed, roof=False)
@@ -277,10 +275,9 @@ class TuningRun:
     def _result(
         self, kernel: Kernel, start: Any, result: SearchResult, counts: dict[str, Any], records: Sequence[Record]
     ) -> BucketResult:
-        """Returns the fastest config over all cases in the records, or no config if the launcher's choice is as fast.
+        """Returns the config that is fastest over all cases. Returns no config if the launcher's own choice is as fast.
 
-        The launcher may choose another config for each case.  Its time on a case is the time of the config that it
-        chooses for this case."""
+        The launcher may choose a different config for each case."""
         if start in result.failures:
             return BucketResult(**counts, reason=f"the launcher's own choice failed: {result.failures[start]}")
         by_config: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}
@@ -307,5 +304,5 @@ class TuningRun:
 
 @cache
 def _card(device: torch.device) -> Device | None:
-    """Returns the data-sheet values of a GPU.  Returns None for a CPU and for an unknown GPU."""
+    """Returns the data-sheet values of a GPU. Returns None for a CPU or an unknown GPU."""
     return identify(torch.cuda.get_device_name(device)) if device.type == "cuda" else None

@@ -20,11 +20,10 @@ KERNELS_FOLDER = Path(registry.__file__).parent
 
 
 def write_choices(records: Sequence[Record], folder: Path = KERNELS_FOLDER) -> list[Path]:
-    """Writes `folder/<op>/choices.json` for each op with a timed kernel.  Entries for other devices in an existing file
-    stay.
+    """Writes the best kernels of each op with times to `folder/<op>/choices.json`.  Entries for other devices stay.
 
-    Only kernels that passed their check on a GPU count.  On a CPU the engine times its kernels itself.  Raises
-    `ValueError` if a record names no commit, or if the working tree had uncommitted changes.
+    Only kernels that passed their check on a GPU count.  Raises `ValueError` if a record names no commit, or if its
+    working tree had uncommitted changes.
     """
     counted_records = [record for record in records if _counts(record)]
     if any(record.dirty or record.commit is None for record in counted_records):
@@ -56,7 +55,7 @@ def _counts(record: Record) -> bool:
 
 
 def _kernel(record: Record) -> Kernel | None:
-    """Returns the record's kernel.  Returns None for a kernel outside Rooflab, which the engine cannot load."""
+    """Returns the record's kernel. Returns None for a kernel outside Rooflab, because the engine cannot load it."""
     kernel = registry.kernels(str(record.op)).get(str(record.kernel))
     return kernel if kernel is not None and kernel.fn.__module__.startswith("rooflab.kernels.") else None
 
@@ -78,11 +77,10 @@ class _Contender:
 
 
 def choose(op: str, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """Returns the best kernel for each range of row counts (bucket), with its record and config.  The best kernel has
-    the least geometric mean of the times.
+    """Returns the best kernel for each range of row counts (bucket), with its record and config.
 
-    A range without cases uses the cases with the nearest number of rows.  The engine stores a weight only once.  So if
-    kernels pack the weight in different layouts, all ranges use kernels with the same layout."""
+    The best kernel has the least geometric mean of the times.  A range without cases uses the nearest number of rows.
+    The engine stores a weight only once, so all ranges use one weight layout."""
     row_groups: dict[int, list[Record]] = {}
     for record in records:
         row_groups.setdefault(rows_of(record.case) or 0, []).append(record)  # above 0, by _counts
@@ -100,7 +98,7 @@ def choose(op: str, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
 
 
 def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
-    """Returns the fastest config of each kernel.  Configs that were timed on all cases are preferred."""
+    """Returns the fastest config of each kernel. If any config was timed on all cases, only such configs count."""
     contenders: dict[tuple[str, str], _Contender] = {}
     for record in records:
         assert record.kernel and record.case_id and record.latency_median_ms, "held by _counts"
@@ -117,7 +115,8 @@ def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
 
 
 def _configs(record: Record) -> list[str]:
-    """Returns the names of a record's config: its JSON text, if any, and "" if the launcher itself would choose it."""
+    """Returns the names of a record's config: its JSON text, and "" if the launcher itself would choose it. A record
+    without a config has only the name ""."""
     kernel = _kernel(record)
     if record.config is None or kernel is None or kernel.tuning is None:
         return [""]
@@ -127,7 +126,8 @@ def _configs(record: Record) -> list[str]:
 
 
 def _of_one_packing(op: str, best: Mapping[str, Mapping[str, _Contender]]) -> set[str]:
-    """Returns the kernels of the weight layout with the least total time, or all kernels if the op packs no weights."""
+    """Returns the kernels that share the weight layout with the least total time. Returns all kernels if the op packs
+    no weights."""
     kernel_names = {name for row in best.values() for name in row}
     if registry.get_op(op).prepared is None:
         return kernel_names

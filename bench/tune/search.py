@@ -60,11 +60,9 @@ def search(
 ) -> SearchResult:
     """Searches until `deadline` for a config that is faster than `start`, the launcher's own choice.
 
-    The search skips a config if its least possible time, `least(config)`, is not below the best measured time.  It
-    first tries configs that differ from the best one in few fields.  Ties keep the order of `candidates`.
-
-    Each group of configs is timed interleaved with the best config so far.  The times of the group are divided by the
-    time of the best config.  So if the GPU becomes slower during the search, the ratios stay the same."""
+    A config is skipped if its least possible time, `least(config)`, is not below the best time.  Configs that differ
+    from the best one in few fields are tried first.  Each group is timed interleaved with the best config, so a slower
+    GPU during the search changes no ratio."""
     search_result = SearchResult()
     start_times = times([start])[start]
     if isinstance(start_times, str):
@@ -104,22 +102,20 @@ def search(
 
 
 def _distance(first: Any, other: Any) -> int:
-    """Returns the number of fields in which two configs differ."""
+    """Counts the fields in which two configs differ."""
     return sum(getattr(first, config_field.name) != getattr(other, config_field.name) for config_field in fields(first))
 
 
 def _mean(seconds: Seconds) -> float:
-    """Returns the geometric mean of `seconds`.  Values below 1 ps count as 1 ps."""
+    """Returns the geometric mean of times in seconds. Times below 1 ps count as 1 ps."""
     return geometric_mean(max(case_time_s, 1e-12) for case_time_s in seconds)
 
 
 def least_s(cost: Cost, ceilings: Ceilings, footprint: Footprint | None, sms: int) -> float:
-    """Returns the least possible seconds of a launch.  This is the larger of two times: the op's roofline bound, and
-    the matrix time of the busiest SM with padded tiles.
+    """Returns the least possible seconds of a launch: its roofline bound, or the busiest SM's matrix time if larger.
 
-    The GPU assigns CTAs to SMs one by one, so the busiest SM runs `ceil(ctas / sms)` CTAs.  Its matrix time is their
-    FLOPs divided by the full rate of the SM, even if they run at the same time.  The roofline bound counts only the
-    bytes that are read, because written bytes may still be in L2 when the clock stops (`noise.above_limits`)."""
+    The busiest SM runs `ceil(ctas / sms)` CTAs.  Its matrix time is their FLOPs, with padding, at the SM's full rate.
+    The bound counts only bytes that are read, because written bytes may stay in L2 (`noise.above_limits`)."""
     seconds = bound(replace(cost, write_bytes=0.0), ceilings).seconds
     if footprint is None or not footprint.tensor_flops or len(cost.tensor_flops) != 1:
         return seconds

@@ -1,9 +1,8 @@
-"""Implements `rooflab tune`, which searches the best configs of a kernel on this device and measures them like other
-kernels.
+"""Implements `rooflab tune`, which searches the best configs of a kernel on this device and measures them.
 
-The search never compiles a config that cannot run (`is_legal`), or that cannot be faster than the best config.  It
-drops a config if its first samples are far slower (`search.py`).  `Measurement` checks and times the remaining configs,
-together with the launcher's own choice and the op's other kernels.  The record of a config holds its `config`.
+The search compiles only configs that can run (`is_legal`) and can be faster than the best one.  It drops a config after
+a few far slower samples (`search.py`).  `Measurement` checks and times the rest, together with the launcher's own
+choice and the op's other kernels.
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ def tune_op(
 ) -> TuningRun:
     """Searches the configs of `kernels` in about `budget_s` seconds.  The default is all tunable kernels of `op`.
 
-    A dry run measures no times: it invents times, checks the best config on one small case, and writes no record.
-    `clean` requires a source tree without uncommitted changes.  Raises `ValueError` if a kernel has no configs or
-    cannot be timed on this device."""
+    A dry run invents times and writes no record.  `clean` requires a source tree without uncommitted changes.  Raises
+    `ValueError` if a kernel has no configs or cannot be timed on this device."""
     if not budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
     environment = Environment.now() if clean else None
@@ -105,7 +103,8 @@ def _check_timed_here(kernel: Kernel, device: torch.device) -> None:
 
 
 def _others(op: str, tunable: Sequence[Kernel], device: torch.device) -> list[Kernel]:
-    """Returns the op's library and optimized kernels that are not tuned here and that this device can time."""
+    """Returns the op's library kernels and optimized kernels that are not tuned here. Leaves out kernels that this
+    device cannot time."""
     return [
         kernel
         for kernel in registry.kernels(op).values()

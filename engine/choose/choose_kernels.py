@@ -1,8 +1,7 @@
-"""Chooses the kernel of an op on this machine's CPU.  The candidates are timed here, once, and the times are kept.
+"""Chooses the kernel of each op on this machine's CPU.  Kernels are timed once, and the times are kept in a file.
 
 Another CPU's times do not help: on one CPU the packed matmul is the fastest at one row, on another torch's own matmul.
-A file in the cache folder keeps the times of one machine, version and model.  A start spends at most `LIMIT_S` on
-timing.  The next quiet start measures times that are missing or from a busy machine.
+A start spends at most `LIMIT_S` seconds on timing.  The next quiet start measures the missing times.
 """
 
 from __future__ import annotations
@@ -118,10 +117,10 @@ def choose_kernels(
 def replayed(
     bucket: str, fastest: Mapping[tuple[str, str], list[Choice]], times: Times, num_layers: int
 ) -> dict[tuple[str, str], list[Choice]]:
-    """Returns the C++ kernels for a decode step in `bucket`, or {} if an op has none or an eager step is faster.
+    """Returns the C++ kernels for a replayed decode step in `bucket`, a range of row counts.
 
-    The time of an eager step is the sum of its kernels' times.  A replayed step does not run the Python code of a
-    launch.  This code is assumed to take as long as the fastest kernel.  An op with one candidate keeps it."""
+    Returns {} if a timed op has no C++ kernel, or if an eager step is faster.  A replayed step skips the Python code of
+    each launch.  This code is assumed to take as long as the fastest kernel."""
     step = {op: choices for (op, op_bucket), choices in fastest.items() if op_bucket == bucket and op not in PREFILL}
     timed_ops = {op: choices for op, choices in step.items() if len(choices) > 1 and times[op].get(bucket)}
     native = {op: [choice for choice in choices if choice.kernel.backend == "cpp"] for op, choices in timed_ops.items()}
@@ -148,8 +147,9 @@ def replayed(
 def _ways(
     products: Mapping[str, list[Choice]], times: Mapping[str, Mapping[str, float]], limits: LargestSizes
 ) -> set[Any]:
-    """Returns one or two packings of a weight: the fewest that keep gemm within `TOLERATED_RATIO` of its best time in
-    each bucket.  Returns one if memory has no room for two.  The least product of losses decides ties."""
+    """Chooses one packed layout of the matmul weights, or two if memory has room for two.  Takes the fewest layouts
+    that keep gemm within `TOLERATED_RATIO` of its best time in each bucket (range of row counts).  Of equal choices,
+    takes the one with the least product of slowdowns."""
     packers = list(dict.fromkeys(choice.kernel.prepare for choices in products.values() for choice in choices))
     fit = 2 * limits.arch.parameters().total * limits.dtype.itemsize < virtual_memory().available / 2
     subsets = [set(subset) for count in ((1, 2) if fit else (1,)) for subset in itertools.combinations(packers, count)]
@@ -192,7 +192,8 @@ def time_kernels(
 
 
 def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[], None]]:
-    """Returns functions that run all matmuls.  For few rows, each has its own weights, so that no cache holds all."""
+    """Returns functions that each run all matmuls of `inputs`.  For up to 16 rows, each function has its own copy of
+    the weights, so that the weights do not stay in a cache."""
     weight_bytes = sum(matmul_args["b"].nbytes for matmul_args in inputs)
     copy_count = max(1, min(8, COLD_WEIGHT_BYTES // weight_bytes)) if len(inputs[0]["a"]) <= 16 else 1
 

@@ -124,13 +124,14 @@ def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
 
 
 def _paged(sequences: int, max_blocks: int) -> dict[str, torch.Tensor]:
-    """Returns the block table and the lengths of `sequences` sequences, as meta tensors."""
+    """Returns the int32 tensors `block_table` `[sequences, max_blocks]`, all 0, and `seq_lens` `[sequences]`, all 1."""
     block_table = torch.zeros(sequences, max_blocks, dtype=torch.int32)
     return {"block_table": block_table, "seq_lens": torch.ones(sequences, dtype=torch.int32)}
 
 
 def _product_inputs(M: int, limits: LargestSizes) -> list[dict[str, Any]]:
-    """Returns the arguments of a layer's four matmuls, and of the output head's matmul."""
+    """Returns the arguments of five matmuls in a step of `M` rows, as meta tensors: the four of a layer, and the output
+    head's."""
     arch = limits.arch
     H, D, intermediate_size = arch.hidden_size, arch.head_dim, arch.intermediate_size
     qkv_size = (arch.num_heads + 2 * arch.num_kv_heads) * D

@@ -1,8 +1,7 @@
 """Reads a model from disk: its architecture, its end tokens, and its tensors one at a time, with Hugging Face names.
 
-For `llama` models, GGUF stores the rows of the q and k weights in another order, for interleaved rotary embeddings.
-GGUF also adds 1 to the weights of Gemma's norms.  This file undoes both changes, so that other files need to know only
-the Hugging Face layout.
+GGUF stores the q and k rows of `llama` models in another order, and adds 1 to the weights of Gemma's norms.  This file
+undoes both changes.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ def _gguf_name(name: str) -> str:
 
 
 def _half_split(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Reorders the rows of each head from GGUF's order `[pairs, 2]` to `[2, pairs]`, the order of Hugging Face."""
+    """Reorders the weight rows of each head: from GGUF's order `[pairs, 2]` to Hugging Face's order `[2, pairs]`."""
     num_pairs = rows.shape[0] // num_heads // 2
     return rows.reshape(num_heads, num_pairs, 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
@@ -123,10 +122,10 @@ class SafetensorsCheckpoint:
         self._files = self._files_of()
 
     def _files_of(self) -> dict[Path, set[str] | None]:
-        """Maps each safetensors file to the names of the tensors to read from it.  None means all tensors of the file.
+        """Maps each safetensors file to the names of the tensors to read from it.  None stands for all tensors.
 
-        Like transformers, reads only the first of these that exists: `model.safetensors`, the files of the index, all
-        files `model*.safetensors`, all files `*.safetensors`.  Other files may repeat the tensors."""
+        Reads only the first of these that exists, like transformers: `model.safetensors`, the files that the index
+        lists, all `model*.safetensors`, all `*.safetensors`.  Other files may repeat the tensors."""
         single_file, index_file = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
         if single_file.is_file():
             return {single_file: None}

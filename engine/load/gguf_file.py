@@ -1,7 +1,7 @@
-"""Reads a GGUF file: its keys with their values, and its tensors by name.  ggml's docs/gguf.md describes the format.
+"""Reads a GGUF file: its keys with their values, and its tensors by name (format: ggml's docs/gguf.md).
 
-The reader in the `gguf` package makes a numpy array for each string.  That takes half a minute for a vocabulary of
-128,256 tokens with its merges.  This file takes half a second.  The package still decodes quantised blocks.
+The reader in the package `gguf` takes half a minute for a vocabulary of 128,256 tokens.  This file takes half a second.
+The package still decodes quantised blocks.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _tensors(file: BinaryIO, path: Path, count: int, alignment: Any) -> dict[str
 
 
 def _bytes(name: str, shape: list[int], kind: int) -> int:
-    """Returns the size of a tensor in bytes.  `shape` has the file's order: the length of a row comes first."""
+    """Returns the size of a GGUF tensor in bytes.  `shape` has the file's order: the length of a row comes first."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     if kind not in set(GGMLQuantizationType):

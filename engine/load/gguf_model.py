@@ -26,8 +26,8 @@ _OFF_VALUES = {"rope.scaling.type": ("none", "linear"), "rope.scaling.factor": (
 class GGUFModel:
     """Describes the model in a GGUF file.  `fields` maps keys to values, and `tensors` maps ggml's names to tensors.
 
-    Raises `ValueError` if the file is damaged, or if it is only one part of a split model.  Also raises `ValueError` on
-    a key with a wrong type or value, and on an unsupported key that may change an answer."""
+    Raises `ValueError` on a damaged file, one part of a split model, a wrong value, or an unsupported key that may
+    change an answer."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -52,14 +52,16 @@ class GGUFModel:
                 raise ValueError(f"model: {self.path.name}: {name} {value!r} is not modelled yet")
 
     def _whole(self, name: str, default: int | None = None) -> int:
-        """Returns the value of the key `name`, a whole number below 2**31.  Without `default` the key must exist."""
+        """Returns the integer of the key `name` in the GGUF header, or `default` if the key is missing.  Raises
+        `ValueError` if the result is not a whole number in [0, 2**31)."""
         value = self.fields.get(name, default)
         if type(value) is not int or not 0 <= value < 2**31:
             raise ValueError(f"model: {self.path.name}: expected a whole number below 2**31 as {name}, got {value!r}")
         return value
 
     def _number(self, name: str, default: float | None = None) -> float:
-        """Returns the value of the key `name`, a finite number above 0.  Without `default` the key must exist."""
+        """Returns the number of the key `name` in the GGUF header, or `default` if the key is missing.  Raises
+        `ValueError` if the result is not a finite number above 0."""
         value: Any = self.fields.get(name, default)
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise ValueError(f"model: {self.path.name}: expected a finite number above 0 as {name}, got {value!r}")

@@ -1,7 +1,7 @@
-"""Builds a tokenizer from the tokens, ids, types and merges in a GGUF file's header, and from nothing else.
+"""Builds a tokenizer from the header of a GGUF file: its tokens, ids, types and merges.
 
-Regular expressions split a text before the merges.  The header holds only a name for them (`tokenizer.ggml.pre`).  The
-expressions here come from the models' own tokenizer.json.  llama.cpp's `llama-vocab.cpp` lists names and expressions.
+Regular expressions split a text before the merges.  The header holds only their name (`tokenizer.ggml.pre`).  The
+expressions here are from the models' tokenizer.json.  llama.cpp's `llama-vocab.cpp` lists them by name.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def gguf_tokenizer(path: Path) -> Any:
 
 
 def _check_types(file: str, header: Mapping[str, Any]) -> None:
-    """Raises `ValueError` if a key that this module reads has a value of the wrong type."""
+    """Raises `ValueError` if a tokenizer key of the GGUF header has a value of the wrong type."""
     for key_names, kind, is_list in _KEY_TYPES:
         for name in key_names.split():
             name = name if name == "chat_template" else f"ggml.{name}"
@@ -110,7 +110,8 @@ def _check_types(file: str, header: Mapping[str, Any]) -> None:
 
 
 def _byte_level(file: str, vocab: dict[str, int], merges: Sequence[str], pre: str) -> Any:
-    """Makes a byte-level BPE tokenizer (GPT-2).  Raises `ValueError` if `merges` is empty or forms an unknown token."""
+    """Makes a byte-level BPE tokenizer, as in GPT-2.  Raises `ValueError` if `merges` is empty or uses a token that
+    `vocab` lacks."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     merge_pairs = [(left_part, right_part) for left_part, _, right_part in (merge.partition(" ") for merge in merges)]

@@ -1,9 +1,8 @@
 """Converts a token to its bytes, and a stream of tokens to text.
 
-The bytes of a token depend on no other token.  So a streamed answer has the same text as an answer in one piece.  In
-invalid UTF-8, each incomplete character becomes one replacement character, as Unicode advises (chapter 3.9).  The
-package `tokenizers` decodes differently.  In a run of byte tokens with one wrong byte, it replaces all bytes.  A stream
-cannot replace them, because it has already sent the first bytes when the wrong byte comes.
+A streamed answer has the same text as an answer in one piece.  In invalid UTF-8, each incomplete character becomes one
+replacement character, as Unicode advises (chapter 3.9).  The package `tokenizers` instead replaces a whole run of bytes
+with one wrong byte.  A stream cannot do this, because it has already sent the first bytes.
 """
 
 from __future__ import annotations
@@ -50,7 +49,8 @@ class Pieces:
                 raise ValueError(f"model: a tokenizer with the decoder {step} is not known yet")
 
     def __call__(self, token: int) -> bytes:
-        """Returns the bytes of the token with the id `token`.  A special token or an unknown id has no bytes."""
+        """Returns the bytes of the token with the id `token`.  The result is empty for a special token or an unknown
+        id."""
         token_bytes = self._known.get(token)
         if token_bytes is None:
             token_bytes = self._known[token] = b"" if token in self._special else self._bytes(self._token(token) or "")

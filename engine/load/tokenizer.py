@@ -37,11 +37,10 @@ class Tokenizer:
         self.has_chat_template = self._tokenizer.chat_template is not None
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Returns the token ids of `prompt`.  A string is encoded without the chat template, and chat messages with the
-        template.  Token ids are returned unchanged.
+        """Returns the token ids of `prompt`: a string, chat messages, or token ids (returned unchanged).
 
-        Raises `ValueError` on an empty prompt, on text that UTF-8 cannot encode, on messages that the template refuses,
-        and on a prompt of another type."""
+        Only chat messages use the chat template.  Raises `ValueError` on an empty prompt, text that UTF-8 cannot
+        encode, messages that the template refuses, and other types."""
         if isinstance(prompt, str):
             check_text(prompt)
             token_ids = list(self._tokenizer(prompt)["input_ids"])

@@ -68,8 +68,8 @@ def load_weights(
 ) -> Weights:
     """Returns the parameters of `arch` in `dtype` on `device`.  Adds `arch.norm_offset` to the weights of norms.
 
-    Raises `ValueError` if a tensor is missing, is unknown to the architecture, comes twice, or has a wrong shape.  Also
-    raises `ValueError` if a tied model stores an `lm_head` that differs from the embedding."""
+    Raises `ValueError` if a tensor is missing, unknown or repeated, or has a wrong shape or dtype.  Also raises it if a
+    tied `lm_head` differs from the embedding."""
     shapes = parameter_shapes(arch)
     loaded_tensors: dict[str, torch.Tensor] = {}
     tied_head: torch.Tensor | None = None

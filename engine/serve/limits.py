@@ -58,7 +58,6 @@ class Guard:
         self.app, self.limits, self.hosts, self.alone = app, limits, hosts, alone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one request by the ASGI protocol."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

@@ -1,8 +1,7 @@
-"""Defines the fields that a request may have: OpenAI's fields, and the fields that vLLM adds.
+"""Defines the fields of a request: the fields of OpenAI's API, and some fields of vLLM.
 
-A field of OpenAI that this server does not support must be null, false or empty.  Names, types and ranges are the same
-as in OpenAI's API reference.  `top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids` and `ignore_eos`
-come from vLLM.
+Names, types and ranges are the same as in OpenAI's API reference.  An unsupported field must be null, false or empty.
+`top_k`, `min_p`, `repetition_penalty`, `min_tokens`, `stop_token_ids` and `ignore_eos` come from vLLM.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, data: Any) -> Any:
-        """Removes unknown fields that are null, false or empty, because OpenAI's client sends many (`model_dump()`).
-        Keeps only the first of the remaining unknown fields, so that a million of them cause only one error."""
+        """Removes unknown request fields that are null, false or empty, because OpenAI's client sends many
+        (`model_dump()`).  Keeps only the first other unknown field, so that a million of them cause only one error."""
         fields = cls.__pydantic_fields__
         if not isinstance(data, dict) or data.keys() <= fields.keys():
             return data

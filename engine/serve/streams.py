@@ -45,7 +45,6 @@ class EventStream(StreamingResponse):
         self._events, self._close = events, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events by the ASGI protocol."""
         try:
             async with aclosing(self._events):
                 with suppress(ClientDisconnect):

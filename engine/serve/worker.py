@@ -69,7 +69,7 @@ def run(address: str, options: Mapping[str, Any], threads: int | None) -> None:
 
 
 def _end_with_server(address: str) -> None:
-    """Waits until the server has ended for any reason, and then ends this process, even in the middle of a step."""
+    """Waits until the server process ends.  Then ends this worker process at once, even in the middle of a step."""
     server_process = multiprocessing.parent_process()
     if server_process is not None:  # it is, where `run` is the target of a process
         server_process.join()
@@ -192,7 +192,8 @@ class Worker:
         self.say(Stepped(engine_state, step_line, tokens, tuple(started_prompts)))
 
     def _tokens(self, sequence: Sequence) -> list[Token]:
-        """Returns the tokens of a sequence that were not sent to the server yet.  Forgets an ended sequence."""
+        """Returns the tokens of a sequence that were not yet sent to the server.  Forgets the sequence if it has
+        ended."""
         key, number, num_sent = self._name[sequence]
         ids = sequence.output_ids
         self._name[sequence] = key, number, len(ids)

@@ -22,11 +22,10 @@ from rooflab.engine.speculate.runner import SpeculativeRunner
 
 
 class Chain(Drafter, ABC):
-    """Drafts tokens one after another, each from the token before it.  The drafter's KV cache uses the page numbers of
-    the model's KV cache.
+    """Drafts tokens one after another.  The drafter's KV cache uses the page numbers of the model's KV cache.
 
-    A drafted token is drawn with the request's settings and seed, and with the token's position.  The model later uses
-    the same random numbers, so both draws agree more often.  Only the model applies penalties and biases."""
+    A drafted token is drawn with the random numbers that the model later uses at the same position.  So both draws
+    agree more often.  Only the model applies penalties and biases."""
 
     def __init__(self, runner: SpeculativeRunner, model: Model, ops: OpSet):
         self.runner = runner

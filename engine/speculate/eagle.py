@@ -1,8 +1,7 @@
 """Drafts tokens with EAGLE: one decoder layer predicts the next hidden state (Li et al., arXiv 2401.15077).
 
-A draft is a chain of tokens, not a tree.  The layer reads the hidden state from which the model drew the newest token.
-After a hit in the prefix cache this state is not known, because no step has computed it.  The layer then reads zeros.
-This lowers the acceptance rate of the first drafts only.
+A draft is a chain of tokens, not a tree.  The layer reads the model's hidden state before the newest token.  After a
+hit in the prefix cache this state is unknown, so the layer reads zeros.  Then the first drafts are accepted less often.
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ def read_head(
 
 
 class EagleDrafter(Chain):
-    """Drafts with a decoder layer.  Its inputs are a token's embedding and the previous token's hidden state, and its
-    output is the token's hidden state.
+    """Drafts with one decoder layer, which predicts a token's hidden state from its embedding and the previous hidden
+    state.
 
-    The drafter's KV cache uses the page numbers of the model's KV cache.  A draft writes keys and values from predicted
-    hidden states.  The step that verifies the draft overwrites them, from the model's own hidden states."""
+    The layer's KV cache uses the page numbers of the model's KV cache.  A draft writes keys and values from predicted
+    hidden states.  The step that verifies the draft overwrites them."""
 
     reads_hidden = True
 
@@ -101,7 +100,8 @@ class EagleDrafter(Chain):
             self._hidden[chunk.sequence] = (chunk.end, hidden[chunk_end - 1])
 
     def _states(self, sequences: Sequence[EngineSequence], positions: Sequence[int]) -> torch.Tensor:
-        """Returns the model's states `[rows, H]` of the tokens before `positions`.  Unknown states are 0."""
+        """Returns, for each sequence, the model's hidden state of the token before the given position: `[rows, H]`.  An
+        unknown state is 0."""
         embedding = self.runner.model.embedding
         zeros = embedding.new_zeros(embedding.shape[1])
         entries = (self._hidden.get(sequence, (0, zeros)) for sequence in sequences)

@@ -1,9 +1,9 @@
-"""Chooses the length of drafts, from the time that a drafted token costs and from the rate of acceptance.
+"""Chooses the length of drafts from the cost of a drafted token and the acceptance rate.
 
-The cost of a drafted token is the time to draft it plus the time that it adds to a step.  The saving of an accepted
-token is `step_time / sequences`, where `step_time` is the time of a step without drafts.  The price is `cost / saving`.
-A token pays if its chance of acceptance is above the price.  If each token has the chance `c`, the first `i` tokens of
-a draft are all accepted with chance `c**i`.  A draft ends where `c**i` falls below the price.
+The cost of a drafted token is the time to draft it plus the time that it adds to a step.  An accepted token saves
+`step_time / sequences`, where `step_time` is the time of a step without drafts.  The price is `cost / saving`.  If each
+token has the chance `c`, the first `i` tokens are all accepted with chance `c**i`.  A draft ends where `c**i` falls
+below the price.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class Lengths:
         draft_odds.accepted, draft_odds.tried, draft_odds.length = 1.0, 2.0, 1
 
     def _pays(self, chance: float) -> int:
-        """Returns the longest draft length that saves time at the acceptance probability `chance`, or 0."""
+        """Returns the longest draft length that saves time, or 0.  `chance` is the probability that a drafted token is
+        accepted."""
         if chance <= 0:
             return 0
         return self.most if chance >= 1 else min(self.most, int(log(self.price) / log(chance)))

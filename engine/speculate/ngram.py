@@ -27,8 +27,9 @@ class Places:
 
 
 def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
-    """The last two tokens occurred earlier.  Returns the position behind the occurrence that has the most tokens before
-    it in common with the end.  `place` is behind the latest occurrence; `older` leads from each to the one before."""
+    """Finds the earlier occurrence of the last two tokens that has the longest equal text before it.  Returns the
+    position after it.  `place` is the position after the latest occurrence.  `older` maps each such position to that of
+    the previous occurrence."""
     best_position, longest_match, end = place, -1, len(tokens)
     for _ in range(TRIED):
         count = 0
@@ -45,7 +46,8 @@ def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
 
 
 def _index(tokens: list[int], places: Places, end: int) -> None:
-    """Adds the pairs of successive new tokens to `places`, except the last pair, which no token follows yet."""
+    """Adds each new pair of successive tokens to the index `places`.  Leaves out the last pair, because no token
+    follows it yet."""
     for position in range(places.known + 1, end):
         token_pair = (tokens[position - 2], tokens[position - 1])
         if token_pair in places.behind:

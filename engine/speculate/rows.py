@@ -37,12 +37,12 @@ class DraftRows:
 def accepted(
     sequences: Sequence[EngineSequence], drawn: Sequence[int], drafts: Drafts
 ) -> dict[EngineSequence, list[int]]:
-    """Returns each sequence's new tokens: the drafted tokens that the model draws too, and the model's next token.
+    """Returns each sequence's new tokens: the accepted drafted tokens, and the model's next token.
 
-    `drawn` holds the token that the model draws in each row, and `sequences` the sequence of each row.  In row `i` of a
-    sequence the model reads the first `i` drafted tokens and draws the token after them.  A drafted token counts only
-    if it and all drafted tokens before it were drawn.  So the new tokens are the same as without drafts (Daliri, Musco
-    and Suresh, "Coupling without communication and drafter-invariant speculative decoding", arXiv 2408.07978)."""
+    `sequences` holds the sequence of each row of the step, and `drawn` the token that the model draws there.  A drafted
+    token is accepted if the model draws it and all drafted tokens before it.  So the output is the same as without
+    drafts (Daliri, Musco and Suresh, "Coupling without communication and drafter-invariant speculative decoding", arXiv
+    2408.07978)."""
     tokens, row = {}, 0
     while row < len(drawn):
         sequence, num_equal = sequences[row], 0

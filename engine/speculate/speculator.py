@@ -56,7 +56,7 @@ class Speculator:
         return sequences
 
     def _proposed(self, scheduler: Scheduler, step: Step) -> list[tuple[Sequence, int]]:
-        """Returns the sequences to draft for, each with the number of tokens for which the sequence has pages."""
+        """Returns the sequences to draft for, each with its draft length.  The KV cache has pages for these drafts."""
         batch = self.runner.batch
         self.lengths.begin(len(batch.rows))
         token_budget = scheduler.max_num_batched_tokens - step.num_decodes - step.num_prompt_tokens
@@ -65,7 +65,8 @@ class Speculator:
     def _with_pages(
         self, wanted: Iterable[tuple[Sequence, int]], blocks: BlockManager, room: int
     ) -> list[tuple[Sequence, int]]:
-        """Allocates pages for drafts of at most `room` tokens in all.  A draft ends before a sequence's last token."""
+        """Allocates KV-cache pages for drafts of at most `room` tokens in all.  Returns the sequences that got pages,
+        each with its draft length.  A draft never fills its sequence to the maximum length."""
         granted_drafts = []
         for sequence, wanted_length in wanted:
             if room <= 0:
@@ -82,7 +83,8 @@ class Speculator:
         return granted_drafts
 
     def _give(self, blocks: BlockManager, tokens: Mapping[Sequence, list[int]], counts: Speculated) -> list[Sequence]:
-        """Appends tokens to each sequence, up to the token that ends it.  Sequences that continue join the batch."""
+        """Appends the new tokens to each sequence, up to the token that ends the sequence.  Adds sequences that
+        continue to the batch.  Returns the sequence of each appended token."""
         self.runner.accept(tokens)
         sequences: list[Sequence] = []
         for row_index, (sequence, new_tokens) in enumerate(tokens.items()):

@@ -20,7 +20,8 @@ PACKAGE = FORWARD_PACKAGE if find_spec(FORWARD_PACKAGE) else AUTHORS_PACKAGE
 
 
 def _descales(q: Tensor, k: Tensor, *scales: Tensor | None) -> dict[str, Tensor | None]:
-    """Returns the scales `[B, H_kv]` of q, k and v as keyword arguments.  Returns an empty dict if q is not fp8."""
+    """Returns the scales of q, k and v as FlashAttention-3's keyword arguments, each `[B, H_kv]`.  Returns an empty
+    dict if q is not fp8."""
     if q.dtype != E4M3:
         return {}
     q_scales, *kv_scales = scales

@@ -1,11 +1,10 @@
-"""Wraps FlashInfer's prefill (Ye et al., arXiv 2501.01005) as a comparison kernel.  Needs the package
+"""Wraps FlashInfer's prefill (Ye et al., arXiv 2501.01005) as a comparison kernel. Needs the package
 `flashinfer-python`.
 
-A single sequence goes to `single_prefill_with_kv_cache`.  Several sequences go to
-`BatchPrefillWithRaggedKVCacheWrapper`.  So does a causal sequence with more queries than keys.  FlashInfer chooses the
-backend.  The plan (how the work is divided) of a dense batch depends only on the shape, so it is made once per shape.
-A time measured after a warm-up does not contain the plan.  Another launch changes FlashInfer's log-sum-exp from base 2
-to base e.
+A single sequence goes to `single_prefill_with_kv_cache`. Several sequences go to
+`BatchPrefillWithRaggedKVCacheWrapper`, and so does a causal sequence with more queries than keys. FlashInfer's plan
+(the division of the work) is made once per shape. A time measured after a warm-up does not contain the plan. Another
+launch changes the log-sum-exp from base 2 to base e.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ def _planned(
     causal: bool,
     options: tuple[tuple[str, Any], ...],
 ) -> adapter.FlashInferPlan:
-    """Makes FlashInfer's plan for sequences of equal length.  `lengths` is `(B, T, S)`.  `heads` is `(H, H_kv, D)`."""
+    """Makes FlashInfer's plan for sequences of equal length, and caches it.  `lengths` is `(B, T, S)`.  `heads` is `(H,
+    H_kv, D)`."""
     B, T, S = lengths
     option_values = dict(options)
     prefill_wrapper = adapter.make_wrapper(

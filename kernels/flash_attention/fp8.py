@@ -1,11 +1,10 @@
 """Implements the kernel `fp8`, the version after `tma`: queries, keys and values in e4m3, with one scale per head, on
 fp8 tensor cores.
 
-The scales of q and k multiply the softmax scale, once per tile.  The scale of v multiplies the result.  The largest
-softmax weight is 1, and the smallest e4m3 value is 2**-9.  The kernel multiplies weights by 2**8 before it rounds them
-to e4m3, so weights down to 2**-17 do not become 0.  The softmax sum has the same factor 2**8, so the result does not
-change.  The fp8 accumulator keeps only 14 bits.  So fp32 registers add up the products of weights and values, tile by
-tile (see gemm_fp8/promoted.py).
+The scales of q and k multiply the softmax scale. The scale of v multiplies the result. The smallest e4m3 value is
+2**-9. So the kernel multiplies softmax weights by 2**8 before it rounds them to e4m3, and weights down to 2**-17 do not
+become 0. The softmax sum has the same factor, so the result does not change. The fp8 accumulator keeps only 14 bits. So
+fp32 registers add up the products of weights and values, tile by tile (see gemm_fp8/promoted.py).
 
 Ideas that were tried, predicted or not built: docs/notes/flash_attention.md.
 """
@@ -47,9 +46,9 @@ def values_in_fp8(columns: bool, head_dim: int) -> bool:
 
 
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns the configs to try, with 2 to 4 pipeline stages.  A warpgroup (four warps) has 64 rows of queries, or 128
-    in some configs for a head_dim up to 64.  If head_dim is above 128, a tile has 64 keys, because more keys would
-    spill registers (read in the SASS)."""
+    """Returns the configs to try, with 2 to 4 pipeline stages. A warpgroup (four warps) has 64 rows of queries, or 128
+    for some small head_dims. Above a head_dim of 128, a tile has 64 keys, because more would spill registers (read in
+    the SASS)."""
     padded_dim = padded(int(case["D"]))
     rows_and_warps = [(64, 4), (128, 8), *([(128, 4)] if padded_dim <= 64 else [])]
     key_counts = (64, 128, 256) if padded_dim <= WIDEST_FP8_HEAD else (64,)
@@ -57,11 +56,10 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns a CTA's resources.  Shared memory holds the queries, and the keys and values of all pipeline stages.
+    """Returns a CTA's resources. Shared memory holds the queries, and the keys and values of all pipeline stages.
 
-    With values in e4m3, registers hold the output sums and one more tile: first the scores, then the product of weights
-    and values.  With values in fp16, registers hold the output sums, the scores and the softmax weights.  Shared memory
-    then also holds a tile of values in fp16."""
+    With values in e4m3, registers hold the output sums and one more tile. With values in fp16, registers hold the
+    output sums, the scores and the softmax weights. Shared memory then also holds a tile of values in fp16."""
     D = padded(int(case["D"]))
     has_fp8_values = values_in_fp8(bool(case.get("v_columns")), D)
     register_columns = D + (max(D, config.block_n) if has_fp8_values else config.block_n + config.block_n // 2)

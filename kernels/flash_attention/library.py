@@ -17,14 +17,15 @@ from rooflab.reference.flash_attention import E4M3
 
 
 def _dequantized(x: Tensor, scale: Tensor | None) -> Tensor:
-    """Returns `x` `[B, T, H, D]` times the scales `[B, H]` of its heads, in bf16.  bf16 represents every e4m3 value."""
+    """Multiplies fp8 values `x` `[B, T, H, D]` by the scale of each head, `[B, H]`.  The result is bf16, which
+    represents every e4m3 value."""
     x_bf16 = x.to(torch.bfloat16, memory_format=torch.contiguous_format)
     return x_bf16 if scale is None else x_bf16.mul_(scale[:, None, :, None])
 
 
 def _expands(q: Tensor, k: Tensor, device: str) -> bool:
-    """Returns whether to copy each key head for every query head of its group.  This is so for grouped heads in fp32 on
-    CUDA.  No fused backend supports them, so torch would write the scores to memory."""
+    """Returns True if each key head is copied for every query head of its group.  This is so for grouped heads in fp32
+    on CUDA: no fused backend supports them, and torch would write the scores to memory."""
     return q.dtype == torch.float32 and q.shape[2] != k.shape[2] and device == "cuda"
 
 

@@ -1,9 +1,9 @@
 """Implements the kernel `masked_tiles`, the version after `online`: applies a mask only in tiles that need a mask.
 
-The causal diagonal, the far end of a window and the end of the keys cross only a few key tiles of each query tile.
-Separate loops compute these key tiles.  The loop over the other key tiles has no comparisons and no predicated loads.
-A score in this loop costs one multiply-add and one exponential.  `online` does not have the options window, soft cap
-and sinks, because they would take time in each of its tiles.
+The causal diagonal, the window's far end and the end of the keys cross only a few key tiles. Separate loops compute
+these tiles. The loop over the other tiles has no comparisons and no predicated loads. A score in this loop costs one
+multiply-add and one exponential. `online` has no window, soft cap or sinks, because these would take time in all its
+tiles.
 """
 
 from __future__ import annotations

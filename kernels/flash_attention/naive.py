@@ -54,7 +54,7 @@ def attend(
 
 
 def _scaled(x: Tensor, scale: Tensor | None) -> Tensor:
-    """Returns `x` `[B, T, H, D]` as `[B, H, T, D]` in fp32, times the scales `[B, H]` of the heads."""
+    """Converts `x` `[B, T, H, D]` to fp32 `[B, H, T, D]`, and multiplies it by the scale of each head, `[B, H]`."""
     x_fp32 = x.transpose(1, 2).float()
     return x_fp32 if scale is None else x_fp32 * scale[:, :, None, None]
 

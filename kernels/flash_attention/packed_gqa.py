@@ -1,10 +1,10 @@
 """Implements the kernel `packed_gqa`, the version after `tma`: query heads with the same key head share a tile's rows.
 
-A tile of `tma` has rows of one query head.  So a short query (a chunk of a prefill, or a few draft tokens) leaves most
-rows empty.  Also, each query head of a group loads the same keys.  Here row `r` is position `r // group` of query head
-`r % group`.  For example, 16 queries with a group of 4 fill 64 rows, and the group loads a tile of keys once.  A tile
-covers fewer positions, so the causal diagonal crosses fewer of its key tiles.  Pointers load q and store the result row
-by row, because a tensor map has no box for a group.  There are fewer tiles than in `tma`, so fewer SMs may be busy.
+A tile of `tma` has rows of one query head. So a short query (a chunk of a prefill, or a few draft tokens) leaves most
+rows empty, and each query head of a group loads the same keys. Here row `r` is position `r // group` of query head `r %
+group`. For example, 16 queries with a group of 4 fill 64 rows and load a tile of keys once. Pointers load q and store
+the result row by row, because a tensor map has no box for a group. There are fewer tiles than in `tma`, so fewer SMs
+may be busy.
 """
 
 from __future__ import annotations

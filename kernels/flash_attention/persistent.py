@@ -1,14 +1,13 @@
-"""Implements the kernel `persistent`, the version after `tma`: launches only CTAs that run at the same time.  Each CTA
+"""Implements the kernel `persistent`, the version after `tma`: launches only CTAs that run at the same time. Each CTA
 computes several tiles of queries.
 
-In the grid of `tma` the longest tiles of a causal mask (each head's last rows) may come at the end.  Then most SMs have
-no work left.  Here the longest tiles come first (Graham, 1969).
+In `tma` the longest tiles of a causal mask may come last, when most SMs have no work left. Here the longest tiles come
+first (Graham, 1969).
 
-In `tma`, CTAs of many heads run at once, and the keys of all these heads compete for L2.  Here the heads are divided
-into groups (sections).  The keys and values of a section fit in L2.  All tiles of a section come before the tiles of
-the next section.
+In `tma`, the keys of many heads compete for L2. Here the heads are divided into sections whose keys and values fit in
+L2. The sections come one after another.
 
-The loads of a tile start after the store of the previous tile, unlike in gemm/persistent.py.  Triton cannot fuse the
+The loads of a tile start after the store of the previous tile, unlike in gemm/persistent.py. Triton cannot fuse the
 loop over tiles, because it contains several inner loops.
 """
 

@@ -1,14 +1,13 @@
 """Implements the kernel `ping_pong` in Gluon: FlashAttention-3 (Shah et al., arXiv 2407.08608).
 
-One warp, the producer, loads queries, keys and values by TMA into ring buffers in shared memory.  It loads ahead, also
-for the next tile of queries.  Two warpgroups are the consumers.  Each has 64 rows of queries and its own accumulator.
-They alternate: one computes exponentials while the other uses the tensor cores.  A consumer starts the scores of a
-block of keys.  Then it starts the value product (softmax weights times values) of the previous block.  While this
-product runs, it computes the softmax of the new block.
+One warp, the producer, loads queries, keys and values by TMA into ring buffers in shared memory. Two warpgroups are the
+consumers. Each has 64 rows of queries and its own accumulator. They alternate: one computes exponentials while the
+other uses the tensor cores. A consumer starts the scores of a block of keys, then the value product (softmax weights
+times values) of the previous block. While this product runs, it computes the softmax of the new block.
 
-Gluon has no named barriers, so each consumer has an mbarrier that tells it when to start.  In each step, a consumer's
+Gluon has no named barriers, so each consumer has an mbarrier that tells it when to start. In each step, a consumer's
 128 threads wait for one another five times (read in the PTX): before three mbarrier arrivals, before the wait for keys,
-and at the head of the loop.  With a head_dim of 64 there are three consumers, which do not alternate (see `_step`).
+and at the head of the loop. With a head_dim of 64 there are three consumers, which do not alternate (see `_step`).
 
 Ideas that were tried, predicted or not built: docs/notes/flash_attention.md.
 """
@@ -97,8 +96,8 @@ DEFAULTS = Defaults(
 
 @gluon.jit
 def _tile(nth, order, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
-    """Returns the head and the first row of this CTA's tile number `nth`, and the range of its key blocks.  A tile
-    whose queries see no key also gets one key block, so the loops need no special case."""
+    """Returns the head and the first query row of tile number `nth` of this CTA, and the range of its key blocks. A
+    tile without visible keys also gets one key block, so that the loops need no special case."""
     T, S, H, heads, tiles_m, section_heads, window = order
     tile = attention.nth_tile(nth, gl.program_id(0), gl.num_programs(0))
     tile_m, head = attention.place(tile, tiles_m, heads, section_heads, CAUSAL)
@@ -114,8 +113,8 @@ def _tile(nth, order, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl
 
 @gluon.jit
 def _load(x, full, ring, slot, b, h, row):
-    """Starts the TMA copy of a box of rows of one head to a slot of `ring`.  The barrier `full` completes when the
-    bytes have arrived.  Rows past the end of the sequence become zeros, and the barrier counts their bytes too."""
+    """Starts a TMA copy of rows of one head to slot `slot` of the buffer `ring`.  The mbarrier `full` completes when
+    the data has arrived.  Rows past the end of the sequence become zeros, and their bytes count too."""
     mbarrier.expect(full.index(slot), x.block_type.nbytes)
     slot_view = reinterpret(ring.index(slot), x.dtype, x.block_type.shape, x.layout)
     async_load(x, [b, h, row, 0], full.index(slot), slot_view)
@@ -123,9 +122,10 @@ def _load(x, full, ring, slot, b, h, row):
 
 @gluon.jit
 def _produce(loads, CAUSAL: gl.constexpr):
-    """Runs the producer warp.  For each tile of queries, goes from the last block of keys to the first.  A step loads
-    the keys of a block, then the values of the previous step's block.  The queries are loaded after the first keys,
-    because the previous tile may still use their memory."""
+    """Runs the producer warp, which loads each tile of queries and its blocks of keys and values, the last block first.
+
+    The values of a block are loaded one step after its keys. The queries are loaded after the first keys, because the
+    previous tile may still use their memory."""
     q, k, v, group_size, tile_order, shared_memory = loads
     _, _, H, heads, tiles_m, _, _ = tile_order
     queries, keys, value_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty, _ = shared_memory
@@ -158,7 +158,7 @@ def _produce(loads, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def _softmax(scores, m_i, l_i, first, row, order, scales, CAUSAL: gl.constexpr, MASKED: gl.constexpr):
-    """Computes the softmax of the key block that starts at `first`, for the queries that start at `row`."""
+    """Updates the online softmax with the key block at `first`, for the queries from row `row` on."""
     T, S, _, _, _, _, window = order
     last_keys = (row + gl.arange(0, ROWS, gl.SliceLayout(1, scores.type.layout)) + S - T - first)[:, None]
     return attention.softmax(scores, m_i, l_i, scales, last_keys if CAUSAL else None, S - 1 - first, window, MASKED)
@@ -169,14 +169,13 @@ def _step(
     q_tile, memory, state, first, begin, row, order, scales,
     CAUSAL: gl.constexpr, MASKED: gl.constexpr, NTH: gl.constexpr,
 ):  # fmt: skip
-    """Computes the scores and the softmax of the key block at `first`, and the value product of the previous block.
+    """Computes the scores and softmax of the key block at `first`, and the previous block's product of weights and
+    values.
 
-    Two consumers alternate.  A consumer computes this softmax while its value product runs, then waits for the other
-    consumer's signal.  Three consumers do not alternate.  Each starts its value product before its scores, and waits
-    for both before its softmax.  Meanwhile the other two use the tensor cores.  A consumer then keeps one set of
-    softmax weights and needs 160 registers.  A model of the tensor cores predicts that the three stay at different
-    steps: a value product (64 columns) takes half the time of scores (128 columns).  No GPU has shown this yet.  In
-    both cases, a consumer finally waits for the next step's keys."""
+    Two consumers alternate: one computes the softmax while its value product runs, then waits for the other's signal.
+    Three consumers do not alternate: each waits for its products before its softmax, while the others use the tensor
+    cores. A consumer then needs 160 registers. A model predicts that the three stay at different steps, because a value
+    product (64 columns) takes half the time of scores (128 columns). No GPU has shown this yet."""
     weights, rescale_factor, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase, turn_phase = state
     queries, keys, value_tiles, _, _, k_full, k_empty, v_full, v_empty, turn_bars = memory
     TAKES_TURNS: gl.constexpr = queries.shape[0] == 2
@@ -220,8 +219,8 @@ def _step(
 
 @gluon.jit
 def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
-    """Divides the accumulator by the softmax sum (with the sink of the head).  Stores the result and the log-sum-exp.
-    TMA stores the result and skips rows past the sequence's end."""
+    """Divides the accumulator by the softmax sum, which includes the attention sink.  Stores the log-sum-exp, and the
+    result by TMA. TMA skips rows past the end of the sequence."""
     out, lse, lse_stride_b, lse_stride_t, lse_stride_h, sinks, sinks_stride = results
     head_sink = gl.load(sinks + h * sinks_stride) if sinks is not None else None
     inverse_sum, lse_of_rows = attention.finished(m_i, l_i, head_sink)
@@ -236,7 +235,8 @@ def _store(results, T, b, h, row, staged, accumulator, m_i, l_i):
 
 @gluon.jit
 def _consume(args, CAUSAL: gl.constexpr, NTH: gl.constexpr):
-    """Runs a consumer warpgroup: computes 64 rows of each tile, from the last block of keys to the first."""
+    """Runs a consumer warpgroup of the attention kernel.  It computes 64 query rows of each tile, from the last key
+    block to the first."""
     result_args, order, scales, memory, out_buffer = args
     T, S, H, heads, tiles_m, _, window = order
     queries, keys, value_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn_bars = memory
@@ -351,9 +351,9 @@ def _attention(
 
 
 def _map(x: Tensor, rows: int) -> Any:
-    """Returns a function that makes a tensor map of `x` `[B, T, H, D]` as `[B, H, T, D]`.  A box has `rows` rows of one
-    head of one sequence.  TMA needs strides that are multiples of 16 bytes.  The stride of a dimension of size 1 is
-    never used, so it becomes 16."""
+    """Returns a function that makes a tensor map of `x` `[B, T, H, D]` as `[B, H, T, D]`. A box has `rows` rows of one
+    head. TMA needs strides that are multiples of 16 bytes. A dimension of size 1 gets the stride 16, which is never
+    used."""
     B, T, H, D = x.shape
     strides = [x.stride(dim) if x.shape[dim] > 1 else 16 for dim in (0, 2, 1)]
     box_shape = [1, 1, rows, attention.tile_columns(D)]

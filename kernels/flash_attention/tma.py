@@ -1,10 +1,9 @@
 """Implements the kernel `tma`, the version after `masked_tiles`: the tensor memory accelerator (TMA) loads the tiles of
 q, k and v.
 
-One thread issues the load of a tile.  With cp.async every thread needs an address, a mask and an instruction for each
-16 bytes.  These cost registers and issue slots that the exponentials need.  A tensor map has the length of a sequence
-and head_dim as its limits, and TMA gives zeros beyond.  So no tile needs a mask for these limits.  A map costs the host
-a driver call per launch.  It needs addresses and strides that are multiples of 16 bytes.
+One thread issues the load of a tile. With cp.async every thread spends registers and issue slots on addresses and
+masks. TMA gives zeros beyond the end of a sequence and of a head, so no load needs a mask. A tensor map costs the host
+a driver call per launch. It needs addresses and strides that are multiples of 16 bytes.
 """
 
 from __future__ import annotations

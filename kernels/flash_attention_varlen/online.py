@@ -1,8 +1,9 @@
-"""Implements the kernel `online`, the version after `naive`: one launch for all sequences, with an online softmax.
+"""Implements the kernel `online`, the version after `naive`: one launch for all sequences, with an online softmax (Dao,
+"FlashAttention-2", 2023).
 
-A program computes a tile of queries of one sequence and head.  It exits at once if its tile is past the sequence's end.
-The tiles with the most keys come first, because a long tile at the end would delay the kernel (longest processing time
-first, Graham, 1969).  In a causal sequence the last rows see all keys.  Softmax: Dao, "FlashAttention-2", 2023.
+A program computes a tile of queries of one sequence and head. It exits at once if its tile is past the sequence's end.
+Last rows come first, because in a causal sequence they see the most keys. A long tile at the end would delay the kernel
+(longest processing time first, Graham, 1969).
 """
 
 from __future__ import annotations

@@ -130,12 +130,11 @@ def _refusal(name: str, matrix: Tensor, along: str = "") -> str:
 def why_not_by_tma(
     inputs: Arguments, *, stores: bool = False, gated: bool = False, residual: bool = False
 ) -> str | None:
-    """Returns why a kernel cannot load `a` and `b` by TMA, or None.  A kernel names this function as its `unsupported`.
+    """Returns the reason why a kernel cannot load the matrices `a` and `b` by TMA, or None if it can.
 
-    `a` and `b` must be contiguous along K, because wgmma needs this order (PTX ISA, wgmma.mma_async).  16-bit operands
-    of the op gemm are an exception: they may have either order.  With `stores`, TMA also stores the result.  Then the
-    matrices of experts must follow one another in memory.  With `gated`, the result has half the columns of `b`.  With
-    `residual`, TMA also loads the residual.
+    wgmma needs `a` and `b` contiguous along K, except for 16-bit operands of the op gemm (PTX ISA, wgmma.mma_async).
+    With `stores`, TMA also stores the result.  With `residual`, it also loads the residual.  With `gated`, the result
+    has half the columns of `b`.
     """
     a, b, fp32_precision = inputs.a, inputs.b, getattr(inputs, "precision", None)
     is_fp32 = a.dtype == torch.float32

@@ -84,9 +84,10 @@ TileSizes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 def space(
     of: type, sides: TileSizes, exact: TileSizes | None = None, *, in_bytes: bool = False, **options: tuple[Any, ...]
 ) -> Callable[..., tuple[Any, ...]]:
-    """Returns a function that makes configs of class `of`: all combinations of tile sizes and `options`.  `sides` lists
-    the sizes of a tile along M, N and K.  If `exact` is given, it replaces `sides` for products by FMAs.  If `in_bytes`
-    is set, sizes along K are in bytes, else in elements."""
+    """Returns a function that makes the configs to try, objects of the class `of`.
+
+    The configs combine all tile sizes and all values of `options`.  `sides` lists the tile sizes along M, N and K, in
+    bytes along K with `in_bytes`.  `exact` replaces `sides` for products by FMAs."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
         tile_sizes = exact if exact is not None and by_fma(scheme) else sides
@@ -103,14 +104,11 @@ def space(
 def tile_footprint(
     config: Any, columns: int, tiles: int, case: Case, scheme: Scheme, *, barriers: int = 0, sums: int = 1
 ) -> Footprint:
-    """Returns the resources of a CTA that computes a tile of `columns` columns.  The grid has `tiles` such CTAs.
+    """Returns the resources of a CTA that computes a tile of `columns` columns.  The grid has `tiles` CTAs.
 
-    Shared memory holds the tiles of `a` and `b` of all pipeline stages, and `barriers` barriers for each stage.
-    Registers hold `sums` fp32 values per output.  Without tensor cores, registers also hold the tiles of `a` and `b`.
-
-    wgmma reads a stage in shared memory while other stages are filled.  mma.sync and FMAs copy a stage to registers
-    first, so Triton allocates one stage fewer.  This was read in the compiled kernels; tests/contracts/test_configs.py
-    checks it."""
+    A pipeline stage in shared memory holds a tile of `a`, a tile of `b`, and `barriers` barriers.  Each output takes
+    `sums` fp32 registers.  Without wgmma, Triton allocates one stage fewer (read in the compiled kernels;
+    tests/contracts/test_configs.py checks it)."""
     thread_count, outputs, uses_fma = 32 * config.num_warps, config.block_m * columns, by_fma(scheme)
     stage_values, stages = (config.block_m + columns) * config.block_k, config.num_stages
     register_values = sums * outputs + (stage_values if uses_fma else 0)
@@ -200,9 +198,10 @@ few_space = partial(
 
 
 def few_rows(of: type, columns: int, stages: tuple[int, int, int], exact: int) -> Defaults:
-    """Returns a table of default configs for few rows of `a`.  A tile has 16, 32 or 64 rows of `a`, and `columns`
-    columns of `b`.  Along K it has 256 bytes, or 128 bytes with 64 rows.  `stages` has the pipeline stages of these
-    three tiles.  Products by FMAs use smaller tiles with `exact` stages."""
+    """Returns a table of default configs for a matrix `a` with few rows.
+
+    A tile has 16, 32 or 64 rows of `a`, and `columns` columns of `b`.  `stages` holds the pipeline stages for these
+    three sizes.  Products by FMAs use `exact` stages."""
     return Defaults(
         at_both_widths(
             ({"tensor_cores": 0, "M": 16}, of(16, 32, 64, 4, exact)),

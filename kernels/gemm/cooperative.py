@@ -1,23 +1,14 @@
-"""Implements the kernel `cooperative`, the version after `warp_specialized`, in Gluon: each consumer warpgroup always
-has a matrix product in flight.
+"""Implements the kernel `cooperative` in Gluon.  Each consumer warpgroup always has a matrix product in flight.
 
-One warp, the producer, issues the TMA loads into a ring buffer in shared memory.  It loads ahead for the next tile
-while the last tile is stored.  Two warpgroups, the consumers, share a tile of B.  Each has half of the rows of A and
-its own accumulator.  A consumer frees a slot of the ring only after its next product has started, so the tensor cores
-never wait.  Consumers hold most registers (setmaxnreg).
+The kernel improves on `warp_specialized`.  One producer warp fills a ring buffer in shared memory by TMA, also while
+the last tile is stored.  Two consumer warpgroups share a tile of B, and each multiplies half of the rows of A.  A
+consumer frees a slot of the ring only after its next product has started, so the tensor cores never wait.
 
-A consumer copies its part of a finished tile to shared memory, and TMA stores it from there.  A warp waits for a store
-only when it needs that memory again.  TMA loads a residual into the same memory during the products.
+A slot has one barrier `full`, which completes when the data has arrived.  It has one barrier `empty` per consumer,
+which completes when that consumer has read the slot.
 
-Design: CUTLASS's cooperative warp-specialized GEMM (NVIDIA, CUTLASS 3.x, example 48) and ThunderKittens (Spector et
-al., 2024).  CUTLASS also multicasts within a cluster.  Gluon 3.6 has no multicast; the kernel `multicast` in CUDA C++
-has it.
-
-A slot has one barrier `full`, which completes when the bytes of the slot have arrived.  It has one barrier `empty` per
-consumer, which completes when the products of this consumer have read the slot.  The producer refills the slot when
-both `empty` barriers are complete.
-
-Ideas that were tried, predicted or not built: docs/notes/gemm.md.
+The design is that of CUTLASS's cooperative warp-specialized GEMM (NVIDIA, CUTLASS 3.x, example 48) and of
+ThunderKittens (Spector et al., 2024).  Gluon 3.6 has no multicast.  The kernel `multicast` adds it.
 """
 
 from __future__ import annotations
@@ -71,10 +62,10 @@ class Ring(LaunchConfig):
 
 
 def ring_footprint(config: Any, columns: int, tiles: int, staged: int, case: Case, scheme: Scheme) -> Footprint:
-    """Returns the resources of a CTA with a producer warp and two consumer warpgroups, at most one CTA per SM.
+    """Returns the resources of a CTA with one producer warp and two consumer warpgroups, at most one CTA per SM.
 
-    The kernel computes `tiles` tiles of `columns` columns.  Each consumer has an fp32 accumulator for half a tile.
-    Shared memory holds the ring buffer, its barriers, and `staged` values of the result before their store."""
+    The kernel computes `tiles` tiles of `columns` columns.  Shared memory holds the ring buffer, its barriers, and
+    `staged` values of the result."""
     shared_values, block_k = config.stages * (config.block_m + columns) * config.block_k + staged, config.block_k
     ctas, outputs = min(tiles, HOPPER_SMS), config.block_m * columns
     return Footprint(
@@ -99,9 +90,10 @@ def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns the values that select default configs: `outputs` (elements of the result) and `halves`.  With a
-    residual, or if K is below `DEEP_K`, `halves` is 0.  Otherwise it is 1: a finished tile is stored in two halves.
-    This leaves shared memory for one more slot of the ring buffer."""
+    """Returns two values that select a default config: `outputs` and `halves`.
+
+    `outputs` is the number of elements of the result.  With `halves` 1, a tile is stored in two halves, which saves
+    shared memory.  `halves` is 0 with a residual, or if K is below `DEEP_K`."""
     return {**outputs(case, scheme), "halves": int(int(case["K"]) >= DEEP_K and not case.get("residual"))}
 
 
@@ -183,7 +175,8 @@ def _fetch(residual, staged, landed, row, column):
 
 @gluon.jit
 def _await(landed, landing, HAS_RESIDUAL: gl.constexpr):
-    """Waits until TMA has loaded the residual.  Without a residual, waits until TMA has stored the previous tile."""
+    """Waits until TMA has loaded the residual tile.  If there is no residual, waits until TMA has stored the previous
+    output tile."""
     if HAS_RESIDUAL:
         mbarrier.wait(landed, landing)
     else:

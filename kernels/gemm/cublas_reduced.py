@@ -1,7 +1,7 @@
-"""Implements a comparison kernel: cuBLAS in torch's default mode, which may add partial sums of a split K in 16 bits.
+"""Implements a kernel for comparison: cuBLAS in torch's default mode.
 
-The project's kernel `library` adds these sums in fp32 (`kernels/precision.py`).  Sums in 16 bits may be faster, so a
-fair comparison needs both.  If this kernel passes the accuracy check, another kernel must be faster than both.
+In this mode cuBLAS may split K and add the partial sums in 16 bits.  The kernel `library` adds them in fp32
+(`kernels/precision.py`).  16 bits may be faster, so a fair comparison needs both.
 """
 
 from __future__ import annotations

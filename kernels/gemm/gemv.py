@@ -1,19 +1,15 @@
-"""Implements the kernel `gemv`, the version after `naive`, for one to four rows of `a`: reads the weight once, 16 bytes
-per thread.
+"""Implements the kernel `gemv`, for one to four rows of `a`.  It reads the weight once, 16 bytes per thread.
 
-With so few rows the kernel only streams the weight.  It uses no tiles, no tensor cores, and no shared memory for the
-weight.  A warp computes the results of `rows` rows of the weight.  It issues `rows * unroll` loads before it uses the
-first value, and then sums within the warp.  If there are too few warps, K is split over the warps of a CTA, then over a
-cluster of CTAs.  Their partial sums are added in distributed shared memory in a fixed order, without a second launch or
-a workspace.
+The kernel improves on `naive`.  A warp computes the results of `rows` rows of the weight, with `rows * unroll` loads in
+flight.  If there are too few warps, K is split over the warps of a CTA, then over a cluster.  Partial sums are added in
+a fixed order in distributed shared memory.
 
-An H100's HBM gives each SM 14.5 bytes per clock, so 4 KB of the weight take 282 clocks.  An SM issues four instructions
-per clock, so 1130 in this time.  For 4 KB the loop needs 230 (20%) with one row of `a`, and 487 (43%) with four.  So
-four rows take the same time as one row.
+The memory bandwidth decides the time.  An H100's HBM gives each SM 4 KB of the weight in 282 clocks.  An SM issues 1130
+instructions in this time.  The loop needs 230 with one row of `a`, and 487 with four.
 
-With programmatic dependent launch (`pdl()`), a warp requests its first `rows * unroll` vectors before it waits for the
-previous kernel.  This is up to 17 MB on all SMs.  docs/notes/gemm.md says which latency this can hide.  The loads do
-not use `ld.global.nc`, because ptxas moves such loads behind the wait.
+With programmatic dependent launch (`pdl()`), a warp requests its first vectors before it waits for the previous kernel.
+The loads avoid `ld.global.nc`, because ptxas moves such loads behind the wait.  docs/notes/gemm.md says which latency
+this can hide.
 """
 
 from __future__ import annotations

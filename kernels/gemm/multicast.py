@@ -1,18 +1,11 @@
-"""Implements the kernel `multicast`, the version after `cooperative`, in CUDA C++: two CTAs of a cluster need the same
-columns of `b`, and load them once.
+"""Implements the kernel `multicast` in CUDA C++.  Two CTAs of a cluster load their common columns of `b` once.
 
-For 64 values along K and a tile of 128 x 256, `cooperative` reads 48 KB from L2.  The tensor cores multiply them in
-1024 clocks, so an SM reads 48 bytes per clock.  Here the two CTAs of a cluster have tiles one below the other.  Each
-CTA loads half of the tile of `b`, and TMA writes it into the shared memory of both CTAs (multicast).  So a CTA reads 32
-KB, or 32 bytes per clock.  A slot of the ring buffer is free when the consumers of both CTAs have read it, so both wait
-for the slower CTA.
+The kernel improves on `cooperative`, where an SM reads 48 bytes per clock from L2.  Here each CTA loads half of the
+tile of `b`, and TMA writes it into the shared memory of both CTAs (multicast).  So an SM reads 32 bytes per clock.
+Both CTAs wait for the slower CTA.
 
-Gluon 3.6 has no multicast, so the kernel is CUDA C++.  The host encodes the tensor maps by a driver call.  The rest is
-as in `cooperative`: one product in flight, most registers for the consumers, and a persistent loop over tiles
-(CUTLASS's cooperative warp-specialized GEMM with a cluster of 2 x 1, NVIDIA, CUTLASS 3.x, example 48).
-
-A tile is stored in boxes of 64 columns.  Shared memory holds two boxes per consumer and four slots of the ring buffer.
-TMA loads a residual into the same boxes.  Not measured on a GPU.
+The design is that of CUTLASS's cooperative GEMM with a cluster of 2 x 1 (NVIDIA, CUTLASS 3.x, example 48).  Gluon 3.6
+has no multicast, so the kernel is CUDA C++.  It was not measured on a GPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Implements `native`, the version after `packed`, in C++ for the CPU.  The weight is packed in panels of 32 columns,
-and the kernel reads each panel once, in order.
+"""Implements the kernel `native` in C++ for the CPU.  It improves on the kernel `packed`.
 
-The layout is as in BLIS (Van Zee and van de Geijn, 2015), but the weight is packed once, when the model is loaded.
+At load, the weight is packed in panels of 32 columns.  The kernel reads each panel once, in order.  The layout is as in
+BLIS (Van Zee and van de Geijn, 2015).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Implements `one_thread` in CUDA C++, as simple as `naive`: one output per thread, two loads per multiplication.
+"""Implements the kernel `one_thread` in CUDA C++.  A thread computes one output, with two loads per multiplication.
 
-A warp's 32 outputs are neighbours in a row.  For each k, the warp reads one value of A and 32 neighbours of B.  If B is
-a transposed weight, the 32 values are in 32 rows, so the warp reads 32 sectors.  Only caches reuse a value.
+A warp computes 32 neighbouring outputs of a row.  If B is a transposed weight, a load of 32 values of B reads 32
+sectors.  Only caches reuse a value.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Implements the kernel `persistent`, the version after `tma`: one CTA per SM computes several tiles, and loads the
-next tile during a store.
+"""Implements the kernel `persistent`.  One CTA per SM computes several tiles, and loads the next tile during a store.
 
-With one CTA per tile, each tile must fill the pipeline again and wait for its epilogue.  Only other CTAs of the SM can
-hide this time, and the largest tiles leave no space for other CTAs.  Here the loop over tiles and the loop over K are
-fused into one (`flatten`), so the pipeline of loads continues across tiles.  TMA stores the result from shared memory
-in parts (`store_parts`).  A part is smaller than a tile, so the pipeline gets more of the memory.  The last wave takes
-the same time as before.  If M and N leave most SMs without a tile, use split_k or stream_k.
+The kernel improves on `tma`, where each tile must fill the pipeline again.  Here one loop runs over tiles and K
+(`flatten`), so loads continue across tiles.  TMA stores a tile in parts (`store_parts`), which leaves more shared
+memory for the pipeline.  If most SMs have no tile, use `split_k` or `stream_k`.
 """
 
 from __future__ import annotations
@@ -43,11 +40,10 @@ class TileInParts(Config):
 
 
 def footprint(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of a CTA, at most one per SM.
+    """Returns the resources of a CTA.  An SM has at most one CTA.
 
-    Shared memory holds tiles of `a` and `b`, a barrier per stage, and a part of the result.  In two cases, threads also
-    exchange values through it.  With a residual, they exchange up to `MOST_EXCHANGED` values.  If a tile is stored in
-    parts and several warps share a row, the warps exchange the complete tile."""
+    Shared memory holds tiles of `a` and `b`, a barrier per stage, and a part of the result.  Threads also exchange
+    values through it: for a residual, and for a row that several warps share."""
     tile_bytes = config.block_m * config.block_n * scheme.output.itemsize
     part_bytes = tile_bytes // config.store_parts
     exchanged_bytes = min(part_bytes, MOST_EXCHANGED * scheme.output.itemsize) if case.get("residual") else 0
@@ -57,13 +53,15 @@ def footprint(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footpri
 
 
 def _stored_in_parts(case: Case, scheme: Scheme = BF16) -> tuple[TileInParts, ...]:
-    """Returns the configs to try.  If a tile is stored in parts, a part has at least `LEAST_STORE_COLUMNS` columns."""
+    """Returns the configs to try.  Where an output tile is stored in parts, each part has at least
+    `LEAST_STORE_COLUMNS` columns."""
     all_configs = tma_space(TileInParts, num_warps=(4, 8), store_parts=(1, 2, 4))(case, scheme)
     return tuple(c for c in all_configs if c.store_parts == 1 or c.block_n // c.store_parts >= LEAST_STORE_COLUMNS)
 
 
 def _tiles(*tile: int) -> tuple[TileInParts, ...]:
-    """Returns three configs of `tile`: as given, with one stage less, and with two less (space for a residual)."""
+    """Returns three configs with the sizes `tile`.  The second has one pipeline stage less and the third two, to leave
+    memory for a residual."""
     full_config = TileInParts(*tile)
     return tuple(replace(full_config, num_stages=full_config.num_stages - less_stages) for less_stages in range(3))
 
@@ -91,7 +89,8 @@ TUNING = Tuning(
 
 @triton.jit
 def _halves(tile):
-    """Returns the left and right half of a tile.  No value leaves its thread, because a warp owns whole rows."""
+    """Splits the columns of a tile into a left and a right half.  Values stay in their threads, because a warp owns
+    whole rows."""
     rows: tl.constexpr = tile.shape[0]
     columns: tl.constexpr = tile.shape[1]
     return tl.split(tl.permute(tl.reshape(tile, (rows, 2, columns // 2)), (0, 2, 1)))
@@ -99,7 +98,7 @@ def _halves(tile):
 
 @triton.jit
 def _parts(tile, COUNT: tl.constexpr):
-    """Splits a tile's columns into COUNT equal parts (1, 2 or 4) and returns the parts from left to right."""
+    """Splits the columns of a tile into `COUNT` equal parts (1, 2 or 4).  Returns them from left to right."""
     if COUNT == 1:
         return (tile,)
     elif COUNT == 2:  # no early return: Triton would compile the code after it for COUNT == 1 too

@@ -1,7 +1,7 @@
-"""Wraps QuACK's GEMM for Hopper as a comparison kernel (CuTe DSL, https://github.com/Dao-AILab/quack, `quack-kernels`).
+"""Calls QuACK's GEMM for Hopper, for comparison (CuTe DSL, https://github.com/Dao-AILab/quack, `quack-kernels`).
 
-QuACK's `gemm` tunes itself: the first call of each shape and dtype compiles and measures 44 configs on Hopper (0.6.4).
-So this kernel has the config that QuACK's users get.  A time measured after a warm-up does not contain the tuning.
+QuACK tunes itself: the first call of each shape and dtype measures 44 configs on Hopper (0.6.4).  A time measured after
+a warm-up does not contain this tuning.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def check_out(of: Arguments) -> None:
 
 
 def _why_not(name: str, matrix: torch.Tensor, inner_dims: tuple[int, ...]) -> str | None:
-    """Returns why QuACK does not support `matrix`, or None.  One of the dimensions `inner_dims` must be contiguous."""
+    """Returns the reason why QuACK cannot use `matrix`, or None.  The matrix must be aligned, and contiguous along a
+    dimension in `inner_dims`."""
     offset_bytes = address_of(matrix) % ALIGNMENT
     for dim in inner_dims:
         if matrix.stride(dim) == 1 and matrix.stride(1 - dim) * matrix.element_size() % ALIGNMENT == 0 == offset_bytes:

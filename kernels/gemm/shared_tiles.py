@@ -1,10 +1,7 @@
-"""Implements `shared_tiles`, the version after `one_thread`: tiles in shared memory, 8 x 8 outputs per thread.
+"""Implements the kernel `shared_tiles`.  Shared memory holds tiles, and a thread computes 8 x 8 outputs.
 
-A CTA of 256 threads uses each value from global memory 128 times.  A thread uses each value from shared memory eight
-times.  There are two buffers in shared memory.  While one tile is multiplied, the next tile is loaded to registers and
-then written to the other buffer.  So a step of 8 values along K has one barrier.  Four elements move at once if strides
-and addresses allow.  Tiles are fp32, in a layout without bank conflicts.  Products are fp32 FMAs, which is the meaning
-of `precision="ieee"` for fp32.
+The kernel improves on `one_thread`.  A CTA of 256 threads uses each value from global memory 128 times.  The next tile
+is loaded while one tile is multiplied.  Products are fp32 FMAs, as `precision="ieee"` requires for fp32.
 """
 
 from __future__ import annotations
@@ -27,7 +24,8 @@ SOURCE = Path(__file__).with_suffix(".cu").read_text()
 
 
 def _is_vector(matrix: torch.Tensor, contiguous: int) -> bool:
-    """Returns whether one load can read four neighbours of `matrix` along dimension `contiguous`."""
+    """Returns True if one vector load can read four neighbours of `matrix`.  The neighbours lie along the dimension
+    `contiguous`."""
     vector_bytes = GROUP * matrix.element_size()
     is_aligned = matrix.data_ptr() % vector_bytes == 0 and matrix.stride(1 - contiguous) % GROUP == 0
     return matrix.stride(contiguous) == 1 and is_aligned

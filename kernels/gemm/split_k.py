@@ -1,11 +1,9 @@
-"""Implements `split_k`, the version after `pipelined`, for few rows of `a`: splits K over CTAs to fill the SMs.
+"""Implements the kernel `split_k`, for few rows of `a`.  It splits K over several CTAs to fill the SMs.
 
-With one row of tiles, a weight with N = 4096 has 64 tiles, and half of the SMs have no work.  Here each CTA computes a
-part (a "share") of a tile's K and writes an fp32 partial sum.  A second launch adds the partial sums in order, so two
-runs agree bit for bit.  With atomic adds they would not agree.
+The kernel improves on `pipelined`.  There a weight with N = 4096 has 64 tiles, and half of the SMs have no work.  Here
+each CTA writes an fp32 partial sum.  A second launch adds these sums in a fixed order, so two runs agree bit for bit.
 
-A counter of finished CTAs could replace the second launch.  But the counter would have to be zero before every launch,
-on every stream and in every replay of a graph.  That needs another launch or a persistent buffer.
+A counter of finished CTAs could replace the second launch.  But it would have to be zero before every launch.
 """
 
 from __future__ import annotations

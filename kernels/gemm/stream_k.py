@@ -1,13 +1,11 @@
-"""Implements the kernel `stream_k`, the version after `split_k`: each SM gets the same number of steps along K.
+"""Implements the kernel `stream_k`.  Each SM gets the same number of steps along K.
 
-In split_k every tile has the same number of CTAs, so the number of CTAs rarely fits the SMs.  Here the steps of all
-tiles form one sequence.  It is cut into equal parts, one per SM (Osama et al., "Stream-K: Work-centric Parallel
-Decomposition for Dense Matrix-Matrix Multiplication on the GPU", 2023).  A part may begin and end inside a tile.  Then
-several CTAs compute one tile, and each writes an fp32 partial sum.  A second launch adds a tile's sums in order, so two
-runs agree bit for bit.  In the paper, CTAs wait for one another by flags.  These flags would have to be zero before
-every launch.
+The kernel improves on `split_k`, where the number of CTAs rarely fits the SMs.  The steps of all tiles form one
+sequence, which is cut into equal parts (Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense
+Matrix-Matrix Multiplication on the GPU", 2023).  If several CTAs compute one tile, a second launch adds their fp32 sums
+in a fixed order.  So two runs agree bit for bit.
 
-One loop runs over tiles and steps, so the next tile's loads are in flight while a tile is stored.
+The paper uses flags instead.  These would have to be zero before every launch.
 """
 
 from __future__ import annotations
@@ -147,7 +145,8 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def _shares(M: int, K: int, N: int, config: StreamTile, device: torch.device) -> tuple[int, int, bool]:
-    """Returns the numbers of tiles and programs, and whether programs share a tile (then a second launch follows)."""
+    """Returns the number of tiles, the number of programs, and True if several programs share a tile.  Shared tiles
+    need a second launch."""
     tiles = int(cdiv(M, config.block_m) * cdiv(N, config.block_n))
     steps = tile_steps(K, config)
     program_count = min(sm_count(device), tiles * steps)

@@ -1,12 +1,8 @@
-"""Implements the kernel `swap_ab`, the version after `split_k`: computes C^T = W A^T.  So the weight rows are wgmma's M
-of 64, and the batch is N.
+"""Implements the kernel `swap_ab`, for a small batch.  It computes the transposed result C^T = W A^T.
 
-wgmma computes 64 rows by n columns, where n is a multiple of 8.  So a batch of 1 is padded to 8 as columns, but to 64
-as rows (CUTLASS issue 1176 and DeepGEMM say the same).  If the weight has too few tiles (of 64 or 128 rows) for the
-SMs, K is split over a cluster of CTAs.  Their partial sums are added in distributed shared memory in a fixed order.
-This needs no workspace, no second launch, and no counter that must be zero before the next launch.
-
-Ideas that were tried, predicted or not built: docs/notes/gemm.md.
+The kernel improves on `split_k`.  wgmma computes 64 rows and a multiple of 8 columns.  So a batch of 1 is padded to 64
+as rows, but only to 8 as columns (CUTLASS issue 1176 and DeepGEMM say the same).  If there are too few tiles for the
+SMs, K is split over a cluster of CTAs.  Partial sums are added in a fixed order, without a second launch.
 """
 
 from __future__ import annotations
@@ -74,11 +70,10 @@ def footprint(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> Footpr
 
 
 def rule(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a config is legal.
+    """Tells whether a config is legal.
 
-    A tile must have `columns(case)` rows of `a`.  Each part of a split K must have at least `block_k` values.  The
-    partial sums must fit into the ring buffer.  A row of a tile must have 128 or 256 bytes.  Then the swizzle (order of
-    addresses) repeats every 8 rows, and is the same for all rows of a thread, which are 8 or 16 apart."""
+    A tile must have `columns(case)` rows of `a`, and 128 or 256 bytes in a row.  Each part of a split K must have at
+    least `block_k` values.  The partial sums must fit into the ring buffer."""
     cta_needs, row_pieces = footprint(config, case, scheme), config.block_k * scheme.activation.itemsize / PIECE_BYTES
     sums_fit = config.block_m * (config.block_n + 4) * 4 <= cta_needs.shared_bytes
     shares_fit = config.split == 1 or config.split * config.block_k <= int(case["K"])
@@ -86,12 +81,11 @@ def rule(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 def one_wave_of_two(case: Case, scheme: Scheme = BF16) -> SwapAbConfig:
-    """Returns the default config.  A tile has 128 weight rows if it has more than 16 rows of `a`, or if the weight has
-    such a tile for every SM.  Otherwise it has 64 weight rows.
+    """Returns the default config.
 
-    K is split into up to 8 parts: the fewest that give 90% of the SMs a CTA.  If possible, all CTAs run at once (one
-    wave), two per SM.  The memory bandwidth is the limit, and the CTAs of an SM share it.  So a second CTA costs no
-    time, but a second wave would."""
+    A tile has 128 rows of the weight if `a` has many rows, or if every SM still gets a tile.  Otherwise it has 64.  K
+    is split into at most 8 parts, until 90% of the SMs have a CTA.  An SM has space for two CTAs.  The second costs no
+    time, because both share the memory bandwidth."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
     block_m, piece_size = columns(case), PIECE_BYTES // scheme.activation.itemsize
     block_n = 128 if block_m > 16 or N >= 128 * HOPPER_SMS else 64

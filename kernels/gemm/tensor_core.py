@@ -1,18 +1,15 @@
-"""Implements the kernel `tensor_core`, the version after `naive`: the tensor cores multiply tiles of `block_k` values
-along K.
+"""Implements the kernels `tensor_core` and `pipelined`.  The tensor cores multiply tiles of `block_k` values along K.
 
-Consecutive CTAs compute the tiles of a few tile rows (as in Triton's matmul tutorial), so the rows of A stay in L2.
-Nothing overlaps: a step loads a tile of A, then a tile of B, and then multiplies (read in the SASS).
+`tensor_core` improves on `naive`.  Consecutive CTAs compute neighbouring tiles, so the rows of A stay in L2 (as in
+Triton's matmul tutorial).  Loads and products do not overlap (read in the SASS).
 
-Also implements the kernel `pipelined`, the version after `tensor_core`: the same code with two or more stages.  The
-next tiles are copied to shared memory during a product.  Triton's software pipelining (`num_stages`) turns loads into
-cp.async, which keeps `num_stages - 1` tiles in flight, without registers.  cp.async copies 4 bytes or more.  In 16 bits
-Triton uses a plain load if rows are not contiguous, or if a stride or K is not a multiple of 16.
+`pipelined` is the same code with two or more stages.  Triton loads the next tiles by cp.async during a product.  In 16
+bits it uses plain loads if rows are not contiguous, or if a stride or K is not a multiple of 16.
 
-The PTX ISA requires a proxy fence between cp.async and a wgmma that reads its data.  Triton 3.7 puts a fence into the
-loop.  Triton 3.6 does not (read in the PTX; the emulator reports a race).  This affects `pipelined`, `split_k` and
-`stream_k` if a tile has 64 rows or more, because smaller tiles do not use wgmma.  The option `fenced_since` of a kernel
-names the first version of Triton with the fence.  With an older Triton, an engine does not use the kernel.
+The PTX ISA requires a fence between cp.async and a wgmma that reads its data.  Triton 3.7 adds this fence, but Triton
+3.6 does not (read in the PTX; the emulator reports a race).  This affects tiles of 64 rows or more.  The kernel option
+`fenced_since` names the first version of Triton with the fence.  An engine with an older Triton does not use the
+kernel.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""Implements the kernel `tma`, the version after `pipelined`: the tensor memory accelerator (TMA) loads complete tiles
-by tensor maps.
+"""Implements the kernel `tma`.  The tensor memory accelerator (TMA) loads complete tiles by tensor maps.
 
-One thread issues the load of a tile, and a barrier counts its bytes.  With cp.async every thread needs an address, a
-mask and an instruction for each 16 bytes.  TMA writes zeros past the edges, in the layout that wgmma reads.  The
-layouts NN, NT and TN of A and B need different maps, but the same code, because wgmma reads 16-bit operands in both
-orders.  A map costs the host a driver call per launch.  It needs addresses and row strides that are multiples of 16
-bytes.
+The kernel improves on `pipelined`.  One thread issues the load of a tile, and a barrier counts its bytes.  With
+cp.async, every thread needs an address, a mask and an instruction for each 16 bytes.  TMA writes zeros past the edges
+of a matrix.  A map costs the host a driver call per launch.  Addresses and row strides must be multiples of 16 bytes.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
-"""Implements the kernel `warp_specialized`, the version after `persistent`: one warpgroup only loads, two only
-multiply.
+"""Implements the kernel `warp_specialized`.  One warpgroup only loads, and two warpgroups only multiply.
 
-A CTA has 384 threads.  The producer warpgroup gives up registers (`setmaxnreg`).  It issues a TMA load when a slot in
-shared memory is free, also during the epilogue.  Each of two consumer warpgroups multiplies half of a tile's rows.
-Both share the tile of B, and 128 x 256 outputs fit into registers.  A consumer waits for its product before it frees
-the slot; meanwhile the other consumer uses the tensor cores.  Both consumers store at the same time, and no product
-runs then.
+The kernel improves on `persistent`.  The producer warpgroup also loads during the epilogue.  Each consumer warpgroup
+multiplies half of a tile's rows, and both share the tile of B.  While one consumer waits for its product, the other
+uses the tensor cores.  No product runs while the consumers store.
 
-Triton specializes warps (`warp_specialize`) only with `num_warps` of 4, the size of one warpgroup.  With 8 warps it
-ignores the option (read in the code of 3.6 and 3.7), so `rule` refuses 8.
+Triton specializes warps (`warp_specialize`) only with `num_warps=4`.  It ignores the option with 8 warps (read in the
+code of 3.6 and 3.7), so `rule` refuses 8.
 
-Every CTA makes the tensor maps when it starts, in scratch memory from the launcher.  Maps from the host do not work:
-Triton gives each consumer half of a tile of `a`, but does not halve the box of a host's map.  Triton 3.7 refuses to
-compile such a kernel.  Triton 3.6 compiles it, but copies 128 rows into memory for 64 rows.  Triton cannot divide the
-epilogue into parts here, so shared memory holds a complete tile of the result.
+Every CTA makes its tensor maps on the device.  Maps from the host do not work: Triton gives each consumer half of a
+tile, but does not halve the map's box.  Triton 3.7 does not compile such a kernel.  Triton 3.6 copies 128 rows into
+memory for 64 rows.
 """
 
 from __future__ import annotations
@@ -113,7 +109,7 @@ def _gemm(
 
 
 def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-    """Allocates memory for tensor maps by torch, which aligns its allocations and reuses memory in stream order."""
+    """Allocates GPU memory for TMA descriptors.  torch aligns the memory and reuses it in stream order."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
 
 

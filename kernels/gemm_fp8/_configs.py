@@ -13,7 +13,8 @@ BLOCK_K = 128
 
 
 def _tiles(*columns: int) -> Callable[..., tuple[Config, ...]]:
-    """Returns a function that makes the configs to try, with one or two warpgroups of at least 64 rows each."""
+    """Returns a function that makes the configs to try for tiles with the widths `columns`.  A config has one or two
+    warpgroups, each with at least 64 rows."""
     tile_sizes, stage_counts = ((64, 128), columns, (BLOCK_K,)), (3, 4, 5, 6, 8)
     all_configs = space(Config, tile_sizes, num_warps=(4, 8), num_stages=stage_counts, group_m=(1, 8))
     return lambda case, scheme=BF16: tuple(c for c in all_configs(case, scheme) if 16 * c.num_warps <= c.block_m)

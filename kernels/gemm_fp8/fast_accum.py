@@ -1,14 +1,11 @@
-"""Implements the kernel `fast_accum`, the version after `naive`: TMA loads e4m3 tiles, and the fp8 accumulator sums all
-of K.
+"""Implements the kernel `fast_accum`.  TMA loads e4m3 tiles, and Hopper's fp8 accumulator sums all of K.
 
-Hopper's fp8 accumulator keeps 13 bits after the leading bit and truncates (DeepSeek-V3, arXiv 2412.19437, section
-3.3.2; MMA-Sim, arXiv 2511.10909).  So the error grows with K, not with the square root of K.  The kernel therefore
-needs `fast_accum=True`, as `torch._scaled_mm` does.  With this option the op allows an error of `3 * K / 32 * 2**-13`
-times the size of a partial sum (`reference/gemm_fp8.py` defines it).
+The kernel improves on `naive`.  The accumulator keeps 13 bits after the leading bit and truncates (DeepSeek-V3, arXiv
+2412.19437, section 3.3.2; MMA-Sim, arXiv 2511.10909).  So the error grows with K, and the caller must set
+`fast_accum=True`.  The op then allows a larger error (`reference/gemm_fp8.py`).
 
-For normally distributed data and K = 16384, a model predicts errors of at most `70 * 2**-13` of the sum.  For the
-kernel `promoted` it predicts `2.6 * 2**-13`.  No GPU has confirmed this here.  Triton uses this accumulator by default
-in every fp8 `tl.dot` that has an accumulator.
+For normally distributed data and K = 16384, a model predicts errors of at most `70 * 2**-13` of the sum, and `2.6 *
+2**-13` for the kernel `promoted`.  No GPU has confirmed this.
 """
 
 from __future__ import annotations

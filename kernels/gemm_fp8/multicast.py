@@ -1,13 +1,11 @@
-"""Implements the kernel `multicast`, the version after `promoted_ws`, in CUDA C++: two CTAs of a cluster need the same
-columns of `b`, and load them once.
+"""Implements the kernel `multicast` in CUDA C++.  Two CTAs of a cluster load their common columns of `b` once.
 
-For 128 values along K, a tile of 192 x 128 reads 40 KB from L2.  The tensor cores multiply them in 768 clocks, so an SM
-reads 53 bytes per clock.  This is more than any measured rate of Hopper's L2.  Here two CTAs have tiles one below the
-other.  Each CTA loads half of the tile of `b`, and TMA writes it to both CTAs (multicast, as in DeepGEMM).  So a CTA
-reads 32 KB, or 43 bytes per clock.
+The kernel improves on `promoted_ws`.  There a tile of 192 x 128 needs 53 bytes per clock from L2, more than any
+measured rate of Hopper's L2.  Here each CTA loads half of the tile of `b`, and TMA writes it to both CTAs (multicast,
+as in DeepGEMM).  So a CTA reads only 43 bytes per clock.
 
-The device code is `lib/multicast.cu`.  A consumer warpgroup multiplies 128 values along K and waits for the product.
-It adds the product in fp32, with its block scales, while other consumers multiply.  Not measured on a GPU.
+The device code is `lib/multicast.cu`.  One consumer warpgroup adds its product in fp32, with the block scales, while
+other consumers multiply.  The kernel was not measured on a GPU.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""Implements the kernel `promoted`, the version after `fast_accum`: adds the product of each 128 values along K to an
-fp32 accumulator ("promotes" it).
+"""Implements the kernel `promoted`.  It adds the product of each 128 values along K to an fp32 accumulator.
 
-Hopper's fp8 accumulator keeps 13 bits (see fast_accum.py).  So a new sum begins after each 128 values along K, and CUDA
-cores add the finished sum in fp32.  With one scale per operand this takes one add per output.  With block scales (1 x
-128 and 128 x 128) it takes one multiply-add.
+The kernel improves on `fast_accum`, whose accumulator keeps only 13 bits after the leading bit.  The adds take one
+instruction per output: an add with one scale per operand, a multiply-add with block scales (1 x 128 and 128 x 128).
 
-Triton's option `max_num_imprecise_acc=128` does the same, but it gives wrong results in a pipelined loop, so the kernel
-does not use it.  In such a loop, the PTX of Triton 3.7.1 adds the registers before the wgmma that writes them is
-complete.
+Triton's option `max_num_imprecise_acc=128` gives wrong results in a pipelined loop.  There the PTX of Triton 3.7.1 adds
+the registers before the wgmma that writes them is complete.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""Implements the kernel `promoted_ws`, the version after `promoted`: one warp only loads, and a warpgroup's fp32 adds
-overlap another warpgroup's wgmma.
+"""Implements the kernel `promoted_ws`.  One warp only loads, and a warpgroup adds in fp32 while another runs wgmma.
 
-In `promoted` all warps wait for a product, then all add it to the fp32 sums ("promote").  Meanwhile the tensor cores
-are idle.  Here each 64 rows of the tile belong to a consumer warpgroup that waits only for the producer warp.  So a
-consumer multiplies while another consumer promotes.  This is DeepGEMM's design, with a third consumer if there are
-enough rows.
+The kernel improves on `promoted`, where the tensor cores are idle during the fp32 adds.  Here each 64 rows of a tile
+belong to one consumer warpgroup, which waits only for the producer warp.  This is DeepGEMM's design, with up to three
+consumers.  CTAs are persistent, so the next tile is loaded while the last tile is stored.
 
-CTAs are persistent: while consumers work, the producer loads the next tile and TMA stores the last tile.  With 128 rows
-per consumer the kernel would read less from L2.  But a wgmma has 64 rows, so a consumer would need two products, and
-ptxas gives each its own registers.  With block scales this would spill 136 bytes per thread.
+With 128 rows per consumer the kernel would read less from L2.  But with block scales this would spill 136 bytes per
+thread.
 """
 
 from __future__ import annotations
@@ -59,11 +56,10 @@ class ConsumerTile:
 
 
 def footprint(config: ConsumerTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of a CTA, at most one per SM.
+    """Returns the resources of a CTA, at most one CTA per SM.
 
     Shared memory holds the ring buffer, and a finished tile before its store.  `registers` is the number per thread at
-    launch.  Later the kernel moves registers from the producer to the consumers.  The producer is one warp, but counts
-    as four, because registers go to complete warpgroups (four warps)."""
+    launch.  The producer warp counts as four warps, because registers go to complete warpgroups."""
     warps = 4 * (config.block_m // 64 + 1)
     cta_resources = by_pointers(Config(config.block_m, config.block_n, BLOCK_K, warps, config.num_stages), case, scheme)
     registers = min(HOPPER.registers // cta_resources.threads // 8 * 8, config.block_n + SUM_REGISTERS)

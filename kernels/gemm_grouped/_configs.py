@@ -1,9 +1,8 @@
 """Defines the configs of gemm_grouped's Triton kernels, the maximum number of tiles, and the resources of a CTA.
 
-The host does not know the number of rows of an expert, so it counts tiles for the worst case.  A row panel is a row of
-tiles, with `BLOCK_M` rows.  The first panel of expert `e` has the number `offsets[e] // BLOCK_M + e`.  Its panels end
-where those of expert `e + 1` begin.  So every expert has enough panels for its rows, and some panels stay empty.  T
-rows and E experts have `T // BLOCK_M + E` panels.
+The host does not know the number of rows of each expert.  So it counts row panels (rows of tiles) for the worst case:
+`T // BLOCK_M + E` panels for T rows and E experts.  Expert `e` has the panels from `offsets[e] // BLOCK_M + e` on.
+Some panels stay empty.
 """
 
 from __future__ import annotations

@@ -1,18 +1,14 @@
-"""Implements the kernel `cooperative`, the version after `tma`: persistent CTAs; one warp loads, and two warpgroups
-multiply.
+"""Implements the kernel `cooperative`.  CTAs are persistent; one warp loads, and two warpgroups multiply.
 
-The producer warp loads ahead through a ring buffer in shared memory.  It loads the next tile, of any expert, while the
-last tile is stored.  Two consumer warpgroups share a tile of B; each has half of the tile's rows.  If a half has no
-rows of the expert, it is neither loaded nor multiplied.  So a group's last tile is padded to 64 rows, not 128.  The
-kernel itself counts the existing tiles, and CTAs share them evenly.  The host cannot count them, because it does not
-read the offsets.  TMA stores a tile if all its rows belong to the expert.  Design: gemm's cooperative; CUTLASS's
-grouped GEMM (NVIDIA, "CUTLASS 3.x", example 57) and DeepGEMM's grouped layouts (DeepSeek, 2025), which pad each group
-to complete tiles.
+The kernel improves on `tma`.  The producer warp loads the next tile, of any expert, while the last tile is stored.  Two
+consumer warpgroups share a tile of B, and each has half of the tile's rows.  A half without rows of the expert is
+skipped.  So the last tile of an expert is padded to 64 rows, not 128.
 
-The ring and its barriers are as in gemm/cooperative.py.  A row panel is a row of tiles.  The producer and each consumer
-know how many panels each expert and all earlier experts have.  They keep these sums in registers, one or a few experts
-per thread, and find a tile's expert by two reductions.  A consumer finds its next tile while its last product is in
-flight.
+The kernel itself counts the tiles, because the host does not read the offsets.  It keeps the counts in registers, and
+two reductions find a tile's expert.
+
+The ring buffer is as in gemm/cooperative.py.  CUTLASS's grouped GEMM (NVIDIA, "CUTLASS 3.x", example 57) and DeepGEMM's
+grouped layouts (DeepSeek, 2025) pad each expert to complete tiles.
 """
 
 from __future__ import annotations
@@ -82,7 +78,8 @@ def _add(left, right):
 
 @gluon.jit
 def _panels(offsets, E, BLOCK_M: gl.constexpr, BLOCK_E: gl.constexpr, WARPS: gl.constexpr):
-    """Returns for each expert the number of row panels (rows of tiles) of this expert and all earlier experts."""
+    """Returns a running sum over the experts: the number of row panels of each expert and all earlier experts.  A row
+    panel is one row of tiles."""
     experts_per_thread: gl.constexpr = BLOCK_E // (32 * WARPS) if BLOCK_E > 32 * WARPS else 1
     expert_layout: gl.constexpr = gl.BlockedLayout([experts_per_thread], [32], [WARPS], [0])
     expert_ids = gl.arange(0, BLOCK_E, expert_layout)
@@ -93,7 +90,8 @@ def _panels(offsets, E, BLOCK_M: gl.constexpr, BLOCK_E: gl.constexpr, WARPS: gl.
 
 @gluon.jit
 def _find(tile, panels, offsets, tiles_n, BLOCK_M: gl.constexpr, GROUP_M: gl.constexpr):
-    """Returns a tile's expert, its first row, the end of the expert's rows, and the tile's column (in tiles)."""
+    """Returns the position of an output tile: its expert, its first row, the end of the expert's rows, and the column
+    in tiles."""
     is_earlier_expert = panels * tiles_n <= tile
     expert = gl.sum(is_earlier_expert.to(gl.int32), 0)
     expert_tile = tile - gl.max(gl.where(is_earlier_expert, panels, 0), 0) * tiles_n
@@ -135,7 +133,8 @@ def _produce(
 
 @gluon.jit
 def _store(out_map, out_ptr, stride_ot, part, staged, row, end, column, N):
-    """Stores columns of a tile by TMA if all rows are the expert's.  Otherwise stores the expert's rows by pointers."""
+    """Stores some columns of an output tile.  Uses TMA if all rows belong to the tile's expert.  Otherwise stores only
+    the expert's rows, by pointers."""
     PART_ROWS: gl.constexpr = part.shape[0]
     PART_COLUMNS: gl.constexpr = part.shape[1]
     item_bytes: gl.constexpr = part.dtype.primitive_bitwidth // 8

@@ -1,10 +1,8 @@
-"""Implements the kernel `grouped`, the version after `naive`: one launch for all experts; a CTA finds its tile from the
-offsets.
+"""Implements the kernel `grouped`: one launch for all experts.  A CTA finds its tile from the offsets.
 
-The host does not read the offsets.  It launches the maximum number of CTAs that T rows in E groups can need, and CTAs
-without a tile exit at once.  vLLM's fused mixture-of-experts kernel does the same, but pads the rows; here rows are not
-padded.  While the tensor cores multiply tiles, cp.async loads the next tiles.  The CTAs of an expert follow one
-another, so the expert's columns of B are read from HBM once.
+The kernel improves on `naive`.  The host does not read the offsets.  It launches the maximum number of CTAs, and CTAs
+without a tile exit at once.  vLLM's fused mixture-of-experts kernel does the same, but pads the rows.  The CTAs of an
+expert follow one another, so the expert's matrix is read from HBM once.
 """
 
 from __future__ import annotations
@@ -25,8 +23,8 @@ from rooflab.reference.spec import Arguments
 
 @triton.jit
 def _tile_of(offsets_ptr, E, tiles_n, BLOCK_M: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_E: tl.constexpr):
-    """Returns the expert, the first row and the column (in tiles) of the program's tile, and the end of the expert's
-    rows.  If the program has no tile, the end is at or before the first row."""
+    """Returns the position of this program's output tile: its expert, its first row, the column in tiles, and the end
+    of the expert's rows. If the program has no tile, this end is not above the first row."""
     expert_ids = tl.arange(0, BLOCK_E)
     expert_starts = tl.load(offsets_ptr + expert_ids, mask=expert_ids < E, other=2**31 - 1)
     panel_id = tl.program_id(0) // tiles_n

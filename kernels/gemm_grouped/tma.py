@@ -1,7 +1,7 @@
-"""Implements `tma`, the version after `grouped`: TMA loads complete tiles, by a map of A and a map of B in 3D.
+"""Implements the kernel `tma`.  TMA loads complete tiles, by a map of A and a three-dimensional map of B.
 
-A tile of A may contain rows of the next expert.  The kernel multiplies these rows but does not store their results.
-Pointers store the result, because TMA stops only at the edges of the complete result.  Gains and costs: gemm/tma.py.
+The kernel improves on `grouped`.  A tile of A may contain rows of the next expert.  The kernel does not store their
+results, so it stores by pointers.  gemm/tma.py describes the gains and costs of TMA.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rooflab.reference.spec import Arguments
 
 @triton.jit
 def _tile_of(offsets_ptr, E, tiles_n, BLOCK_M: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_E: tl.constexpr):
-    """Returns the expert, the first row and the column (in tiles) of the program's tile, and the end of the expert's
-    rows.  If the program has no tile, the end is at or before the first row."""
+    """Returns the position of this program's output tile: its expert, its first row, the column in tiles, and the end
+    of the expert's rows. If the program has no tile, this end is not above the first row."""
     expert_ids = tl.arange(0, BLOCK_E)
     expert_starts = tl.load(offsets_ptr + expert_ids, mask=expert_ids < E, other=2**31 - 1)
     panel_id = tl.program_id(0) // tiles_n

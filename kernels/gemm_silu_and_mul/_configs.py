@@ -46,7 +46,8 @@ def with_result(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns the values by which tables select default configs: `outputs` (result elements) and `tensor_cores`."""
+    """Returns the sizes that select a default config: the number of result elements (`outputs`), and the values of
+    `tensor_cores`."""
     return {"outputs": int(case["M"]) * int(case["I"]), **tensor_cores(case, scheme)}
 
 

@@ -1,10 +1,8 @@
-"""Implements the kernel `cooperative`, the version after `persistent`: one warp only loads, two warpgroups multiply and
-apply the activation.
+"""Implements the kernel `cooperative`.  One warp only loads; two warpgroups multiply and apply the activation.
 
-The producer warp loads ahead through a ring buffer in shared memory.  It loads the next tile while the last tile is
-activated and stored.  The two consumer warpgroups share the tile of gate and up.  Each has half of the rows of A and
-its own accumulator.  Design and sources are as in gemm's cooperative.  A slot (stage) of the ring buffer holds a box of
-gate, then a box of up.  For wgmma, both boxes are one operand.
+The kernel improves on `persistent`.  The producer warp loads the next tile while the last tile is activated and stored.
+The two consumer warpgroups share the tile of gate and up, and each has half of the rows of A.  gemm/cooperative.py
+describes the design and names its sources.
 """
 
 from __future__ import annotations
@@ -120,7 +118,8 @@ def _produce(
 
 @gluon.jit
 def _silu_product(accumulator, kind: gl.constexpr):
-    """Returns `silu(gate) * up` of a tile `[gate | up]`.  A thread has both values of each position."""
+    """Returns `silu(gate) * up` in the dtype `kind`.  The tile holds `gate` in its left half and `up` in its right
+    half. A thread holds both values of a position."""
     rows: gl.constexpr = accumulator.shape[0]
     half_columns: gl.constexpr = accumulator.shape[1] // 2
     gate, up = accumulator.reshape((rows, 2, half_columns)).permute((0, 2, 1)).split()

@@ -1,12 +1,8 @@
-"""Implements the kernel `fused`, the version after `library`: one launch.  The products with gate and up stay in fp32
-registers, and the result is rounded once.
+"""Implements the kernel `fused` in one launch.  The products with gate and up stay in fp32 registers.
 
-This saves the write and the read of the product's `2 * I` columns, and two launches.  Triton's software pipelining
-loads the next tiles by cp.async during a product, as in gemm's pipelined.
-
-A tile of B has columns of gate and the same columns of up, so one product gives both.  A warpgroup's wgmma reads its
-rows of A once for 256 columns.  In a tensor core's accumulator a thread holds both values (gate and up) of each
-position, so no data moves between threads.
+The kernel improves on `library`.  It saves two launches, and a write and a read of `2 * I` columns.  A tile of B has
+columns of gate and the same columns of up.  So a thread holds the gate value and the up value of each position.  The
+next tiles are loaded by cp.async during a product.
 """
 
 from __future__ import annotations
@@ -27,7 +23,8 @@ from rooflab.reference.spec import Arguments
 
 @triton.jit
 def _silu_product(tile):
-    """Returns `silu(gate) * up` of a tile `[gate | up]`, in fp32.  A thread has both values of each position."""
+    """Returns `silu(gate) * up` in fp32.  The tile holds `gate` in its left half and `up` in its right half. A thread
+    holds both values of a position."""
     rows: tl.constexpr = tile.shape[0]
     half_columns: tl.constexpr = tile.shape[1] // 2
     gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half_columns)), (0, 2, 1)))

@@ -1,10 +1,8 @@
-"""Implements the kernel `persistent`, the version after `tma`: one CTA per SM computes several tiles, and loads the
-next tile during a store.
+"""Implements the kernel `persistent`.  One CTA per SM computes several tiles, and loads the next tile during a store.
 
-A tile with 128 rows and 256 columns of gate and up needs all registers of an SM, so an SM has a single CTA.  With one
-tile per CTA, the tensor cores are idle while the tile's pipeline fills and while its activation runs.  Here the loop
-over tiles and the loop over K are fused into one (`flatten`), and the loads continue across tiles.  The last wave of
-tiles takes the same time as before.
+The kernel improves on `tma`, where the tensor cores are idle during the first loads and the activation of each tile.  A
+tile of 128 rows and 256 columns needs all registers of an SM, so no second CTA can fill this time.  Here one loop runs
+over tiles and K (`flatten`), so loads continue across tiles.
 """
 
 from __future__ import annotations
@@ -25,7 +23,8 @@ from rooflab.kernels.launcher import kernel
 
 @triton.jit
 def _silu_product(tile):
-    """Returns `silu(gate) * up` of a tile `[gate | up]`, in fp32.  A thread has both values of each position."""
+    """Returns `silu(gate) * up` in fp32.  The tile holds `gate` in its left half and `up` in its right half. A thread
+    holds both values of a position."""
     rows: tl.constexpr = tile.shape[0]
     half_columns: tl.constexpr = tile.shape[1] // 2
     gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half_columns)), (0, 2, 1)))

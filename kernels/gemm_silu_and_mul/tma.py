@@ -1,7 +1,7 @@
-"""Implements `tma`, the version after `fused`: TMA loads complete tiles, both halves of B in one three-dimensional box.
+"""Implements the kernel `tma`.  TMA loads complete tiles, with columns of gate and of up in one box.
 
-The map describes the `[2 * I, K]` weight as `[2, I, K]`.  A box `[2, columns, K]` lies in shared memory as a single
-operand for wgmma.  For the gains and costs of TMA see gemm/tma.py.
+The kernel improves on `fused`.  The tensor map describes the `[2 * I, K]` weight as `[2, I, K]`.  gemm/tma.py describes
+the gains and costs of TMA.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from rooflab.kernels.launcher import kernel
 
 @triton.jit
 def _silu_product(tile):
-    """Returns `silu(gate) * up` of a tile `[gate | up]`, in fp32.  A thread has both values of each position."""
+    """Returns `silu(gate) * up` in fp32.  The tile holds `gate` in its left half and `up` in its right half. A thread
+    holds both values of a position."""
     rows: tl.constexpr = tile.shape[0]
     half_columns: tl.constexpr = tile.shape[1] // 2
     gate, up = tl.split(tl.permute(tl.reshape(tile, (rows, 2, half_columns)), (0, 2, 1)))

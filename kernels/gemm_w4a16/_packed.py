@@ -1,13 +1,11 @@
-"""Packs the codes of a four-bit weight once, at load.  Packing does not change the size of the codes.
+"""Packs the codes of a four-bit weight once, at load.  The packed codes have the same size.
 
-A chunk is 32 codes along K: 16 bytes, in four 32-bit words of eight codes.  A quad (four lanes) multiplies a chunk by
-two mma instructions with 16 values along K each.  Lane t of the quad needs word t.
+A chunk holds 32 codes along K: 16 bytes, or four 32-bit words.  Four lanes multiply a chunk by two mma instructions.
+Lane t needs word t.
 
-Word t has eight codes.  s, h and e are 0 or 1: s is the mma, h the half of its 16 values, and e the first or second
-code of a pair.  The four-bit field `2 * s + h + 4 * e` has the code at `k = 16 * s + 8 * h + 2 * t + e`.  A kernel
-shifts a word by 0, 4, 8 and 12 bits.  After each shift, the mask 0x000f000f selects two codes with neighbouring k. They
-have the order of a bf16x2 register.  `dequant_dot` needs the same order, so its lanes exchange no codes.  Codes past K
-are 0.
+Each number s, h and e is 0 or 1.  Field `2 * s + h + 4 * e` of word t has the code at `k = 16 * s + 8 * h + 2 * t + e`.
+A kernel shifts a word and applies the mask 0x000f000f.  This gives two codes with neighbouring k, in the order of a
+bf16x2 register.  Codes past K are 0.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The kernel `dequant_dot`, for many rows of `a`, converts codes to bf16 in registers before wgmma.
 
-One launch replaces the nine launches of `naive`.  The weight is read from HBM once, at half a byte per value.  cp.async
-copies codes to shared memory several groups ahead.  wgmma multiplies codes in registers with up to 128 rows of `a` in
-shared memory.  The sums of each group are fp32 and scaled in fp32, so no weight is rounded.  If there are too few tiles
-for the GPU, the K of each tile is split over several CTAs.
+One launch replaces the nine launches of `naive`, and reads the weight from HBM once.  A product has up to 128 rows of
+`a`.  The sums of each group are scaled in fp32, so no weight is rounded.  If there are too few tiles for the GPU, K is
+split over several CTAs.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The kernel `gemv` improves on `naive` for few rows of `a`: it reads each code once, into registers.
+"""The kernel `gemv` improves on `naive` for few rows of `a`.  It reads each code once, into registers.
 
-A warp reads a stream of packed codes (`lib/stream.cu`).  It keeps four chunks of 1 KB in flight, with loads of 16 bytes
-per lane.  The conversion of codes to bf16 is exact, two codes at a time.  A code becomes the low bits of a power of
-two, and one subtraction removes this power (Kim et al., arXiv 2211.10017, section 3).  mma.m16n8k16 multiplies 16 rows
-of the weight by eight columns of activations.  One row of `a` takes at most four columns, so a second row is free. The
-sums of each group are fp32 and scaled in fp32, so no weight is rounded.  K is split over the warps of a CTA, then over
-the CTAs of a cluster, until the CTAs fill the GPU in one wave.  Partial sums are added in distributed shared memory in
-a fixed order, so two runs agree bit for bit.
+A warp reads packed codes (`lib/stream.cu`) with 4 KB in flight.  The conversion of codes to bf16 is exact.  A code
+becomes the low bits of a power of two, and a subtraction removes this power (Kim et al., arXiv 2211.10017, section 3).
+The sums of each group are scaled in fp32, so no weight is rounded.
+
+mma.m16n8k16 multiplies 16 rows of the weight by eight columns.  One row of `a` takes at most four columns, so a second
+row is free.  K is split over warps and CTAs until one wave fills the GPU.  Partial sums are added in a fixed order, so
+two runs agree bit for bit.
 """
 
 from __future__ import annotations

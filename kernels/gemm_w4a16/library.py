@@ -1,10 +1,10 @@
 """The kernel `library` calls torch's matmul with a four-bit weight, `_weight_int4pack_mm`.
 
-The layout differs between devices.  On CUDA (tinygemm), `_convert_weight_to_int4pack` accepts bytes `[N, K / 2]`.  The
-code with the even k is in the *high* half of a byte.  The function orders the codes for mma.m16n8k16.  On a CPU,
-`_convert_weight_to_int4pack_for_cpu` accepts one code per int32.  On both devices, scales and offsets are interleaved
-in one bf16 tensor `[K / group, N, 2]`.  A weight is `(code - 8) * scale + offset`.  A zero point becomes `offset = (8 -
-zero) * scale`, rounded to bf16.  `prepare` makes this layout once, at load.
+On CUDA (tinygemm), `_convert_weight_to_int4pack` packs bytes `[N, K / 2]`.  The *high* half of a byte has the code with
+the even k.  On a CPU, `_convert_weight_to_int4pack_for_cpu` packs one code per int32.  A bf16 tensor `[K / group, N,
+2]` holds scales and offsets.
+
+A weight is `(code - 8) * scale + offset`.  A zero point becomes `offset = (8 - zero) * scale`, rounded to bf16.
 """
 
 from __future__ import annotations

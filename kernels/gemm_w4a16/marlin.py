@@ -1,7 +1,7 @@
-"""Calls the authors' package `marlin` (Frantar et al., arXiv 2408.11743) as a peer, for comparison.
+"""Calls the authors' package `marlin` (Frantar et al., arXiv 2408.11743), for comparison.
 
-Marlin accepts symmetric codes with groups of 128, and multiplies only fp16.  The call converts the activation to fp16
-and the result to bf16.  So the measured time includes two small launches.  A model in fp16 would not need them.
+Marlin accepts only symmetric codes, groups of 128 and fp16.  The call converts the activation to fp16 and the result to
+bf16.  The measured time includes these two small launches.
 """
 
 from __future__ import annotations

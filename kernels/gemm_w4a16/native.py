@@ -1,8 +1,7 @@
-"""Implements the kernel `native` in C++ for the CPU: codes become exact bf16 or fp32 values in registers.
+"""Implements the kernel `native` in C++ for the CPU.  Codes become exact bf16 or fp32 values in registers.
 
-With AVX512-BF16, one instruction turns the codes of k and k + 1 into bf16 for 16 columns.  A second instruction
-multiplies these values.  Without AVX512-BF16, codes become fp32 values.  In both cases the fp32 sum of a group is
-multiplied by the group's scale, so no weight is rounded.
+With AVX512-BF16, one instruction converts two neighbouring codes to bf16 for 16 columns.  Otherwise codes become fp32.
+A scale multiplies the fp32 sum of its group, so no weight is rounded.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""gemm_w8a16: C = A (scale B) + bias; bf16 activations, a weight of int8 codes with one scale per column.
+"""Kernels of the op gemm_w8a16: `C = A @ (scale * B) + bias` with bf16 activations.
 
-naive        the weight dequantized to bf16 in memory, and torch's matmul; the four launches move 21 bytes per weight
-library      torch._weight_int8pack_mm: on a CPU codes become fp32 in registers; on CUDA one thread per output, in fp32
-gemv         over naive, up to 8 rows of a: reads each packed code once, 16 bytes per lane; masks and one subtraction
-             dequantize it in registers for mma.m16n8k16; K is split over warps until one wave of CTAs fills the GPU
-dequant_dot  over naive, any rows of a: codes become the left operand of wgmma in registers, and a is the right operand
-             from shared memory; slower than gemv at few rows, because codes pass through shared memory
-packed       over library, on a CPU: calls library for few rows; for many rows, library reads the codes again for every
-             four rows; packed converts a block of channels to bf16, which stays in L2, and oneDNN multiplies it
-native       over packed, on a CPU, in C++: codes in panels that every matmul reads once, in order; they become fp32 as
-             they are loaded
+The weight B has int8 codes, with one scale per column.  "over x" says what changes compared with the kernel `x`.
 
-Ideas that were tried, predicted or not built: docs/notes/gemm_w8a16.md. Four and eight bits share `gemv`
-(kernels/lib/stream.cu) and `dequant_dot` (kernels/lib/dequant_dot.py).
+naive        dequantizes the weight to bf16 in memory, then calls torch's matmul; four launches, 21 bytes per weight
+library      torch._weight_int8pack_mm: on a CPU codes become fp32 in registers; on CUDA one thread per output
+gemv         over naive, for up to 8 rows of A: reads each code once, dequantizes it in registers, and multiplies by
+             mma.m16n8k16
+dequant_dot  over naive, for any rows of A: codes are dequantized in registers as the left operand of wgmma
+packed       over library, on a CPU: for many rows, converts a block of channels to bf16 in L2, and oneDNN multiplies it
+native       over packed, on a CPU, in C++: reads panels of codes once, in order; codes become fp32 as they are loaded
+
+docs/notes/gemm_w8a16.md lists other ideas.  gemm_w4a16 shares the code of `gemv` and `dequant_dot`.
 """

@@ -1,12 +1,10 @@
-"""Packs the codes of an eight-bit weight once, at load.  Packing does not change the size of the codes.
+"""Packs the codes of an eight-bit weight once, at load.  The packed codes have the same size.
 
-A chunk is 16 codes along K: 16 bytes, in four 32-bit words of four codes.  A quad (four lanes) multiplies a chunk in
-one step of an mma with 16 values along K.  Lane t of the quad needs word t.
+A chunk holds 16 codes along K, or four 32-bit words.  Four lanes multiply a chunk in one mma instruction.  Lane t needs
+word t.
 
-The numbers h and e are 0 or 1.  Word t has the code at `k = 8 * h + 2 * t + e` in its byte `h + 2 * e`.  A kernel
-applies the mask 0x00ff00ff to a word, and to the word shifted by 8 bits.  Each result is two codes with neighbouring k,
-in the order of a bf16x2 register.  `dequant_dot` needs the same order in registers, so it moves no code between lanes.
-Codes past K are 0.
+Each number h and e is 0 or 1.  Byte `h + 2 * e` of word t has the code at `k = 8 * h + 2 * t + e`.  So one shift and
+the mask 0x00ff00ff give two codes with neighbouring k, in the order of a bf16x2 register.  Codes past K are 0.
 """
 
 from __future__ import annotations

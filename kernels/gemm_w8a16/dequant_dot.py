@@ -1,9 +1,8 @@
 """The kernel `dequant_dot`, for many rows of `a`, converts codes to bf16 in registers before wgmma.
 
-One launch replaces the four launches of `naive`.  The weight is read from HBM once, at one byte per value.  cp.async
-copies codes to shared memory several tiles ahead.  wgmma multiplies codes in registers with up to 128 rows of `a` in
-shared memory.  The sums are fp32 and scaled once at the end, so no weight is rounded.  If there are too few tiles for
-the GPU, the K of each tile is split over several CTAs.
+One launch replaces the four launches of `naive`, and reads the weight from HBM once.  A product has up to 128 rows of
+`a`.  The fp32 sums are scaled once at the end, so no weight is rounded.  If there are too few tiles for the GPU, K is
+split over several CTAs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The kernel `gemv` improves on `naive` for few rows of `a`: it reads each code once, into registers.
+"""The kernel `gemv` improves on `naive` for few rows of `a`.  It reads each code once, into registers.
 
-Like gemm_w4a16/gemv, the kernel reads a stream of packed codes (`lib/stream.cu`), but codes of eight bits.  The
-conversion of codes to bf16 is exact, two codes at a time.  The seven low bits of a code are added to 128.  Then one
-subtraction removes 128, or 256 if the sign bit is set.  One pass over the codes multiplies up to eight rows of `a`.
-The sums are fp32 and scaled once at the end, so no weight is rounded.
+A warp reads a stream of packed codes (`lib/stream.cu`), and multiplies up to eight rows of `a`.  The conversion of
+codes to bf16 is exact.  The seven low bits of a code are added to 128, and a subtraction removes 128, or 256 if the
+sign bit is set.  The fp32 sums are scaled at the end.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """The kernel `library` calls torch's matmul with an int8 weight, `torch._weight_int8pack_mm`.
 
-On a CPU with AVX-512 or AVX2, the codes become fp32 in registers.  So only codes are read from memory, once per four
-rows of `a`.  On CUDA (torch 2.9 on), the call converts the activation to fp32 and uses one thread per output.  This is
-correct at every shape, but tensor cores are much faster.
+On a CPU with AVX-512 or AVX2, codes become fp32 in registers.  Codes are read once per four rows of `a`.  On CUDA
+(torch 2.9 on), one thread computes one output in fp32.  Tensor cores are much faster.
 
-These CPU times are preliminary.  The shape is M=1, N=K=4096, and torch is 2.13.0.  The CPU is one busy core of an AMD
-EPYC with AVX-512.  The three calls below were timed in turn, on three weights in turn.  Each time is the minimum of 60
-calls.  This kernel's call takes 1.6 ms.  torch.nn.functional.linear in bf16 takes 3.6 ms, or 2.7 ms with a weight
-packed for oneDNN.  A read of the codes alone would take 0.7 ms, at the bandwidth that a sum over an fp32 tensor
-reaches.
+Preliminary times on one busy core of an AMD EPYC with AVX-512 (M=1, N=K=4096, torch 2.13.0, minimum of 60 calls): this
+kernel takes 1.6 ms.  torch.nn.functional.linear in bf16 takes 3.6 ms, or 2.7 ms with a weight packed for oneDNN.
 """
 
 from __future__ import annotations

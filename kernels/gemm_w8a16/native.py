@@ -1,7 +1,6 @@
-"""The kernel `native`, in C++, improves on `packed`: it converts codes to fp32 as it loads them.
+"""The kernel `native`, in C++ for the CPU, converts codes to fp32 as it loads them.  It improves on `packed`.
 
-The codes are stored in panels of 32 columns, which the kernel reads in order.  A scale multiplies the sum of its
-column, so no weight is rounded.  With one row of `a`, the time depends only on the bytes of the codes.
+The codes are stored in panels of 32 columns.  A scale multiplies the sum of its column, so no weight is rounded.
 """
 
 from __future__ import annotations

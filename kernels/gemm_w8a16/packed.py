@@ -1,14 +1,11 @@
-"""The kernel `packed` improves on `library` on a CPU: for many rows of `a`, codes become bf16 in the cache.
+"""The kernel `packed` improves on `library` on a CPU.  For many rows of `a`, codes become bf16 in the cache.
 
-For few rows, torch's own int8 matmul is the fastest, and this kernel calls it.  That matmul reads the codes again for
-every four rows of `a`, and multiplies in fp32.  For many rows, it takes three times the time of a bf16 matmul.
+For few rows, the kernel calls torch's own int8 matmul, which is the fastest.  For many rows, that matmul takes three
+times the time of a bf16 matmul.  So this kernel converts a group of output channels to bf16, in a buffer of the size of
+a core's L2.  oneDNN multiplies the buffer, and the fp32 sums are scaled.
 
-So for many rows, this kernel converts the codes of a group of output channels to bf16, which is exact.  The bf16 buffer
-has the size of a core's L2.  A oneDNN call then multiplies the buffer and scales the fp32 sums.  So no weight is
-rounded, and only codes come from memory.  If there is a bias, or if `scale` and `a` differ in dtype, the kernel scales
-the buffer instead.  This rounds each weight once.
-
-Ideas that were tried, predicted or not built: docs/notes/gemm_w8a16.md.
+No weight is rounded.  But with a bias, or if `scale` and `a` differ in dtype, the buffer is scaled, which rounds each
+weight once.
 """
 
 from __future__ import annotations
@@ -62,7 +59,8 @@ def unsupported(inputs: Arguments) -> str | None:
 
 
 def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Returns whether `a` has few rows and torch accepts the operands.  Then torch's int8 matmul is the fastest."""
+    """Returns True if the activations `a` have at most `FEW_ROWS` rows and torch's int8 matmul takes the operands.
+    That matmul is then fast."""
     return a.shape[0] <= FEW_ROWS and library.why_not_taken(a, b, scale, bias) is None
 
 

@@ -1,7 +1,7 @@
-"""The kernel `index_copy` improves on `naive`: if every token has a slot, it makes one `index_copy_` call per cache.
+"""The kernel `index_copy` makes one `index_copy_` call per cache, if every token has a slot (a place in the cache).
 
-In this case it needs no mask.  The kernel is for the CPU, where torch calls take most of the time of a decode step. On
-a CPU, the host reads the slots without synchronization.
+It improves on `naive`, because it needs no mask.  It is for the CPU, where torch calls take most of a decode step's
+time.
 """
 
 from __future__ import annotations

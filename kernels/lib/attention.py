@@ -1,9 +1,8 @@
 """Holds device code for Triton attention kernels: the range of key tiles, the weights of a tile, and the output.
 
 The online softmax is from Milakov and Gimelshein, 2018, and from Dao, "FlashAttention-2", 2023.  The names are Dao's:
-m_i is a row's running maximum, l_i the sum of its weights, acc the sum of its weighted values.  m_i includes the
-softmax scale, and is an exponent of base 2.  So one multiply-add turns a score into the exponent of its weight.  While
-m_i stays the same, earlier sums are multiplied by exactly 1.
+m_i is a row's running maximum, l_i the sum of its weights, acc the sum of its weighted values.  m_i is a scaled
+exponent of base 2.
 """
 
 from __future__ import annotations
@@ -25,13 +24,11 @@ def capped(scores, cap):
 
 @triton.jit
 def key_tiles(first, last, T, S, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Returns four bounds of the keys that queries `first` to `last` see: `begin`, `unmasked_begin`, `unmasked_end` and
+    """Returns the bounds of the keys for queries `first` to `last`: `begin`, `unmasked_begin`, `unmasked_end` and
     `end`.
 
-    No query sees a key before `begin` or from `end` on.  All queries see all keys between the two unmasked bounds, so
-    tiles there need no mask.  In the tiles before them, the window hides some keys.  In the tiles after them, the
-    diagonal or the end of the keys hides some keys.  `begin` is the first key that query `first` sees, not rounded to a
-    tile.  So keys that all windows hide are not loaded.  From `begin` to each unmasked bound are whole tiles."""
+    No query sees a key outside `begin` to `end`.  All queries see all keys between the two unmasked bounds, so tiles
+    there need no mask.  `begin` is not rounded to a tile.  So keys that all windows hide are not loaded."""
     begin = 0
     unmasked_begin = 0
     end = S
@@ -81,9 +78,9 @@ def weigh(
 ):  # fmt: skip
     """Returns the softmax weights of the key tile at `start`, the factor of earlier sums, and the new m_i and l_i.
 
-    m_i is a row's running maximum, and l_i the sum of its weights.  `scores` is `q @ k.T`, `[rows, BLOCK_N]`.  `rows`
-    holds the positions of the queries.  `factor` turns a score into an exponent of base 2.  With `MASKED`, a key that a
-    row does not see gets weight 0.  All weights and sums are scaled by `2**RANGE`."""
+    m_i is a row's running maximum, and l_i the sum of its weights.  `scores` `[rows, BLOCK_N]` is `q @ k.T`.  `rows`
+    holds the positions of the queries.  With `MASKED`, hidden keys get weight 0.  Weights and sums are scaled by
+    `2**RANGE`."""
     if CAP:
         scores = capped(scores * scale, cap)
     elif NEGATED:
@@ -110,10 +107,11 @@ def weigh(
 
 @triton.jit
 def finish(acc, m_i, l_i, sinks_ptr, sinks_offset, out_ptr, out_rows, lse_ptr, lse_rows, there, HEAD_DIM: tl.constexpr):
-    """Stores the output of the rows in the mask `there`.  Also stores their natural log-sum-exp, if `lse_ptr` is given.
+    """Stores the attention output of the rows in the mask `there`.  If `lse_ptr` is given, also stores their natural
+    log-sum-exps.
 
-    `sinks_offset` is the index of the sink logit, one per head.  It is a single index if all rows have the same head,
-    else one index per row.  `out_rows` and `lse_rows` are int64 row offsets."""
+    `sinks_offset` is the index of the head's sink logit, or one index per row.  `out_rows` and `lse_rows` are int64
+    offsets."""
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + sinks_offset) * LOG2E
         m_new = tl.maximum(m_i, sink)

@@ -1,7 +1,7 @@
 """Holds helpers of the Gluon attention kernels: the order of tiles, and the online softmax of a warpgroup's 64 queries.
 
-The names are as in FlashAttention-2 (Dao, 2023): m_i is a row's running maximum, l_i the sum of its weights.  m_i is an
-exponent of base 2, already scaled.  So one multiply-add turns a score into the exponent of its weight.
+The names are as in FlashAttention-2 (Dao, 2023).  m_i is a row's running maximum, as an exponent of base 2.  l_i is the
+sum of the row's weights.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def consumer_registers(head_dim: int, block_n: int) -> int:
 def footprint(
     consumers: int, head_dim: int, block_n: int, stages: int, *, rows: int, barriers: int, ctas: int
 ) -> Footprint:
-    """Returns the resources of a CTA.  `registers` is the average per thread.  But if a consumer thread needs more than
-    its limit, `registers` is this need.  Such a CTA does not fit.  Shared memory holds `rows` rows of a head, the rings
-    (buffers) of keys and of values, and barriers.
+    """Returns the resources of a CTA.  Shared memory holds `rows` rows of a head, the key and value buffers, and
+    barriers.
 
-    `tensor_flops` is 0, because the CTAs of a causal call do different amounts of work.
+    `registers` is the average per thread.  If a consumer thread needs more than its limit, `registers` is this need,
+    and the CTA does not fit.
     """
     registers = consumer_registers(head_dim, block_n)
     average_registers = (consumers * registers + PRODUCER_REGISTERS) // (consumers + 1)
@@ -117,9 +117,11 @@ def product_layout(columns):
 
 @gluon.jit
 def block_kinds(first, last, begin, end, window, BLOCK_N: gl.constexpr):
-    """Returns three numbers of key blocks: blocks that the diagonal cuts, blocks without a mask, and blocks that the
-    start of the window cuts.  Counts blocks from `begin` on, without the last block `end - 1`.  The first row sees keys
-    up to key `first`, and the last row sees keys up to key `last`."""
+    """Returns three counts of key blocks: blocks on the diagonal, blocks without a mask, and blocks at the window's
+    start.
+
+    The counts include the blocks from `begin` to `end - 2`.  The first query sees keys up to `first`, the last query up
+    to `last`."""
     unmasked_end = gl.minimum(gl.maximum(gl.maximum(first + 1, 0) // BLOCK_N, begin), end - 1)
     unmasked_begin = begin
     if window is not None:
@@ -130,14 +132,13 @@ def block_kinds(first, last, begin, end, window, BLOCK_N: gl.constexpr):
 
 @gluon.jit
 def softmax(scores, m_i, l_i, scales, last, end, window, MASKED: gl.constexpr):
-    """Returns for a block of scores: the weights, the new m_i and l_i, and the factor that rescales earlier sums.
+    """Returns the softmax weights of a block of scores, the new m_i and l_i, and the factor that rescales earlier sums.
 
-    With `MASKED`, a row sees no key after column `last`, or after column `end`.  With a window, it sees only the last
-    `window` keys up to `last`.  Column 0 is the block's first key.  `last` and `end` may be None.
+    m_i is a row's running maximum, and l_i the sum of its weights.  With `MASKED`, a row sees no key after column
+    `last` or `end`, and only the last `window` keys up to `last`.
 
-    m_i is stored already multiplied by `scale`.  If each step multiplied it again, the compiler would fuse this product
-    with the subtraction, and round differently.  An unchanged m_i would then rescale the sums by a factor other than 1.
-    The sums would drift: by 3e-4 after 127 blocks, if all scores are 66."""
+    m_i is stored already scaled.  If each step scaled it again, the sums would drift by different rounding: by 3e-4
+    after 127 blocks, if all scores are 66."""
     scale, tanh_scale, cap = scales
     if cap is not None:  # cap * tanh(scores * stretch / (2 log2 e)) with the hardware's exponential
         scores = cap * (1 - 2 / (1 + gl.exp2(scores * tanh_scale)))

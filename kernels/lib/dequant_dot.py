@@ -1,9 +1,8 @@
-"""Holds what the kernels `gemm_w4a16/dequant_dot` and `gemm_w8a16/dequant_dot` share: configs, device code and launch.
+"""Holds the common code of the kernels `gemm_w4a16/dequant_dot` and `gemm_w8a16/dequant_dot`.
 
 The kernel computes the transposed result `W @ a.mT`, with the weight W as `[N, K]`.  Only the left operand of wgmma may
-come from registers, so the codes are the left operand.  The many output channels fill the 64 rows of wgmma.
-`_packed.py` orders the codes so that a thread's words hold its part of the operand.  Masks and a subtraction turn words
-into bf16, without a shuffle and without shared memory.
+come from registers, so the weight is the left operand.  `_packed.py` orders the codes as a thread needs them.  So masks
+and a subtraction turn them into bf16 without a shuffle.
 """
 
 from __future__ import annotations
@@ -115,7 +114,8 @@ def _two_of_eight_bits(words, SHIFT: tl.constexpr):
 
 @triton.jit
 def _dequantize(words, zero, BITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Converts words `[BLOCK_N, BLOCK_K * BITS / 32]` to `code - zero`, bf16 `[BLOCK_N, BLOCK_K]`, in order of K."""
+    """Unpacks weight codes from words `[BLOCK_N, BLOCK_K * BITS / 32]`, and subtracts the zero point of 4-bit codes.
+    Returns bf16 `[BLOCK_N, BLOCK_K]`, in order of K."""
     if BITS == 4:
         low_pairs = tl.join(_two_of_four_bits(words, zero, 0), _two_of_four_bits(words, zero, 4))
         high_pairs = tl.join(_two_of_four_bits(words, zero, 8), _two_of_four_bits(words, zero, 12))

@@ -113,11 +113,11 @@ def launch(
     scales: tuple[torch.Tensor, torch.Tensor] | None = None,
     block_scales: bool = False,
 ) -> None:
-    """Launches the kernel.  `maps` are the tensor maps of `a`, `b`, the output and the residual.  Without a residual,
-    the output's map is passed twice.
+    """Launches the kernel `multicast` of gemm or gemm_fp8.
 
-    `kind` is `bf16`, `fp16` or `fp8`.  `sizes` is (M, N, K).  `along_k` has two booleans: whether `a` and `b` are
-    contiguous along K.  `scales` holds the scales of `a` and `b` in fp8."""
+    `maps` are the tensor maps of `a`, `b`, the output and the residual (or the output again).  `kind` is `bf16`, `fp16`
+    or `fp8`.  `sizes` is (M, N, K).  `along_k` tells whether `a` and `b` are contiguous along K.  `scales` holds their
+    fp8 scales."""
     M, N, _ = sizes
     kernel = _kernel(kind, config, along_k, bias is not None, residual, block_scales)
     cluster_count = min(config.clusters(M, N), max(1, sm_count(maps[0].base.device) // CLUSTER_CTAS))

@@ -10,10 +10,11 @@ import triton.language as tl
 
 @triton.jit
 def log_exponential(word):
-    """Computes `log(E)` with `E = -log1p(-u)`.  `word` gives the random u in (0, 1).  The u of a drawn token is small,
-    and then `1 - u` would lose digits.  So for `u < 1/4` the function uses the series of `2 * atanh(u / (2 - u))`,
-    which equals E.  The first omitted term is less than `2**-29 * E`.  On sm_90, tl.log is exact to an ulp: it is
-    compiled to libdevice's polynomial, not to lg2.approx (read in the PTX)."""
+    """Computes `log(-log1p(-u))` for a random u in (0, 1) that the random integer `word` gives.
+
+    For a small u, `1 - u` would lose digits.  So `u < 1/4` takes the series of `2 * atanh(u / (2 - u))`, whose first
+    omitted term is below `2**-29` of the value.  On sm_90, tl.log is exact to an ulp: it is libdevice's polynomial, not
+    lg2.approx (read in the PTX)."""
     u = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.999999940395355224609375)
     z = u / (2.0 - u)
     z_squared = z * z

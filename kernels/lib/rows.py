@@ -107,8 +107,8 @@ def tuning(op: str) -> Tuning:
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         """Returns the resources of a CTA.  Registers hold the row, the weights, and the next row of a persistent grid.
 
-        Other values, such as fp32, take `28 + 6 * vectors / itemsize` registers.  A second sum or a quantisation takes
-        12 more.  These numbers are read from compiled code."""
+        Other values take `28 + 6 * vectors / itemsize` registers, and 12 more for layernorm or a quantised output (read
+        in compiled code)."""
         has_extra_sums = op == "layernorm" or scheme.output.itemsize == 1
         weight_vectors = WEIGHT_COUNTS.get(op, 0) if config.vectors <= TARGET_THREAD_VECTORS else 0
         row_registers = 4 * config.vectors * (1 + weight_vectors + config.persistent * inputs)
@@ -150,10 +150,10 @@ def tuning(op: str) -> Tuning:
 
 
 def rung(op: str, over_fused: str, wide: str | None = None, **takes: Any) -> Callable[[Function], Function]:
-    """Registers the decorated launcher as the kernel `cluster` of `op`, the next rung (improvement) after `fused`.
+    """Registers the decorated launcher as the kernel `cluster` of `op`, which improves on the kernel `fused`.
 
-    `over_fused` is a condition on the instruction counts of the compiled `cluster` and `fused`.  `wide` is the text of
-    a case with very long rows.  There a cluster of CTAs shares each row.  `takes` are further arguments of `kernel`."""
+    `over_fused` is a condition on the instruction counts of both compiled kernels.  `wide` names a case with rows so
+    long that a cluster of CTAs shares each row.  `takes` are further arguments of `kernel`."""
     code_claims = {"": f"LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store; {over_fused}"}
     if op in TWO_INPUTS:
         width_name = "H" if op == "fused_add_rmsnorm" else "I"
@@ -217,7 +217,8 @@ def launch(
 
 
 def _piece(width: int, vector: int, tensors: list[torch.Tensor]) -> int:
-    """Returns the elements per access: the largest power of two that divides width, `vector`, strides and addresses."""
+    """Returns the number of elements per memory access.  It is the largest power of two that divides `width`, `vector`,
+    and all row strides and addresses, counted in elements."""
     divisor_bits = width | vector
     for tensor in tensors:
         divisor_bits |= address_of(tensor) // tensor.element_size()

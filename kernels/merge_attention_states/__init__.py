@@ -1,7 +1,8 @@
-"""merge_attention_states: attention over all keys from the attention over parts of the keys.
+"""Kernels of the op merge_attention_states: merges attention outputs over parts of the keys into attention over all
+keys.
 
-naive       torch steps: a softmax over the parts' log-sum-exps, and their weighted sum
+naive       torch steps: a softmax over the parts' log-sum-exps,
+            and a weighted sum of the outputs
 library     torch has no call for it
-fused       over naive: one Triton launch makes one pass over the parts with a running maximum: it reads each output
-            once and writes only the result; it loads the outputs of four parts at once
+fused       over naive: one Triton launch reads each output once and writes only the result
 """

@@ -1,8 +1,7 @@
-"""Calls FlashInfer's attention over latents (Ye et al., arXiv 2501.01005), package `flashinfer-python`, if installed.
+"""Calls FlashInfer's attention over latents (Ye et al., arXiv 2501.01005), package `flashinfer-python`, for comparison.
 
-`BatchMLAPagedAttentionWrapper` takes the latent and the rotary part as two tensors; here both are views.  `plan` reads
-the lengths and the table once per step for all layers.  The bench does not time `plan`: see `_flashinfer`.  A caller
-who wants the log-sum-exp pays one more launch.
+FlashInfer's function `plan` reads the lengths and the block table once per step, for all layers.  The bench does not
+time `plan`; `_flashinfer` says why.  A log-sum-exp takes one more launch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The kernel `split_kv` improves on `naive`: it loads a latent once, as key and value.  Heads are the rows of a tile.
 
 A sequence's keys are split over programs (flash-decoding: Dao et al., 2023).  The partial results are merged by their
-log-sum-exps.  Page numbers are read one step ahead, so that all pipeline stages hold latents.  One program reads a tile
-of latents for BLOCK_H heads.  With 128 heads and tiles of 64 heads, the cache is read twice, the second time from L2.
-An fp32 accumulator of 64 x 512 takes 128 registers in each of 256 threads.
+log-sum-exps.  With 128 heads and tiles of 64 heads, the cache is read twice, the second time from L2.  An fp32
+accumulator takes 128 registers in each of 256 threads.
 """
 
 from __future__ import annotations

@@ -29,16 +29,18 @@ FMA_CONFIGS = space(Config, block_m=(16, 32), block_n=(16, 32), num_warps=(4, 8)
 
 
 def _gqa_configs(case: Case, scheme: Scheme = BF16) -> tuple[StepConfig, ...]:
-    """Returns configs with pipelines of several depths, because a decode step needs many bytes in flight.  A warp has
-    at most 32 keys per step.  In fp32 it has at most 8, because FMAs hold their operands in registers.  With more keys,
-    up to 15 KB per thread would spill (read in the compiled kernels)."""
+    """Returns configs with pipelines of several depths, because a decode step needs many bytes in flight.
+
+    A warp has at most 32 keys per step, or 8 in fp32.  With more keys in fp32, up to 15 KB per thread would spill (read
+    in the compiled kernels)."""
     max_keys = 8 if scheme.activation == torch.float32 else 32
     return tuple(config for config in STEP_CONFIGS(case) if config.block_n <= max_keys * config.num_warps)
 
 
 def _gqa_footprint(config: StepConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the registers for a group's accumulator and scores, and the shared memory for queries, keys and values.
-    Triton allocates these amounts (read in the compiled kernels).  tests/contracts/test_configs.py compares them."""
+    """Returns the registers for the accumulator and the scores of a group, and the shared memory for queries, keys and
+    values. Triton allocates these amounts (read in the compiled kernels).  tests/contracts/test_configs.py compares
+    them."""
     B, H, H_kv, D = (int(case[size_name]) for size_name in ("B", "H", "H_kv", "D"))
     cta_threads = 32 * config.num_warps
     rows = packed_rows(H, H_kv)
@@ -58,9 +60,9 @@ def packed_rows(H: int, H_kv: int) -> int:
 
 
 def _chunked_configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns tiles of up to 16 rows per warp, with pipelines of several depths.  8 warps need at least 64 rows.  In
-    fp32, heads wider than 64 need 8 warps for 32 keys: 4 warps would spill 0.5 to 1.2 KB per thread (read in the
-    compiled kernels)."""
+    """Returns the configs to try, with at most 16 rows per warp.  A config with 8 warps has at least 64 rows. In fp32,
+    head sizes above 64 exclude 4 warps with 32 keys, which spill 0.5 to 1.2 KB per thread (read in the compiled
+    kernels)."""
     if scheme.activation == torch.float32:
         has_narrow_heads = int(case["D"]) <= 64
         return tuple(c for c in FMA_CONFIGS(case) if has_narrow_heads or (c.block_n, c.num_warps) != (32, 4))
@@ -76,8 +78,8 @@ def _chunked_footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Foo
 
 
 def _chunked_sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns the number of (query, head) rows per sequence and KV head.  All sequences of `case` have equally many
-    queries."""
+    """Returns the size that selects a default config: `rows`, the number of (query, head) pairs per sequence and KV
+    head. All sequences have the same number of queries."""
     return {"rows": int(case.get("queries", 1)) * int(case["H"]) // int(case["H_kv"])}
 
 

@@ -58,8 +58,8 @@ def why_too_far(inputs: Arguments) -> str | None:
 
 
 def _units(cache: Tensor) -> tuple[int, int, int, int]:
-    """Returns the elements of a unit.  Also returns, in units, the extent of the cache, the step from a page to the
-    next, and from a head to the next.  A unit is the greatest common divisor of these two steps."""
+    """Returns the number of elements in a unit, and three numbers in units: the cache size, the page stride and the
+    head stride. A unit is the greatest common divisor of both strides."""
     num_blocks, _, H_kv, _ = cache.shape
     page_stride, head_stride = (cache.stride(dim) if cache.shape[dim] > 1 else 0 for dim in (0, 2))
     unit_elements = math.gcd(page_stride, head_stride) or 8
@@ -68,13 +68,11 @@ def _units(cache: Tensor) -> tuple[int, int, int, int]:
 
 
 def cache_map(cache: Tensor, box: int, whole: bool) -> tuple[Any, int, int]:
-    """Returns a function that makes a cache's tensor map.  Also returns the distance between two pages, and between two
-    heads, in steps of the map's first dimension.
+    """Returns a function that makes a cache's tensor map, the distance between two pages, and that between two heads.
 
-    A box is the data of one TMA copy: `box` keys of one page and head.  wgmma reads atoms of 8 rows and 64 columns.  If
-    `whole`, a box has all columns: after an atom come the next columns of its 8 rows, and then the next 8 rows.  Else a
-    box has only 64 columns.  A tensor map has at most five dimensions.  This order takes four of them, so pages and
-    heads share the first."""
+    Both distances are in steps of the map's first dimension, which pages and heads share.  A box, the data of one TMA
+    copy, holds `box` keys of one page and head.  If `whole`, it has all columns, else 64 columns.  wgmma reads atoms of
+    8 rows and 64 columns, which need four dimensions.  A map has at most five."""
     block_size, D = cache.shape[1], cache.shape[3]
     unit_elements, cache_units, page, head = _units(cache)
     row = cache.stride(1)

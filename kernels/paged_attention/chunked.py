@@ -1,15 +1,12 @@
-"""The kernel `chunked` improves on `gqa_packed`: one launch serves query chunks (from `cu_seqlens_q`) and single
+"""The kernel `chunked` improves on `gqa_packed`.  One launch serves query chunks (from `cu_seqlens_q`) and single
 queries.
 
-A tile is BLOCK_M rows of one sequence and one KV head.  A row is one query of one head of the group.  So a loaded key
-serves all heads of the group, and even a chunk of few queries fills a tensor core's rows.  gqa_packed packs only heads.
-Prefill in chunks is from Agrawal et al., "SARATHI", 2023.
+A tile has BLOCK_M rows of one sequence and one KV head.  A row is one query of one head of the group.  So a loaded key
+serves all heads of the group, and a chunk of few queries fills a tile.  Prefill in chunks is from Agrawal et al.,
+"SARATHI", 2023.
 
-The grid has the largest possible number of tiles, so the host need not know the lengths.  A program finds its sequence
-in `cu_seqlens_q` by bisection, so the host does not wait for the device.  The last tiles see the most keys, so they
-come first.
-
-Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
+The grid has the largest possible number of tiles, and a program finds its sequence in `cu_seqlens_q` by bisection.  So
+the host does not wait for the device.  docs/notes/paged_attention.md lists other ideas.
 """
 
 from __future__ import annotations
@@ -31,14 +28,15 @@ from rooflab.reference.spec import Arguments
 
 @triton.jit
 def _first_query(cu_ptr, b):
-    """Returns the index of the first query of sequence b.  Without `cu_ptr`, each sequence has one query."""
+    """Returns the index in q of the first query of sequence `b`.  If there are no offsets `cu_ptr`, each sequence has
+    one query."""
     return tl.load(cu_ptr + b) if cu_ptr is not None else b
 
 
 @triton.jit
 def _sequence(tile, cu_ptr, B, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Finds the sequence of `tile` by bisection.  Sequence b begins at tile `rows_before // BLOCK_M + b`, so that each
-    earlier sequence may end in a partial tile."""
+    """Finds the sequence of tile number `tile` by bisection.  Sequence b begins at tile `rows_before // BLOCK_M + b`,
+    where `rows_before` counts the rows of earlier sequences.  Each of these sequences may end in a partial tile."""
     low_sequence = 0
     high_sequence = B
     while high_sequence - low_sequence > 1:

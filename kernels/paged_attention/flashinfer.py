@@ -1,8 +1,7 @@
-"""Calls FlashInfer's paged attention (Ye et al., arXiv 2501.01005), package `flashinfer-python`, if it is installed.
+"""Calls FlashInfer's paged attention (Ye et al., arXiv 2501.01005), package `flashinfer-python`, for comparison.
 
-Decode steps go to `BatchDecodeWithPagedKVCacheWrapper`, chunks of queries to `BatchPrefillWithPagedKVCacheWrapper`.
-FlashInfer chooses the backend of both.  `plan` reads the lengths and the table once per step for all layers.  The bench
-does not time `plan`: see `_flashinfer`.  A log-sum-exp takes one more launch.
+FlashInfer's function `plan` reads the lengths and the block table once per step, for all layers.  The bench does not
+time `plan`; `_flashinfer` says why.  A log-sum-exp takes one more launch.
 """
 
 from __future__ import annotations

@@ -1,15 +1,11 @@
 """Calls torch's FlexAttention (Dong et al., arXiv 2412.05496) over a paged cache, by `torch.compile`; decode only.
 
-FlexAttention sees the cache as one long sequence of keys.  A `BlockMask` from the block table lists each query's pages.
-`mask_mod` turns a position in the cache into a position in the sequence, as in the paper's section on paged attention.
-
-A masked value is multiplied by a weight of 0, so NaN in the unwritten part of a page would reach the result.  So the
-list has only pages that the query sees in full.  Two pages may be partly visible: the last page, and a page in which a
-window begins.  Separate torch calls compute their attention, with zeros for unseen values.  The results are merged by
-their log-sum-exps.
+FlexAttention sees the cache as one long sequence.  A `BlockMask` lists each query's pages, as in the paper.  It has
+only pages that the query sees in full, because NaN in the unwritten part of a page would reach the result.  Separate
+torch calls compute the partly visible pages, and the results are merged.
 
 The measured time includes the mask, the list and the merge.  An engine would make mask and list once per step.  The
-first call of each shape compiles, which takes seconds.  The peer refuses fp32, because a setting of the process decides
+first call of each shape compiles, which takes seconds.  fp32 is refused, because a setting of the process decides
 whether fp32 matmuls use TF32.
 """
 
@@ -76,7 +72,7 @@ def attend(
 
 
 def _first(seq_lens: Tensor, window: int | None) -> Tensor:
-    """Returns the index of the first key that each sequence's query sees, (B,)."""
+    """Returns the index of the first visible key of each sequence, (B,).  Each sequence has one query."""
     return torch.zeros_like(seq_lens) if window is None else (seq_lens - window).clamp(min=0)
 
 
@@ -85,7 +81,7 @@ def _capped(softcap: float) -> Callable[..., Tensor]:
 
 
 def _whole_pages(block_table: Tensor, seq_lens: Tensor, k_cache: Tensor, window: int | None) -> Any:
-    """Makes the block mask.  It lists, for each sequence, the pages that the query sees in full."""
+    """Makes FlexAttention's block mask.  For each sequence, it lists the pages in which the query sees every key."""
     from torch.nn.attention.flex_attention import BlockMask
 
     num_blocks, block_size = k_cache.shape[:2]
@@ -123,8 +119,9 @@ def _page(
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes attention over one page of each sequence, for its keys from `first` to `end`.  `column` (B,) is the
-    page's place in the table row.  Returns the output (B, H, D) in fp32, and the log-sum-exp (B, H)."""
+    """Computes attention over one page of each sequence.  `column` (B,) is the index of the page in its row of the
+    block table. Only the keys from `first` to `end` of the sequence count.  Returns the output (B, H, D) in fp32, and
+    the log-sum-exp (B, H)."""
     B, H, D = q.shape
     _, block_size, H_kv, _ = k_cache.shape
     key_ids = column[:, None] * block_size + torch.arange(block_size, device=q.device)
@@ -145,7 +142,8 @@ def _page(
 
 
 def _merged(first: Tensor, first_lse: Tensor, second: Tensor, second_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Merges the results of two parts of a row's keys.  A part without keys has output 0 and log-sum-exp -inf."""
+    """Merges the attention outputs and the log-sum-exps of two sets of keys.  For a set without keys, they are 0 and
+    -inf."""
     lse = torch.logaddexp(first_lse, second_lse)
     finite_lse = lse.masked_fill(lse == -math.inf, 0.0)
     part_weights = [torch.exp(part_lse - finite_lse)[..., None] for part_lse in (first_lse, second_lse)]

@@ -1,8 +1,8 @@
 """The kernel `gqa_packed` improves on `naive`: it reads the block table itself (Kwon et al., "PagedAttention", SOSP
 2023).
 
-A program computes decode attention of one sequence and one KV head.  The query heads of the group are the rows of one
-matmul.  A decode query alone would use only one of a tensor core's 16 rows.
+A program computes one sequence and one KV head.  The query heads of the group are the rows of one matmul, because a
+single head would use one of a tensor core's 16 rows.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """The kernel `library` gathers the pages, then calls torch's scaled_dot_product_attention, which has no block table.
 
-torch has two functions with a block table: the peers `torch_varlen` (from 2.12 on) and `flex`.  Both are for 16 bits
-and CUDA only.
+torch has two functions with a block table, for 16 bits on CUDA: the kernels `torch_varlen` (from 2.12 on) and `flex`.
 
-Chunks of queries are computed as dense attention, one sequence after another.  The host reads the bounds and lengths
-first.  On a GPU it waits for the device, and torch calls alone cannot avoid this wait.  A window becomes a mask.
+Chunks of queries are computed one sequence after another.  The host reads the lengths first, so it waits for the GPU.
 
-A decode query is one row, so the query heads of a group are passed as queries: `[B, H_kv, group, D]`, with keys `[B,
-H_kv, S, D]`.  So keys need no copies.  In bf16 on a CPU, this has up to 15 times the speed of `enable_gqa`.
+A decode step passes the query heads of a group as queries `[B, H_kv, group, D]`, so keys need no copies.  In bf16 on a
+CPU, this has up to 15 times the speed of `enable_gqa`.
 """
 
 from __future__ import annotations
@@ -32,7 +30,8 @@ WORKSPACE_BYTES = 2**30
 
 
 def _chunk(q: Tensor, keys: Tensor, values: Tensor, scale: float | None, window: int | None) -> Tensor:
-    """Computes attention of one sequence's queries (T, H, D) over gathered keys and values (1, S, H_kv, D)."""
+    """Computes attention for the queries of one sequence, (T, H, D).  `keys` and `values` hold its cache entries, (1,
+    S, H_kv, D)."""
     T, S = len(q), keys.shape[1]
     if window is None or S == 0:
         return call(q[None], keys, values, True, scale)[0]
@@ -46,13 +45,13 @@ def _chunk(q: Tensor, keys: Tensor, values: Tensor, scale: float | None, window:
 
 
 def _first(length: int, queries: int, window: int | None) -> int:
-    """Returns the index of the first key that any of a sequence's last `queries` queries sees."""
+    """Returns the index of the first key that a sequence's queries see.  The queries are its last `queries` tokens."""
     return 0 if window is None else max(0, length - queries + 1 - window)
 
 
 def _gather(cache: Tensor, block_table: Tensor, first: int, length: int) -> Tensor:
-    """Gathers slots `first` to `length` of each row of `block_table`, as (B, H_kv, length - first, D).  On a CPU,
-    index_select has up to 3 times the speed of indexing."""
+    """Gathers the tokens `first` to `length` of each sequence from the cache pages: (B, H_kv, length - first, D). On a
+    CPU, index_select has up to 3 times the speed of indexing."""
     block_size = cache.shape[1]
     first_page, end_page = first // block_size, -(-length // block_size)
     cache_slots = cache.index_select(0, block_table[:, first_page:end_page].reshape(-1))
@@ -68,7 +67,8 @@ def _padded(
     scale: float | None,
     window: int | None,
 ) -> Tensor:
-    """Computes all sequences in one call.  A mask hides what a short sequence lacks.  Returns (B, H_kv, group, D)."""
+    """Computes attention for all sequences in one call, (B, H_kv, group, D).  A mask hides the tokens past the end of
+    shorter sequences."""
     max_length = max(lengths)
     if min(lengths) == max_length:
         first_key = _first(max_length, 1, window)
@@ -98,7 +98,8 @@ def _whole_table(
     scale: float | None,
     window: int | None,
 ) -> Tensor:
-    """Computes attention over all pages of the table, (B, H_kv, group, D).  A mask hides the unused slots."""
+    """Computes attention over all pages of the block table, (B, H_kv, group, D).  A mask hides the slots without
+    visible keys."""
     num_slots = block_table.shape[1] * caches[0].shape[1]
     table = block_table.clamp(0, len(caches[0]) - 1)
     hidden = torch.arange(num_slots, device=queries.device) >= seq_lens[:, None]  # (B, slots)

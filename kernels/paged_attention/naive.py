@@ -11,7 +11,7 @@ from rooflab.kernels.launcher import kernel
 
 
 def _gathered(cache: Tensor, table: Tensor, first: int, length: int) -> Tensor:
-    """Gathers a sequence's tokens from token `first` on, as (1, length - first, H_kv, D)."""
+    """Gathers the cached tokens of one sequence, from token `first` on: (1, length - first, H_kv, D)."""
     key_positions = torch.arange(first, length, device=cache.device)
     return cache[table.long()[key_positions // cache.shape[1]], key_positions % cache.shape[1]][None]
 

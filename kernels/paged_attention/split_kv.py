@@ -1,11 +1,10 @@
-"""The kernel `split_kv` improves on `gqa_packed`: it splits the keys of all sequences equally over the CTAs of the GPU.
+"""The kernel `split_kv` improves on `gqa_packed`.  It splits the keys of all sequences equally over the CTAs of the
+GPU.
 
-gqa_packed has one program per sequence and KV head: one request of Llama-3-8B has 8 programs for 132 SMs.  If lengths
-differ, the longest sequence decides the time.  Here the keys of all sequences form one list of units of 16 keys.  A
-CTA's share may begin and end anywhere in this list.  (Flash-decoding, Dao et al. 2023, splits each sequence; equal
-shares come from Stream-K, Osama et al. 2023.)  The device computes the shares from seq_lens, so the host does not wait.
-
-The device code is `split_kv.cu`.  Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
+gqa_packed has one program per sequence and KV head.  One request of Llama-3-8B has 8 programs for 132 SMs.  Here the
+keys of all sequences form one list of units of 16 keys, and each CTA gets an equal share.  (Flash-decoding, Dao et al.
+2023, splits each sequence; equal shares come from Stream-K, Osama et al. 2023.)  The device computes the shares, so the
+host does not wait.
 """
 
 from __future__ import annotations
@@ -109,11 +108,10 @@ def rule(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 def heuristic(case: Case, scheme: Scheme = BF16) -> SplitConfig:
-    """Returns the default config.  Neighbouring heads share a CTA, because their keys are neighbours in a page.  The
-    ring (a warp's buffer of keys and values) is the deepest that fits.
+    """Returns the default config.  An SM has 8 warps, or 16 for `D <= 64`, so that softmax and loads overlap.
 
-    The config puts 8 warps on an SM (16 for `D <= 64`), so that one warp's softmax overlaps another's loads.  It puts
-    fewer there if a ring would otherwise hold less than three units of 16 keys."""
+    Neighbouring heads share a CTA.  Each warp has the largest buffer of keys and values that fits.  An SM has fewer
+    warps if a buffer would hold less than three units of 16 keys."""
     D, H, H_kv = (int(case[name]) for name in ("D", "H", "H_kv"))
     for warps_per_sm in (16, 8, 4, 2, 1) if D <= 64 else (8, 4, 2, 1):
         warps = max(count for count in range(1, min(warps_per_sm, 8) + 1) if virtual_heads(H, H_kv) % count == 0)
@@ -173,16 +171,14 @@ _unused_counters: dict[int, Tensor] = {}
 
 
 def counters(count: int, parts: Tensor) -> Tensor:
-    """Returns at least `count` zeros: the counters by which the next launch on this stream finds the last warp of a
-    merge. At its end, the launch sets them to zero again.
+    """Returns at least `count` int32 zeros: the counters that find the last warp of a merge in the next launch.
 
-    Launches that may run at once must not share counters.  Launches of one stream run one after another, so they share.
-    A CUDA graph may be replayed on any stream.  So a captured launch has its own counters, found by the address of
-    `parts` (its partial results).  torch's memory pools never give one address to two launches that run at once.
+    The launch sets them to zero again at its end.  Launches of one stream share counters, because they never run at
+    once.  A captured launch has its own counters, because a CUDA graph may be replayed on any stream.  The address of
+    `parts`, its partial results, identifies them.
 
-    A captured memset would cost a launch at each replay.  So a captured launch takes zeros from a block that an earlier
-    launch made outside a capture.  Only if the block has too few zeros left, the capture has a memset.  On a CPU each
-    launch has new counters, because an emulated launch may be aborted."""
+    A captured launch takes zeros that were made before the capture, because a memset would cost a launch at each
+    replay.  On a CPU each launch has new counters, because an emulated launch may be aborted."""
     device = parts.device
     if device.type != "cuda":
         return _zeros(count, device)

@@ -1,13 +1,11 @@
-"""The kernel `tma_pages`, in Gluon, improves on `chunked`: TMA copies pages, and a separate warp issues the copies.
+"""The kernel `tma_pages`, in Gluon, improves on `chunked`.  TMA copies pages, and a separate warp issues the copies.
 
 In `chunked`, the warps that multiply compute an address for each 16 bytes.  Here one thread issues one copy for the
-keys of one page and head, at least 8 tokens at a time.
+keys of one page and head.
 
-A row is one query of one head of the group, as in `chunked`.  Two warpgroups have 64 rows each.  Both overlap the
-matmul of one block's weights and values with the exponentials of the next block (Shah et al., "FlashAttention-3", arXiv
-2407.08608).  CTAs are persistent.  A page may hold NaN past the end of its sequence: the producer writes zeros there.
-
-Ideas that were tried, predicted or not built: docs/notes/paged_attention.md.
+Two warpgroups have 64 rows each.  A row is one query of one head.  Each warpgroup overlaps the matmul of one block with
+the exponentials of the next block (Shah et al., "FlashAttention-3", arXiv 2407.08608).  A page may hold NaN past the
+end of its sequence, so the producer writes zeros there.
 """
 
 from __future__ import annotations
@@ -56,7 +54,8 @@ def _bound(cu, b):
 @gluon.jit
 def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
     """Returns the tile of this CTA in round `turn`: KV head, sequence, first query, number of queries, first row,
-    length, the bounds of the visible key blocks, and the first visible key.  Tiles that see the most keys come first.
+    sequence length, the first and the end of the visible key blocks, and the first visible key.  The last tiles of a
+    sequence come first, because they see the most keys.
     """
     cu, lengths, B, H_kv, tiles, window = work
     work_id = turn * gl.num_programs(0) + gl.program_id(0)
@@ -101,8 +100,8 @@ def _tile(ring, slot, COPIES: gl.constexpr):
 
 @gluon.jit
 def _pages(table, start, begin, length, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Returns the page number of each box (the keys of one copy) of a key block, one per lane.  The number is -1 past
-    the end of the sequence.  It is also -1 before all windows, where pages may have been freed."""
+    """Returns the page numbers for the TMA copies of one key block, one number per lane.  The number is -1 past the end
+    of the sequence. It is also -1 before the first visible key, where pages may be free already."""
     lane_ids = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
     key = start + lane_ids * BOX
     box_mask = (lane_ids < BLOCK_N // BOX) & (key < length) & (key + BOX > begin)
@@ -111,10 +110,10 @@ def _pages(table, start, begin, length, BLOCK_SIZE: gl.constexpr, BOX: gl.conste
 
 @gluon.jit
 def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.constexpr, COPIES: gl.constexpr):
-    """Loads a block of keys or values from its pages, from row `row` of a page on.  TMA gives zeros for page -1.
+    """Loads a block of keys or values from several pages, from row `row` of a page on.  TMA gives zeros for page -1.
 
-    Lane i has the page of box i.  To pass this page to the copy, the warp adds it to zeros from all other lanes.  The
-    sum is one instruction, and writes a uniform register.  The loop is unrolled only in part: 16 boxes would spill."""
+    Lane i has the page of part i of the block.  A sum over the warp passes this page on, by one instruction.  The loop
+    is unrolled only in part: 16 parts would spill."""
     BLOCK_N: gl.constexpr = slot.shape[0]
     D: gl.constexpr = slot.shape[1]
     UNROLLED_BOXES: gl.constexpr = min(4, BLOCK_N // BOX)
@@ -133,7 +132,7 @@ def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.const
 
 @gluon.jit
 def _clear(slot, left, COPIES: gl.constexpr):
-    """Writes zeros over all values of a slot after the first `left` tokens, because a page may hold NaN there."""
+    """Writes zeros to a buffer slot, except its first `left` tokens.  The page may hold NaN after these."""
     BLOCK_N: gl.constexpr = slot.shape[0]
     D: gl.constexpr = slot.shape[1]
     row_layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
@@ -155,7 +154,7 @@ def _clear(slot, left, COPIES: gl.constexpr):
 def _produce(
     loads, work, memory, GROUP: gl.constexpr, BLOCK_SIZE: gl.constexpr, BOX: gl.constexpr, COPIES: gl.constexpr
 ):
-    """Runs the producer warp.  In each step it loads a block's keys, then the values of the previous step's block."""
+    """Runs the producer warp.  Each step loads the keys of a block, then the values of the previous block."""
     k, v, table, table_stride, k_page, k_head, v_page, v_head, box_count = loads
     cu, lengths, B, H_kv, tiles, window = work
     keys, values, k_full, k_empty, v_full, v_empty = memory
@@ -201,7 +200,7 @@ def _steps(
     MASKED: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
     """Computes the key blocks from `from_block - 1` down to `to_block`.  The exponentials of a block overlap the value
-    matmul of the previous step's block.  Except at `low`, the last block, a step awaits the next keys."""
+    matmul of the previous block. Each step also waits for the next keys, except at the final block `low`."""
     weights, rescale, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase = state
     keys, values, k_full, k_empty, v_full, v_empty = memory
     BLOCK_N: gl.constexpr = keys.shape[1]
@@ -233,7 +232,8 @@ def _steps(
 def _consume(
     args, HEAD_DIM: gl.constexpr, GROUP: gl.constexpr, NEGATED: gl.constexpr, COPIES: gl.constexpr, HALF: gl.constexpr
 ):
-    """Runs a consumer warpgroup.  It has 64 rows of each tile, and goes from the last block of keys to the first."""
+    """Runs a consumer warpgroup of the attention kernel.  It computes 64 rows of each tile, from the last key block to
+    the first."""
     tensors, strides, scales, tile_args, queries_tile, memory = args
     q, out, lse, sinks = tensors
     q_stride_t, q_stride_h, out_stride_t, out_stride_h, lse_stride_t, lse_stride_h = strides

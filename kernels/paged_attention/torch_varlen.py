@@ -1,17 +1,15 @@
-"""Calls `torch.nn.attention.varlen.varlen_attn` with a block table, an argument since torch 2.12.
+"""Calls `torch.nn.attention.varlen.varlen_attn` with a block table, for comparison.  This needs torch 2.12 or newer.
 
-torch's default is FlashAttention-2.  It needs pages of a multiple of 256 tokens.  It may split the keys only in a
-decode step with grouped heads and no window.  There the one query sees all keys and needs no mask, and the group's
-query heads are packed into the rows of a tile.  In every other case, split keys leave rows after the first sequence
-unwritten (pytorch/pytorch#194167; Dao-AILab/flash-attention#2550).  So in those cases the call sets `num_splits` to 1,
-and with few sequences most SMs are idle.
+torch's default is FlashAttention-2, with pages of a multiple of 256 tokens.  It may split the keys only in a decode
+step with grouped heads and no window.  In other cases, split keys leave rows after the first sequence unwritten
+(pytorch/pytorch#194167; Dao-AILab/flash-attention#2550).  So the call sets `num_splits` to 1 there, and with few
+sequences most SMs are idle.
 
 The caller may activate FlashAttention-3 (arXiv 2407.08608) by
-`torch.nn.attention.activate_flash_attention_impl("FA3")`.  FlashAttention-3 takes pages of any size, and always chooses
-the splits.
+`torch.nn.attention.activate_flash_attention_impl("FA3")`.  It takes pages of any size, and always chooses the splits.
 
-The call makes the query offsets of a decode step and FlashAttention-2's key offsets.  The measured time includes these
-small launches.  An engine would pay for them once per step for all layers.
+The measured time includes small launches that make offsets.  An engine would make the offsets once per step for all
+layers.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ NEEDED_ARGUMENTS = ("window_size", "scale", "block_table", "seqused_k", "num_spl
 
 
 def _active() -> str | None:
-    """Returns the name of the kernel that replaces torch's FlashAttention-2 in this process, or None."""
+    """Returns the name of the implementation that replaces torch's FlashAttention-2 in this process, or None."""
     # Imported here, because it imports torch._dynamo, which would cost every command 1.4 s.
     from torch.nn.attention import current_flash_attention_impl
 

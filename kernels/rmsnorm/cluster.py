@@ -1,9 +1,7 @@
-"""The kernel `cluster` improves on `fused`: registers of up to eight CTAs hold a row (up to 262,144 values).
+"""The kernel `cluster` improves on `fused`.  Registers of up to eight CTAs hold a row, up to 262,144 values.
 
-The device code is `lib/rows.cu`.  A thread loads several vectors of 16 bytes before it uses the first vector.  Short
-rows share a CTA.  A row that is too long for one CTA is split over a cluster.  The CTAs of a cluster add their sums in
-distributed shared memory, without a second launch.  For many rows the grid is persistent.  The same pass may quantise
-the output.
+The device code is `lib/rows.cu`.  Short rows share a CTA, and a cluster of CTAs shares a long row.  The CTAs add their
+sums in distributed shared memory, without a second launch.  The same pass may quantise the output.
 """
 
 from __future__ import annotations

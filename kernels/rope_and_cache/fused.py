@@ -30,7 +30,8 @@ def _load(
     BLOCK_TAIL: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """Loads heads in fp32: the first and second values of the rotated pairs, and the columns without rotation."""
+    """Loads heads in fp32.  Returns three parts: the first values of the rotated pairs, their second values, and the
+    columns that are not rotated."""
     pair_ids = tl.arange(0, BLOCK_HALF)
     if INTERLEAVED:
         columns = tl.arange(0, 2 * BLOCK_HALF)
@@ -63,7 +64,7 @@ def _store_pairs(out_ptr, rows, real, y1, y2, HALF: tl.constexpr, BLOCK_HALF: tl
 
 @triton.jit
 def _scaled(x, scale, FP8: tl.constexpr):
-    """Returns x in fp32.  With `FP8`, divides x by `scale` and clamps the result to the range of e4m3."""
+    """Returns the fp32 values `x`.  With `FP8`, divides them by `scale` and clamps them to the range of e4m3."""
     if FP8:
         # NaN stays NaN: an error in an earlier kernel must not look like a large value.
         scaled_x = tl.math.div_rn(x, tl.broadcast_to(scale, x.shape))
@@ -86,7 +87,8 @@ def _turn(
     stride_cos, stride_sin, max_position, eps, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_TAIL: tl.constexpr, INTERLEAVED: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Normalizes and rotates heads, and stores them where the mask `stored` is true.  Returns rows of v, if given."""
+    """Applies RMSNorm (if there are norm weights) and RoPE to heads of q or k, and stores the result.  Also loads heads
+    of v, if `v_ptr` is given, and returns them."""
     if norm_ptr is not None:
         norm_row = tl.zeros([1, 1], tl.int32)
         w1, w2, tail_weights = _load(norm_ptr, norm_row, norm_row == 0, D, HALF, BLOCK_HALF, BLOCK_TAIL, INTERLEAVED)

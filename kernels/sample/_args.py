@@ -44,7 +44,7 @@ def edited_rows(logits: torch.Tensor, edits: Edits) -> Iterator[torch.Tensor]:
 
 
 def _changes(logits: torch.Tensor, edits: Edits) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the rows, ids and new fp32 values of the N edited tokens, (N,) each."""
+    """Returns the row, the token id and the new fp32 logit of each edited logit, as three tensors `[edits]`."""
     row_offsets, edit_ids, token_counts, bias = edits.edit_offsets, edits.edit_ids, edits.edit_counts, edits.edit_bias
     if row_offsets is None or edit_ids is None or token_counts is None or bias is None:
         empty_ids = torch.empty(0, dtype=torch.int64, device=logits.device)
@@ -65,7 +65,8 @@ def _changes(logits: torch.Tensor, edits: Edits) -> tuple[torch.Tensor, torch.Te
 
 
 def _barred(allowed: torch.Tensor, V: int) -> torch.Tensor:
-    """Returns the mask (..., V) of forbidden tokens.  Each bit of the 32-bit words `allowed` stands for one token."""
+    """Returns a mask `[..., V]`, true for each forbidden token.  The 32-bit words `allowed` hold one bit per token: 1
+    if the token is allowed."""
     token_bits = allowed[..., None] >> torch.arange(32, dtype=torch.int32, device=allowed.device)
     return (token_bits & 1 == 0).flatten(-2)[..., :V]
 

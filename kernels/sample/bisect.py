@@ -1,8 +1,8 @@
-"""The kernel `bisect` has one program per row and no sort: bisection finds the least logit that top-k and top-p keep.
+"""The kernel `bisect` finds the least logit that top-k and top-p keep, by bisection and without a sort.
 
-A float becomes a uint32 key with the same order (the bits of a negative float are inverted).  A pass over the row
-compares the keys with 16 thresholds, which is four halvings.  So eight passes find the exact key at which the count
-(top-k) or the mass (top-p) reaches its limit.  A last pass takes ties at this key in index order, and draws a token.
+One program computes one row.  A float becomes a uint32 key with the same order.  A pass over the row compares the keys
+with 16 thresholds, so eight passes find the exact limit.  A last pass takes equal keys in index order, and draws a
+token.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""The kernel `cluster` improves on `bisect`: shared memory of a cluster holds a row, so HBM is read once at any batch
-size.
+"""The kernel `cluster` improves on `bisect`.  The shared memory of a cluster holds a row, so HBM is read once.
 
-A search finds the least logit that top-k or top-p keeps.  Each pass compares tokens with seven thresholds, which narrow
-an interval of logits.  In the first pass they have equal distances.  In the next three they lie around an interpolated
-guess.  From the fifth pass on, they cut the interval of integer keys into eight equal parts, so the search always ends.
-Once few tokens are in the interval (for top-p, after two passes), each warp keeps a list of its own.  Later passes read
-only this list.  When few tokens are left, every CTA gets all of them and finds the exact limit.  A warp, a CTA and a
-cluster add sums in a fixed order, so two runs agree bit for bit.
+A search finds the least logit that top-k or top-p keeps.  Each pass compares the tokens with seven thresholds, which
+narrow an interval of logits.  From the fifth pass on, they cut it into eight equal parts, so the search always ends.
+When few tokens are in the interval, each warp lists them, and later passes read only this list.  Sums are added in a
+fixed order, so two runs agree bit for bit.
 """
 
 from __future__ import annotations

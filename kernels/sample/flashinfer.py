@@ -1,9 +1,7 @@
-"""Calls FlashInfer's sampling (package `flashinfer-python`, if it is installed): rounds of rejection, no sort.
+"""Calls FlashInfer's sampling (package `flashinfer-python`), which uses rounds of rejection and no sort.
 
-Logits are divided by the temperature first.  With top-k, `top_k_top_p_sampling_from_logits` takes logits and applies
-top-k first.  It is faster if all rows have the same k.  Without top-k, a softmax and `top_p_sampling_from_probs`
-follow.  Both functions compare values, so all tokens as probable as the last kept token stay (read in 0.6.18 and
-0.7.2).
+With top-k, the call is `top_k_top_p_sampling_from_logits`, faster if all rows have the same k.  Without top-k, it is
+`top_p_sampling_from_probs`.  All tokens as probable as the last kept token stay (read in 0.6.18 and 0.7.2).
 """
 
 from __future__ import annotations

@@ -98,7 +98,9 @@ def fill_logprobs(logits: Tensor, tokens: Tensor, ids: Tensor, values: Tensor) -
 def _survivors(
     row: Tensor, best: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns the tokens to draw from in one fp32 row: ids in ascending order, and `(x - best) / temperature`."""
+    """Returns the tokens that top-k, top-p and min-p keep in one fp32 row of logits.  The first tensor holds their ids
+    in ascending order.  The second holds `(logit - best) / temperature`, where `best` is the largest logit of the
+    row."""
     row_mass = None
     if 0 < top_k < len(row):
         logit_threshold = row.topk(top_k).values[-1]
@@ -125,7 +127,8 @@ def _survivors(
 
 
 def _top_p_threshold(row: Tensor, best: Tensor, total: Tensor, top_p: float, temperature: float) -> Tensor:
-    """Returns a logit.  The tokens with this logit or more have at least `top_p` of the row's total weight `total`."""
+    """Returns a lower limit for logits.  The tokens at or above it hold at least the share `top_p` of the row's softmax
+    weight."""
     if len(row) > FIRST_GUESS_TOKENS:
         values = row.topk(FIRST_GUESS_TOKENS).values
         if ((values - best) / temperature).exp_().double().sum() >= top_p * total:

@@ -1,5 +1,6 @@
-"""speculative_verify: accepts the tokens of a draft, and draws the token after them.
+"""Kernels of the op speculative_verify: accepts tokens of a draft, and draws the token after them.
 
-naive   torch steps over every row of target and draft probabilities: ratios, residual, and the draw as in `sample`
-fused   Triton, one program per sequence: the drafts' ratios first, and then only the row that decides the last token
+naive   torch steps over all rows of target and draft probabilities
+fused   Triton, one program per sequence: first the ratios of the drafted tokens,
+        then only the row of the last token
 """

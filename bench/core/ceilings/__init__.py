@@ -45,10 +45,9 @@ _noisy_records: dict[tuple[Path, int], list[Record]] = {}
 def ceilings_for(device: torch.device) -> Ceilings | None:
     """Returns the peak rates that bound a kernel's time on `device`.  The field `kind` says whether they were measured.
 
-    On CUDA, these are the rates that `rooflab ceilings` measured on this card under the present driver and limits.
-    Otherwise the data sheet gives them; without a data sheet, the result is None.  On a CPU, missing rates are measured
-    now.  A CPU has no unit for fp8 or tf32 matrix products, so torch computes them in another dtype.  These two get the
-    best measured matrix rate of the other dtypes."""
+    On CUDA, these are the stored rates of `rooflab ceilings`, or else the data sheet's.  Without a data sheet, the
+    result is None.  On a CPU, missing rates are measured now.  A CPU has no unit for fp8 or tf32 matrix products.  They
+    get the best matrix rate of the other dtypes."""
     records, _ = MachineLimits.kept(device)
     if device.type == "cpu":
         ceilings, _ = assemble(records or MachineLimits.measured(device).records, device)
@@ -63,12 +62,11 @@ def ceilings_for(device: torch.device) -> Ceilings | None:
 
 
 def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
-    """Returns the rates that no reading on `device` can exceed.
+    """Returns the rates that no reading on `device` can exceed, or None if they are unknown.
 
-    On a CPU, these are `ceilings`, or None if `ceilings` are NOISY.  On CUDA, these are the data sheet's rates at the
-    highest clock.  If the data sheet has no L2 rate (Hopper), `ceilings` give the L2 rate.  Without a data sheet, only
-    the L2 rate of `ceilings` is a limit; without this rate too, None is returned.  The launch time of an empty kernel
-    is set to 0; `Samples` hold the real one."""
+    On a CPU, these are `ceilings`, unless they are NOISY.  On CUDA, these are the data sheet's rates at the highest
+    clock. If the data sheet has no L2 rate (Hopper), `ceilings` give it.  The launch time of an empty kernel is 0
+    here."""
     if device.type == "cpu":
         return None if ceilings.noise else ceilings
     data_sheet = identify(torch.cuda.get_device_name(device))
@@ -114,12 +112,11 @@ class MachineLimits(NamedTuple):
 
     @classmethod
     def kept(cls, device: torch.device) -> MachineLimits:
-        """Returns the stored limits of this machine; no records if no stored limits are valid now.
+        """Returns the stored limits of this machine, without records if the stored limits are not valid now.
 
-        Limits are valid only under the conditions of their measurement.  On CUDA, these are the card, its driver, power
-        limit and clocks, and the microkernels.  On a CPU, these are torch, the CPU and the threads.  NVML cannot report
-        a locked clock (`nvidia-smi -lgc`).  But a lock shows in the throttle reasons of the limits' records, and in the
-        clocks of later records."""
+        On CUDA, limits are valid only with the same card, driver, power limit, clocks and microkernels.  On a CPU, they
+        are valid only with the same torch, CPU and threads.  NVML cannot report a locked clock (`nvidia-smi -lgc`), but
+        the records' throttle reasons and clocks show it."""
         environment, limits_path = _here(device)
         noisy_records = _noisy_records.get((limits_path, environment.threads), [])
         if not limits_path.is_file():
@@ -143,11 +140,11 @@ class MachineLimits(NamedTuple):
 
     @classmethod
     def measured(cls, device: torch.device, budget_s: float | None = None, raising: bool = False) -> MachineLimits:
-        """Measures the limits of this machine, and stores the records.
+        """Measures the limits (peak rates) of this machine, and stores the records.
 
-        If a GPU measurement is incomplete, the valid stored limits stay.  NOISY limits of a CPU are used only in this
-        process.  With `raising`, stores the better of the old and the new records for each limit.  Raises `ValueError`
-        if CuPy (for the microkernels) is missing, or if the cache folder is read-only."""
+        If a measurement is incomplete, valid stored limits stay.  NOISY limits of a CPU are not stored.  With
+        `raising`, the better of the old and the new record is stored for each limit.  Raises `ValueError` if CuPy is
+        missing on a GPU, or if the cache folder is read-only."""
         check_writable("ROOFLAB_CACHE", cache_folder())
         environment, limits_path = _here(device)
         budget_s = budget_s or BUDGET_S[device.type]
@@ -172,8 +169,8 @@ class MachineLimits(NamedTuple):
     def rows(self) -> list[Row]:
         """Returns a row for each limit, with its best record and the data sheet's value (None if unknown).
 
-        `at_clock` is the data sheet's value at the SM clock of this reading; HBM has another clock.  The row value
-        `reached` is the measured value divided by `at_clock`, or by the data sheet's value if `at_clock` is None.
+        `at_clock` is the data sheet's value at the measured SM clock, or None.  `reached` is the measured value divided
+        by `at_clock`, or else by the data sheet's value.
         """
         return [_row(record) for record in self.best().values()]
 
@@ -183,7 +180,8 @@ this_machine = cache(Environment.now)
 
 
 def _here(device: torch.device) -> tuple[Environment, Path]:
-    """Returns the present environment, and the file that stores the limits of `device`."""
+    """Returns the present environment of this machine, and the path of the file with the measured limits of
+    `device`."""
     environment = replace(this_machine(device.index or 0), threads=torch.get_num_threads())
     name = environment.machine_key
     if device.type == "cuda":

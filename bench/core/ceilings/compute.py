@@ -39,7 +39,8 @@ def vector(card: Card, load: Load) -> Iterator[list[Microkernel]]:
 
 
 def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
-    """Returns the multiply-add microkernel of a launch shape.  All thread blocks start with the same random values."""
+    """Returns the fp32 multiply-add microkernel for one launch shape.  All thread blocks start with the same random
+    values."""
     generator = torch.Generator(card.device).manual_seed(0)
     start_points = torch.randn(shape.pairs, shape.threads, 2, generator=generator, device=card.device)
     sums = torch.zeros(card.sms * shape.blocks_per_sm, shape.threads, 2, device=card.device)
@@ -63,7 +64,8 @@ def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
 
 
 def _special(card: Card, load: Load, shape: VectorShape) -> Microkernel:
-    """Returns the microkernel of 2**x for one launch shape.  Arguments start in [1, 2) and grow to at most 3."""
+    """Returns the microkernel that computes 2**x, for one launch shape.  The values of x start in [1, 2) and grow to at
+    most 3."""
     generator = torch.Generator(card.device).manual_seed(0)
     start_values = 1 + torch.rand(shape.threads, generator=generator, device=card.device)
     sums = torch.zeros(card.sms * shape.blocks_per_sm, shape.threads, device=card.device)
@@ -212,7 +214,8 @@ def _mma_sync(card: Card, load: Load, dtype: str, shape: MmaShape) -> Microkerne
 
 
 def _wgmma_macro(dtype: str, n: int) -> str:
-    """Returns the C macro `WGMMA`: `d = a * b + d`, without `+ d` if `add` is 0.  A thread has `n / 2` floats: `d`."""
+    """Returns the C macro `WGMMA(d, a, b, add)`.  It computes `d = a * b`, plus the old `d` if `add` is not 0.  A
+    thread holds `n / 2` floats of `d`."""
     operand, d = DTYPES[dtype], n // 2
     # The operands are numbered in this order: d..., the descriptors of a and b, add.  The signs of a and b come first;
     # then, only for 16-bit types, a transpose flag of each.
@@ -226,7 +229,8 @@ def _wgmma_macro(dtype: str, n: int) -> str:
 
 
 def _mma_macro(dtype: str) -> str:
-    """Returns the C macro `MMA`: `d += a * b`.  Per thread: 4 floats of `d`, 4 registers of `a`, 2 registers of `b`."""
+    """Returns the C macro `MMA(d, a, b)`, which computes `d += a * b`.  A thread holds 4 floats of `d`, 4 registers of
+    `a` and 2 registers of `b`."""
     operand = DTYPES[dtype]
     name = f"mma.sync.aligned.m16n8k{STEP_BYTES // operand.values.itemsize}.row.col.f32.{operand.ptx}.{operand.ptx}.f32"
     ptx_text = f"{name} {_numbers(0, 4)}, {_numbers(4, 4)}, {_numbers(8, 2)}, {_numbers(0, 4)};"
@@ -234,7 +238,8 @@ def _mma_macro(dtype: str) -> str:
 
 
 def _macro(call: str, text: str, accumulators: int, inputs: str) -> str:
-    """Returns the C macro `call`, which runs the PTX instructions `text` on the float array `d` and on `inputs`."""
+    """Returns the definition of the C macro `call`.  The macro runs the PTX code `text`, with the float array `d` as
+    accumulators and the operands `inputs`."""
     return f'#define {call} asm volatile("{text}" : {_values("d", accumulators, "+f")} : {inputs})\n'
 
 
@@ -258,10 +263,10 @@ def operands(dtype: str, m: int, n: int, k_bytes: int, device: torch.device) -> 
 
 
 def per_thread(product: torch.Tensor) -> torch.Tensor:
-    """Sums, for each of a warp's 32 threads, the tile elements that the thread accumulates.  The tile is 16 x n.
+    """Sums the elements of a matrix tile that each of a warp's 32 threads accumulates: `[..., 16, n]` to `[..., 32]`.
 
-    Maps `[..., 16, n]` to `[..., 32]`; 8 divides n.  Thread t holds rows `t / 4` and `t / 4 + 8`.  Of every 8 columns
-    it holds `2 * (t % 4)` and `2 * (t % 4) + 1`.  Source: PTX ISA, "Register Fragments" of wgmma and mma.m16n8."""
+    8 divides `n`.  The threads hold the elements as in wgmma and mma.m16n8 (PTX ISA, "Register Fragments").  Thread t
+    holds rows `t / 4` and `t / 4 + 8`, and of every 8 columns `2 * (t % 4)` and `2 * (t % 4) + 1`."""
     *outer_dims, _, n = product.shape
     output_tiles = product.reshape(*outer_dims, 2, 8, n // 8, 4, 2)
     return output_tiles.sum(dim=(-5, -3, -1)).reshape(*outer_dims, 32)

@@ -24,14 +24,13 @@ GEMM_SIZES = (128, 256, 512, 1024, 2048)
 def measure_cpu(environment: Environment, budget_s: float) -> list[Record]:
     """Returns a record for each limit of this CPU, measured in about `budget_s` seconds with torch's present threads.
 
-    Bandwidth is STREAM's copy and triad (McCalpin, 1995), a plain read and a plain write.  As in STREAM, write-allocate
+    Bandwidth is measured with STREAM's copy and triad (McCalpin, 1995), a plain read and a plain write.  Write-allocate
     is not counted.  The arrays have at least 4x the size of the last-level cache.  Caches get no rate, because virtual
     machines share them.
 
     A dtype's matrix rate is the better rate of `torch.mm` and packed oneDNN.  A 16-bit dtype gets at least the rate of
-    fp32, because torch may convert it to fp32.  The vector rate is the fp32 matrix rate: a CPU multiplies fp32 matrices
-    on its vector units.  No other torch call keeps them so busy.  Special functions are not measured, so they set no
-    bound.  If other processes run, the rates are too low (in one case a tenth of the right rate) and NOISY."""
+    fp32, because torch may convert it to fp32.  The vector rate is the fp32 matrix rate.  If other processes run, the
+    rates are too low (in one case a tenth of the right rate) and NOISY."""
     times_before = run_times()
     access_rates = measure_bandwidth(budget_s * BANDWIDTH_BUDGET_SHARE)
     dtype_budget_s = budget_s * (1 - BANDWIDTH_BUDGET_SHARE) / len(DTYPE_NAMES)
@@ -104,7 +103,8 @@ def product_forms(dtype: torch.dtype, size: int) -> Iterator[tuple[str, Callable
 
 
 def _fastest_s(run: Callable[[], object], budget_s: float) -> float:
-    """Returns the shortest call time in seconds, of at least two calls, because the first call also packs operands."""
+    """Returns the shortest time of a call of `run`, in seconds.  Makes at least two calls, because the first call also
+    packs operands."""
     deadline = time.perf_counter() + budget_s
     fastest_s = float("inf")
     call_count = 0

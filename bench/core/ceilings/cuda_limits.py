@@ -1,8 +1,8 @@
 """Measures the peak rates of a GPU with microkernels, and makes a record for each launch shape.
 
-Several launch shapes measure each limit, and their timings are interleaved.  The fastest shape sets the limit; all
-records are kept.  A reading is valid only if four conditions hold: the kernel's results are right, half the work takes
-about half the time, the rate is below the card's limit at its highest clock, and the card was not throttled.
+The launch shapes of a limit are timed in turn, and the fastest shape sets the limit.  A valid reading has right
+results, and half the work takes about half the time.  Its rate is below the card's limit at its highest clock, and the
+card was not throttled.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def _failed(record: Record, error: Exception) -> Record:
 
 
 def _checked(kernel: Microkernel, repeats: int, blank: Record) -> Record:
-    """Checks the results of a microkernel.  Returns a record with the status and the last launch's SM clock."""
+    """Checks the results of a microkernel.  Returns a record with the status, and with the SM clock of the launch
+    before the check."""
     record = replace(blank, kernel=kernel.limit, scheme=kernel.dtype, config=kernel.config)
     try:
         clock_hz = kernel.clock_hz()  # the device is waited for here, and reports what a launch before did wrong
@@ -144,7 +145,8 @@ def _checked(kernel: Microkernel, repeats: int, blank: Record) -> Record:
 
 
 def _shapes(kernels: Sequence[Microkernel], blank: Record, time: TimeFunction, share_s: float) -> list[Record]:
-    """Measures all launch shapes of one limit.  Correct kernels are timed together, with full and with half work."""
+    """Measures one hardware limit with microkernels in several launch shapes, and returns their records.  Times only
+    correct kernels, each with full and with half work."""
     check_records = [_checked(kernel, 2, blank) for kernel in kernels]
     failed_records = [record for record in check_records if record.status != "OK"]
     right_kernels = [kernel for kernel, record in zip(kernels, check_records, strict=True) if record.status == "OK"]
@@ -174,8 +176,8 @@ def _shapes(kernels: Sequence[Microkernel], blank: Record, time: TimeFunction, s
 
 
 def _repeats(kernels: list[Microkernel], time: TimeFunction) -> list[int]:
-    """Returns an even number of repeats per kernel, so that a launch takes about `TARGET_LAUNCH_S`.  Times only the
-    first kernel.  Chooses the other numbers so that every launch does about the same work."""
+    """Returns an even number of repeats per launch for each kernel.  A launch of the first kernel takes about
+    `TARGET_LAUNCH_S` seconds.  The launches of the other kernels do about the same work."""
     first_kernel = kernels[0]
     if first_kernel.fixed_repeats is not None:
         return [kernel.fixed_repeats or 2 for kernel in kernels]
@@ -211,7 +213,7 @@ def _judged(kernel: Microkernel, repeats: int, whole: Samples, half: Samples, bl
 
 
 def _floor(blank: Record, time: TimeFunction, share_s: float) -> Record:
-    """Measures the shortest launch, that of an empty kernel, and returns the record of its time."""
+    """Measures the time of the shortest launch, that of an empty kernel.  Returns the record of this time."""
     record = replace(blank, kernel="launch events", config={})
     try:
         samples = time({"nothing": empty(_cuda.load)}, budget_s=share_s, cold=False)["nothing"]
@@ -221,7 +223,8 @@ def _floor(blank: Record, time: TimeFunction, share_s: float) -> Record:
 
 
 def _timed(record: Record, samples: Samples, work: float, reason: str) -> Record:
-    """Returns `record` with the samples of launches that do this `work`.  A `reason` makes the record INVALID."""
+    """Adds the timing samples and the resulting rate to `record`.  `work` is the work of one launch.  The record
+    becomes INVALID if `reason` is not empty."""
     limit_unit, _ = kind_of(str(record.kernel))
     work_rate = None if reason else work / samples.median_s
     timed_record = with_reading(record, samples, record.clocks)

@@ -1,8 +1,8 @@
-"""Defines the interface of all microkernels: a launch with a requested amount of work, and a check of the output.
+"""Defines the interface of microkernels: a launch with a requested amount of work, and a check of the output.
 
-Microkernels are CUDA C++.  Each keeps one part of a GPU busy, to measure the limit of this part.  `streams.py` moves
-bytes through HBM and L2.  `compute.py` uses the fp32 pipe, the special-function unit and the tensor cores.  The results
-are checked, to detect work that a compiler removed.  The sources include no header, so NVRTC alone can compile them.
+A microkernel is CUDA C++ that keeps one part of a GPU busy, to measure its limit.  `streams.py` moves bytes through HBM
+and L2.  `compute.py` uses the fp32 pipe, the special-function unit and the tensor cores.  The check detects work that a
+compiler removed.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def summing(
 ) -> Microkernel:
     """Makes a microkernel from a kernel that stores one sum per thread, and checks these sums.
 
-    The arguments of the kernel are, in this order, `inputs`, `sums`, an array for clock readings, and
-    `scalars(repeats)`. `sums` has shape `[thread blocks, threads, ...]`.  `expected(repeats)` returns the right sums in
-    fp64; its shape broadcasts to the shape of `sums`.  `tolerance` has the same meaning as in `disagreement`."""
+    The kernel's arguments are, in this order, `inputs`, `sums`, an array for clock readings, and `scalars(repeats)`.
+    `sums` has shape `[thread blocks, threads, ...]`.  `expected(repeats)` returns the right sums in fp64.
+    `disagreement` explains `tolerance`."""
     block_count, cta_size = sums.shape[:2]
     # The cycles and the nanoseconds of each block's work in the last launch.
     clock_readings = torch.zeros(block_count, 2, dtype=torch.int64, device=sums.device)

@@ -68,7 +68,7 @@ def streams(card: Card, load: Load) -> Iterator[list[Microkernel]]:
 
 
 def _whole_chunks(nbytes: float) -> int:
-    """Rounds `nbytes` down to whole chunks (`LARGEST_CHUNK` vectors), at least one; returns the 4-byte words."""
+    """Rounds `nbytes` down to whole chunks of 64 KiB, but to at least one chunk.  Returns the size in 4-byte words."""
     chunk_count = int(nbytes) // (LARGEST_CHUNK * VECTOR_BYTES)
     return max(1, chunk_count) * LARGEST_CHUNK * VECTOR_BYTES // 4
 
@@ -76,7 +76,8 @@ def _whole_chunks(nbytes: float) -> int:
 def _stream(
     card: Card, load: Load, access: str, shape: StreamShape, arrays: list[torch.Tensor], passes: int | None = None
 ) -> Microkernel:
-    """Returns the microkernel of an access kind and launch shape.  An HBM launch repeats the access `passes` times."""
+    """Returns the memory microkernel for one launch shape and one kind of `access`: read, write, copy or triad.  For
+    HBM, `passes` is the number of times that a launch repeats the access."""
     threads, blocks_per_sm, unroll, every_chunk = shape
     macros = {"threads": threads, "blocks_per_sm": blocks_per_sm, "unroll": unroll}
     # HBM: through the read-only path, with nothing kept in L1.  L2: past L1.

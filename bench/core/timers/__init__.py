@@ -1,9 +1,8 @@
 """Defines the base class of the timers, and detects whether a kernel replaced a function that the benchmark uses.
 
-In public contests, some submitted kernels replaced `perf_counter` or an event's `elapsed_time`.  The timers call
-functions that this file saved at import, so a replaced function does not change a time.  `tampered` reports replaced
-functions, because such a kernel cannot be trusted.  If a clock was replaced before this import, `tampered` still
-detects it.  It cannot detect other functions that were replaced before.
+In public contests, some kernels replaced `perf_counter` or an event's `elapsed_time`.  The timers call functions that
+this file saved at import, so a replaced function does not change a time.  `tampered` reports replaced functions,
+because such a kernel cannot be trusted.
 """
 
 from __future__ import annotations
@@ -114,9 +113,8 @@ class Timer(ABC):
     def sampling(self) -> AbstractContextManager[Callable[[], float | None]]:
         """Returns the context manager in which samples are taken, after the warm-up.
 
-        It yields a function that returns `wait_time / run_time` of the process's threads since the start of the
-        context. `wait_time` is the time that threads waited for a processor.  The function returns None on a GPU, or if
-        the system does not report these times."""
+        It yields a function that returns how long the process's threads waited for a processor, divided by their run
+        time. The function returns None on a GPU, or if the times are unknown."""
         return nullcontext(lambda: None)
 
     @abstractmethod
@@ -143,8 +141,8 @@ def grid_of(readings: Sequence[float]) -> float | None:
 class Flush:
     """Empties a cache of `cache_bytes` on `device` when called.  If `cache_bytes` is 0, a call does nothing.
 
-    A call reads a buffer, or writes it if `by` is `write`.  Writing is for devices on which reading does not empty the
-    cache; the script `results/targets/flush.py` tests this.  Raises `ValueError` if `by` is neither `read` nor `write`.
+    A call reads a buffer, or writes it if `by` is `write`.  On some devices only writing empties the cache
+    (`results/targets/flush.py` tests this).  Raises `ValueError` if `by` is neither `read` nor `write`.
     """
 
     def __init__(self, device: torch.device | str, cache_bytes: int, by: str = "read"):

@@ -48,10 +48,10 @@ class DeviceKernel(NamedTuple):
 @contextmanager
 def profiled() -> Iterator[torch.autograd.profiler.profile | None]:
     """Records the device's work with Kineto, the recorder behind `torch.profiler`.  Yields None if another profiler
-    runs.  The end of the context waits for the device.
+    runs.
 
-    `torch.profiler` is not used, because it imports torch's compiler, which imports Triton.  That import takes 1 s.
-    After the import, this process can no longer choose whether Triton interprets kernels."""
+    `torch.profiler` is not used, because it imports Triton, which takes 1 s.  After that import, this process can no
+    longer choose whether Triton interprets kernels."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else Kineto writes two lines to standard error per recording
     if torch._C._autograd._profiler_enabled():
         yield None
@@ -65,8 +65,8 @@ def observed(call: Function, cuda: CudaCalls) -> dict[str, Any]:
     """Calls `call` twice.  Returns the first call's peak memory, and the second call's device kernels and their hash.
 
     The first call may compile and tune.  The peak is that of torch's allocator.  It counts neither the call's result
-    nor what was allocated before the call.  If CUPTI records nothing, or if another profiler runs, there are no kernels
-    and no hash.  Raises whatever `call` raises."""
+    nor earlier allocations.  If the profiler records nothing, there are no kernels and no hash.  Raises whatever `call`
+    raises."""
     with cuda.use():
         cuda.synchronize()
         _cuda.reset_peak_memory_stats(cuda.device)
@@ -87,7 +87,7 @@ def observed(call: Function, cuda: CudaCalls) -> dict[str, Any]:
 
 
 def _events(recording: torch.autograd.profiler.profile) -> list[JsonObject]:
-    """Returns the events of a recording, in Chrome's trace format."""
+    """Returns the events of a profiler recording, in Chrome's trace format."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         cast(Any, recording).export_chrome_trace(str(path))
@@ -112,8 +112,7 @@ def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str,
     """Returns a hash of the device kernels, or None if there are no kernels.
 
     The hash covers each kernel's name, grid, block and byte counts.  `launched` lists launches as pairs `(kernel_name,
-    code_hash)`.  The hash also covers a kernel's code if `launched` and `kernels` have equal numbers of entries for
-    this kernel."""
+    code_hash)`.  A code hash counts only if both lists have equally many launches of the kernel."""
     if not kernels:
         return None
     run_counts = Counter(kernel.name for kernel in kernels)

@@ -77,14 +77,12 @@ class ClockWatch(ExitStack):
         )
 
     def summary(self) -> JsonObject | None:
-        """Returns the readings as JSON values.  If there are none, returns only `sm_clock_unread`, which says why.  If
-        the cause is unknown too, returns None.
+        """Returns the clock readings of the GPU as JSON values; None if there are no readings and no reason for that.
 
         The summary has the minimum and maximum of NVML's readings, and all throttle reasons.  `throttled` lists the
-        reasons that make a reading invalid.  If NVML gave no reasons, `throttled` is None, and `throttle_unread` says
-        why.  `other_processes` counts the other processes on the GPU, or is None if NVML does not list this process, as
-        in some containers.  `sm_clock_hz` and `sm_clock_range_hz` were read on the device.  If they are None,
-        `sm_clock_unread` may say why.
+        reasons that make a reading invalid.  `other_processes` counts the other processes on the GPU, or is None if
+        NVML does not list this process, as in some containers.  `sm_clock_hz` and `sm_clock_range_hz` were read on the
+        device. `sm_clock_unread` and `throttle_unread` say why values are missing.
         """
         sm_clocks = self._device_clock.readings_hz() if self._device_clock is not None else []
         if not self._readings and not sm_clocks:

@@ -1,8 +1,7 @@
 """Implements the timer of a CPU.  It pins each of torch's threads to one processor during timing.
 
-If the system moves a thread to another core, the thread has cache misses there.  Each thread is pinned to the processor
-on which it already runs, so two measuring processes choose different processors.  If two threads run on one core, one
-of them moves to an idle core.
+A thread that moves to another core has cache misses there.  Each thread is pinned to the processor on which it already
+runs.  If two threads share a core, one moves to an idle core.
 """
 
 from __future__ import annotations
@@ -47,7 +46,8 @@ def pinned_threads() -> Iterator[str]:
 
 
 def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
-    """Pins torch's threads to processors in `allowed`.  Returns "", or the reason if that is not possible."""
+    """Pins each of torch's threads to one of the processors `allowed`. Returns "", or the reason if that is
+    impossible."""
     thread_count = torch.get_num_threads()
     if not allowed:
         return "this system does not offer it"
@@ -69,9 +69,10 @@ def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
 
 
 def assign(last_cpus: Sequence[int], allowed: Collection[int], core_of: Mapping[int, object]) -> list[int]:
-    """Chooses a processor for each thread.  A core is idle if no thread has a processor on it yet.  A thread gets the
-    first that exists of: its last processor, if it is free and its core is idle; a free processor on an idle core; its
-    last processor, if it is free; any free processor."""
+    """Chooses a different processor for each thread, if possible on a core that no other thread uses.
+
+    A thread keeps its last processor if its core is idle.  Otherwise it gets a processor on an idle core.  Without an
+    idle core, it keeps its last processor or gets any free one."""
     cpus: dict[int, int] = {}
     core_by_thread = [core_of.get(cpu) for cpu in last_cpus]
     # Threads that want the core of an earlier thread come last: they are moved if another core is idle.
@@ -83,7 +84,8 @@ def assign(last_cpus: Sequence[int], allowed: Collection[int], core_of: Mapping[
 
 
 def _threads(count: int) -> tuple[int, ...]:
-    """Returns the ids of the calling thread and of torch's worker threads, which are busy while torch adds tensors."""
+    """Returns the ids of the calling thread and of torch's worker threads. Finds the workers by their run time while
+    torch adds tensors."""
     cache_key = caller_id, _ = threading.get_native_id(), count
     if cache_key in _thread_ids and all((_TASK_FOLDER / str(thread)).is_dir() for thread in _thread_ids[cache_key]):
         return _thread_ids[cache_key]
@@ -113,7 +115,7 @@ def _core(cpu: int) -> object:
 
 
 def _affinities() -> dict[int, set[int]]:
-    """Returns the processors on which each thread may run, or an empty dict if the system does not report them."""
+    """Returns the processors that each thread of this process may use. Empty if the system does not report them."""
     affinities: dict[int, set[int]] = {}
     for task_folder in _TASK_FOLDER.iterdir() if hasattr(os, "sched_setaffinity") and _TASK_FOLDER.is_dir() else ():
         with suppress(OSError):
@@ -122,7 +124,8 @@ def _affinities() -> dict[int, set[int]]:
 
 
 def _release(before: Mapping[int, set[int]], allowed: set[int]) -> None:
-    """Restores each thread's former processors.  A thread that was started since then gets the processors `allowed`."""
+    """Gives each thread the processors that it had before the pinning. A thread started since then gets the processors
+    `allowed`."""
     for thread, current_cpus in _affinities().items():
         affinity = before.get(thread, allowed)
         if current_cpus != affinity:
@@ -134,9 +137,8 @@ def keep_freed_memory() -> str:
     """Makes the allocator keep freed memory for the rest of the process.  Returns `, freed memory kept` for the name of
     the timing method, or an empty text if the allocator has no such setting.
 
-    glibc may return freed memory to the system.  The next call then has a page fault for each page.  Some processes had
-    these faults in each call, others never: softmax of 16 x 1,024 took 210 us or 120 us.  Allocations above 32 MiB,
-    glibc's limit, are still returned."""
+    Without this setting, the next call may have page faults: softmax of 16 x 1,024 took 210 us instead of 120 us.
+    Allocations above 32 MiB, glibc's limit, are still returned to the system."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda *of: 0)
     accepted_settings = [mallopt(_TRIM_THRESHOLD, 2**31 - 1), mallopt(_MMAP_THRESHOLD, 2**25)]
     return ", freed memory kept" if all(accepted_settings) else ""

@@ -1,7 +1,7 @@
 """Implements the timer of a GPU, with CUDA events.
 
-A kernel of a few microseconds ends before the host has launched the next kernel.  The time between two events would
-then be host time.  So each sample is enqueued behind a wait: a kernel of one thread that counts cycles on the device.
+A short kernel ends before the host has launched the next kernel, so two events would measure host time.  Therefore each
+sample is enqueued behind a wait: a kernel of one thread that counts cycles.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class EventTimer(Timer):
             self._grid = self._read_grid()
 
     def _calibrate(self) -> float:
-        """Measures the SM clock in cycles per second.  Some work comes first, because an idle GPU has a low clock."""
+        """Measures the SM clock in cycles per second. An idle GPU has a low clock, so it first runs some work."""
         clock_rates: list[float] = []
         total_work_s = 0.0
         while len(clock_rates) < 3 or total_work_s < WAKE_UP_S:
@@ -115,7 +115,8 @@ class EventTimer(Timer):
         return max(clock_rates[-3:])
 
     def _read_grid(self) -> float | None:
-        """Measures the step of event times, by comparing the times of waits with slightly different cycle counts."""
+        """Measures the resolution of CUDA event times in seconds. Times waits on the GPU that differ by a few
+        cycles."""
         event_pairs = []
         self.cuda.sleep(int(MAX_BACKLOG_S * self.cycles_per_s))
         for cycles in WAIT_CYCLES:
@@ -130,9 +131,10 @@ class EventTimer(Timer):
         return min(max(WAIT_TO_HOST_RATIO * max(self._host.get(name, (0.0,))), MIN_BACKLOG_S), MAX_BACKLOG_S)
 
     def _enqueue(self, call: Call) -> tuple[bool, tuple[torch.cuda.Event, torch.cuda.Event]]:
-        """Enqueues a sample behind a wait.  Returns whether the wait was long enough, and the sample's two events.
+        """Enqueues a wait on the GPU, then one timed sample. Returns whether the wait was long enough, and the sample's
+        two events.
 
-        If the timed function itself waits for the device, the sample has no wait before it."""
+        A function that itself waits for the GPU gets no wait before it."""
         name = call[0]
         if name in self.gaps:
             return True, self._sample(call)
@@ -165,7 +167,7 @@ class EventTimer(Timer):
         return {name: seconds_by_name[name] for name, _, _ in calls}
 
     def _sample(self, call: Call) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        """Enqueues the flush and the calls.  Returns the events before and after the calls."""
+        """Enqueues a cache flush, then the timed calls. Returns the events before and after the calls."""
         self.flush()
         start_event = self.cuda.event()
         for _ in range(call[2]):

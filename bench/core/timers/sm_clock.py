@@ -1,7 +1,7 @@
 """Reads a GPU's SM clock on the device: a kernel counts cycles and reads the nanosecond timer.
 
-NVML reports a clock from the past milliseconds.  This kernel reads the clock at one point in the stream.  Import this
-file only to use a GPU, because it imports Triton.  After this import, Triton's interpreter mode cannot change.
+NVML reports a clock from the past milliseconds; this kernel reads it at one point in the stream.  The import of this
+file imports Triton.  After it, Triton's interpreter mode cannot change.
 """
 
 from __future__ import annotations

@@ -61,35 +61,31 @@ def time_functions(
 ) -> dict[str, Samples]:
     """Times functions without arguments in turn, so that their times can be compared.  The protocol:
 
-    1. Call each function twice.  These calls may compile, autotune and load, so the budget does not include them.
-       Then warm up in rounds of one call per function, until caches and clocks are stable.  The warm-up ends after 30%
-       of the budget.  It ends earlier if, after three or more rounds, a round makes no function 5% faster.
+    1. Call each function twice, outside the budget, to compile, autotune and load.  Then warm up in rounds of one call
+       per function, for at most 30% of the budget.  The warm-up ends earlier if, after three or more rounds, a round
+       makes no function 5% faster.
     2. Take samples in rounds.  Each round times every function once, so that drift affects all functions equally.  The
-       first order of the functions is drawn from `seed`.  Each order is used twice, the second time in reverse.  Then
-       the order is rotated by one position.  So each function is timed equally often at each position.
-    3. Empty the last-level cache before each sample, by *reading* a buffer of twice the cache's reported size.  The
-       flush reads, because written (dirty) lines would be copied back to memory during the next sample.
-       `flush="write"` writes, for GPUs on which writing empties the cache better (`results/targets/flush.py`).
-       `cold=False` does not flush.  The caller's functions must cycle through several copies of random inputs.  `renew`
-       changes the values of the inputs before each round, except the last three.
+       order is drawn from `seed`, reversed in the next round, and then rotated by one position.
+    3. Empty the last-level cache before each sample, by *reading* a buffer of twice the cache's reported size.  Written
+       (dirty) lines would be copied back to memory during the next sample.  `flush="write"` writes, for GPUs on which
+       writing empties the cache better (`results/targets/flush.py`).  `cold=False` does not flush.  `renew` changes the
+       values of the inputs before each round, except the last three.
     4. On a CPU, a sample is the difference of two `perf_counter` readings.  torch's threads are pinned, or the method's
-       name says why they are not.  The allocator keeps the memory that a call frees (`cpu.keep_freed_memory`).
-    5. On CUDA, enqueue every sample behind a wait on the device.  The wait is longer than the host's work, so that the
-       flush and the launches run without gaps.  If the wait was too short, take the sample again with a longer wait.
-       If a function itself waits for the device, the method's name says so.  A sample is the time between two events on
-       the current stream.  So every function can be timed, and the device does no additional work.
-    6. If a call in the warm-up took less than ten steps of the clock, put several calls into one sample.  Then only
-       the first call finds the cache cold, so the reading's L2 state is `warm`.  If a sample still takes less than ten
-       steps, the reading is not `resolved`.
-    7. Take samples for `budget_s` seconds in all, warm-up included, but at least `min_samples` samples.  After the
-       warm-up, the budget has room for `remaining_time / median_round_time` samples.  If fewer than a quarter of these
-       are taken (`noise.few`), double the budget.  If samples are noisy (`noise.why_noisy`), continue with all
-       functions.  Stop when none are noisy, or after `more_s` more seconds.  Keep all raw samples in time order.
-       Python's garbage collector is off.
+       name says why they are not.  The allocator keeps freed memory (`cpu.keep_freed_memory`).
+    5. On CUDA, a sample is the time between two events on the current stream.  Enqueue it behind a wait on the device,
+       so that the flush and the launches run without gaps.  If the wait was too short, take the sample again with a
+       longer wait.  If a function itself waits for the device, the method's name says so.
+    6. If a call took less than ten steps of the clock, put several calls into one sample.  Only the first call finds
+       the cache cold, so the reading's L2 state is `warm`.  If a sample still takes less than ten steps, the reading is
+       not `resolved`.
+    7. Take samples for `budget_s` seconds in all, warm-up included, but at least `min_samples` samples.  Double the
+       budget if fewer than a quarter of the expected samples are taken (`noise.few`).  If samples are noisy
+       (`noise.why_noisy`), continue with all functions for at most `more_s` seconds.  Keep all raw samples in time
+       order.  Python's garbage collector is off.
     8. Afterwards check the clock functions and the number of threads.  A change makes every reading invalid.
 
-    `observe` is called once per round of samples, between samples, but not in the warm-up.  On CUDA it is called while
-    the device works.  If `timer` (from `timer_for`) is given, `device`, `cold` and `flush` are ignored.
+    `observe` is called once per round of samples.  On CUDA it is called while the device works.  If `timer` (from
+    `timer_for`) is given, `device`, `cold` and `flush` are ignored.
 
     Raises `ValueError` if there are no functions, the budget is not positive, `min_samples` is less than one, or the
     device is neither cpu nor cuda."""
@@ -151,9 +147,9 @@ def _check_arguments(functions: Mapping[str, Function], budget_s: float, min_sam
 
 
 def _room(ends: Sequence[float], budget_s: float) -> int:
-    """Returns how many rounds the budget can hold after the warm-up: `remaining_time / median_round_time`.
+    """Returns how many timed rounds fit into the budget after the warm-up: `remaining_time / median_round_time`.
 
-    `ends` are the times at which rounds began and ended.
+    `ends` lists the times at which rounds began and ended.
     """
     median_round_s = float(np.median(np.diff(ends))) if len(ends) > 1 else 0.0
     return min(MAX_SAMPLES, int((1 - WARM_UP_SHARE) * budget_s / median_round_s)) if median_round_s > 0 else 0
@@ -179,7 +175,8 @@ def _orders(names: list[str], seed: int) -> Iterator[list[str]]:
 
 
 def _warm_up(watch: Timer, functions: Mapping[str, Function], deadline: float) -> dict[str, float]:
-    """Warms up the functions, and returns the fastest reading of each function."""
+    """Runs the functions until their times are steady or `deadline` has passed. Returns the fastest time of each
+    function."""
     fastest_times = dict.fromkeys(functions, math.inf)
     for round_count in itertools.count(1):
         seconds_by_name = watch.round([(name, function, 1) for name, function in functions.items()])

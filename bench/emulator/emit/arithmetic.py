@@ -178,7 +178,7 @@ def _wide(g: Generator, instruction: Instruction, signed: str) -> None:
 
 
 def _pairs(g: Generator, instruction: Instruction, kind: str) -> None:
-    """Emits Python code for `add`, `min` and `max` of two 16-bit integers in one register."""
+    """Emits Python code for a PTX `add`, `min` or `max` of two packed 16-bit integers."""
     name, half_type = instruction.parts[0], dtype_of(kind.removesuffix("x2"))
     function_name = {"add": "np.add", "min": "integers.imin", "max": "integers.imax"}.get(name)
     if function_name is None:

@@ -1,8 +1,8 @@
 """Generates a Python function for each basic block of PTX.  Each instruction becomes one or two lines of NumPy code.
 
-The function gets a context (the lanes that run the block) and the registers of these lanes.  A value that only this
-block uses stays a Python local.  A value that a later block needs is stored to the registers.  A value is a vector with
-one element per lane, or one NumPy scalar for all lanes, as in most address arithmetic.  The code works for both.
+The function gets a context (the lanes that run the block) and the lanes' registers.  A value that only this block uses
+stays a Python local.  A value is a vector with one element per lane, or one NumPy scalar for all lanes.  The code works
+for both.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ EMITTERS: dict[str, Emitter] = {}
 
 
 def _unknown_modifier(parts: list[str]) -> str | None:
-    """Returns the first unknown part of an opcode after its first part, or None if all parts are known."""
+    """Returns the first modifier of a PTX opcode that the emulator does not know, or None. `parts` is the opcode, split
+    at its dots."""
     for opcode_part in parts[1:]:
         for modifier_word in opcode_part.split("::"):
             if modifier_word not in _MODIFIERS and not _MODIFIER_PATTERN.fullmatch(modifier_word):
@@ -309,7 +310,8 @@ class Generator:
         self._guard = None
 
     def _look_at(self, instruction: syntax.Instruction) -> None:
-        """Emits a race check for each wgmma accumulator that the instruction reads.  A plain `mov` needs no check."""
+        """Emits a check that a wgmma has finished, for each accumulator register that the instruction reads. A plain
+        `mov` needs no check."""
         if instruction.opcode.startswith("wgmma"):  # `multiply_async` checks what it reads
             self._looked_at.clear()
             return
@@ -337,7 +339,7 @@ class Generator:
 
 
 def _immediate(operand: syntax.Immediate, dtype: str) -> int:
-    """Returns the bits of a constant operand as an integer, for a value of type `dtype`."""
+    """Returns the bits of a constant operand of type `dtype` as an integer."""
     if not operand.float_bits:
         return operand.value
     type_bits = {"4": 32, "8": 64}.get(dtype[1:])

@@ -186,8 +186,8 @@ def copy(g: Generator, instruction: syntax.Instruction) -> None:
 
 
 def _taken(g: Generator, operand: syntax.Operand, size: int) -> str:
-    """Returns the Python expression of the number of bytes that `cp.async` reads.  If `operand` is a predicate
-    (`ignore-src`), the number is 0 where it is true, else `size`.  Any other `operand` is the number itself."""
+    """Returns a Python expression for the number of bytes that a `cp.async` reads. A predicate operand (`ignore-src`)
+    gives 0 if it is true, else `size`. Any other operand is the number itself."""
     if isinstance(operand, syntax.Negated) or (isinstance(operand, syntax.Register) and operand.type == "pred"):
         return f"choose({g.value(operand, '?')}, {g.constant(0, 'u4')}, {g.constant(size, 'u4')})"
     return g.value(operand, "u4")

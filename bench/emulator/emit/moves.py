@@ -95,7 +95,7 @@ def comparison(g: Generator, name: str, kind: str, a: Operand, b: Operand, ftz: 
 
 
 def _flushed(value: str, kind: str, ftz: bool) -> str:
-    """Returns the Python expression of a comparison's operand.  With `ftz`, subnormal operands become zeros."""
+    """Returns a Python expression for an operand of a comparison. With `ftz`, subnormal values become zero."""
     if not ftz:
         return value
     return f"half.flush({value}, {kind!r})" if kind in ("f16", "bf16") else f"bits.flush({value})"
@@ -213,7 +213,7 @@ def convert(g: Generator, instruction: Instruction) -> None:
 
 
 def _check_packed(instruction: Instruction, to: str, source: str, rounding: str) -> None:
-    """Raises `PtxError` if a conversion of two packed values lacks a modifier that PTX requires."""
+    """Raises `PtxError` if a conversion to two packed values (`cvt`) lacks a modifier that PTX requires."""
     is_fp8 = to.startswith("e")
     allowed_roundings = ("rn",) if is_fp8 or source != "f32" else ("rn", "rz")
     if rounding not in allowed_roundings or (is_fp8 and "satfinite" not in instruction.parts):

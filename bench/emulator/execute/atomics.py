@@ -63,7 +63,7 @@ def atomic(
 
 
 def _observe(c: LaneContext, space: str, addresses: Any, lanes: Any, size: int, order: str, instruction: int) -> None:
-    """Reports the atomic operation of the lanes to the race detector and the counter."""
+    """Reports an atomic operation of the active lanes to the race detector and the access counter."""
     observer = c.group.run.observer
     if observer is None:
         return
@@ -82,7 +82,8 @@ def _observe(c: LaneContext, space: str, addresses: Any, lanes: Any, size: int, 
 
 
 def _places(c: LaneContext, space: str, where: Any, lanes: npt.NDArray[np.int64], instruction: int) -> Any:
-    """Returns a key for each lane's memory location.  Equal shared addresses in different CTAs have different keys."""
+    """Returns a key for the memory location that each lane accesses. Equal shared addresses in different CTAs get
+    different keys."""
     addresses = where[lanes].astype(np.uint64)
     window_numbers = addresses >> np.uint64(60)
     if space == "generic" and ((window_numbers != 0) & (window_numbers != SHARED_WINDOW >> 60)).any():
@@ -94,7 +95,8 @@ def _places(c: LaneContext, space: str, where: Any, lanes: npt.NDArray[np.int64]
 
 
 def _flushed(operation: str, kind: str, space: str, addresses: Any) -> Bools | None:
-    """Returns a mask of the lanes that flush subnormals to zero, or None.  Only global `add.f32` flushes."""
+    """Returns a mask of the lanes whose atomic operation flushes subnormals to zero. Only `add.f32` on global memory
+    flushes. None means no lane."""
     if operation != "add" or kind != "f32" or space == "shared":
         return None
     is_global: Bools = addresses >> np.uint64(60) == 0
@@ -104,9 +106,8 @@ def _flushed(operation: str, kind: str, space: str, addresses: Any) -> Bools | N
 def _one_by_one(
     operation: str, kind: str, places: Any, before: Any, values: list[Any], flushed: Bools | None
 ) -> tuple[Any, Any]:
-    """Returns the value that each lane reads, and the final value at the lane's memory location.
-
-    Lanes with the same location run in lane order."""
+    """Runs an atomic operation lane by lane. Returns the old value that each lane reads, and the final value at its
+    memory location."""
     sort_order = np.argsort(places, kind="stable")
     sorted_places = places[sort_order]
     is_group_start = np.r_[True, sorted_places[1:] != sorted_places[:-1]]
@@ -142,7 +143,8 @@ def _of(flushed: Bools | None, lanes: Any) -> Bools | None:
 
 
 def _flushed_sums(steps: Any, values: Any) -> Any:
-    """Computes running sums.  Each subnormal value or sum becomes zero before the next addition."""
+    """Recomputes running sums with subnormals flushed. Each subnormal value or sum becomes zero before the next
+    addition."""
     if (flush(steps) == steps).all() and (flush(values) == values).all():
         return steps
     running_sums = steps.copy()

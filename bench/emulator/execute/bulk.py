@@ -28,7 +28,8 @@ MAP_ALIGNMENT = 64
 
 
 def _destinations(group: CtaGroup, slot: int, barrier_slot: int, multicast: int | None, instruction: int) -> list[int]:
-    """Returns the indices of the CTAs that receive a copy.  The copy signals an mbarrier in each of these CTAs."""
+    """Returns the indices of the CTAs in the cluster that receive a bulk copy. The copy signals one mbarrier in each of
+    them. Raises `Fault` for an impossible destination."""
     if multicast is None:
         if barrier_slot != slot:
             raise Fault("the copy's destination and its mbarrier lie in different CTAs", instruction)
@@ -39,7 +40,8 @@ def _destinations(group: CtaGroup, slot: int, barrier_slot: int, multicast: int 
 
 
 def _place_of(slot: int, address: int) -> tuple[int, int]:
-    """Splits a shared::cluster address into the index of the CTA and the address in that CTA."""
+    """Splits a shared::cluster address into the CTA's index and the address in this CTA. An address without a CTA
+    belongs to CTA `slot`."""
     rank_field = address >> RANK_SHIFT
     return (rank_field - 1 if rank_field else slot), address & ((1 << RANK_SHIFT) - 1)
 
@@ -91,7 +93,7 @@ def _tile(tensor: tensor_map.TensorMap, coords: list[int], shared: int, instruct
 
 
 def _chunks(start: int, size: int) -> slice:
-    """Returns the slice of 16-byte units of shared memory that covers a range of bytes."""
+    """Returns the slice of 16-byte units of shared memory from byte `start` on, for `size` bytes."""
     return slice(start >> 4, (start + size) >> 4)
 
 
@@ -106,10 +108,10 @@ def _start_load(
     barrier: int,
     instruction: int,
 ) -> None:
-    """Starts a copy of `size` bytes to the byte offset `start` in the shared memory of the CTAs.
+    """Starts a bulk copy of `size` bytes to the byte offset `start` in shared memory.
 
     The copy runs later.  It then calls `read`, which returns the data in units of `unit` bytes.  `index` gives the
-    positions of the units in shared memory.  Last, the mbarrier at the offset `barrier` counts the copied bytes."""
+    units' positions in shared memory.  Last, the mbarrier at the offset `barrier` counts the copied bytes."""
     cta_group, observer = c.group, c.group.run.observer
     race_record = None if observer is None else observer.load_begins(c, lane, start, size, barrier, instruction)
     if cta_group.run.checks.asynchronous:
@@ -127,7 +129,7 @@ def _start_load(
 
 
 def _check_room(group: CtaGroup, shared: int, size: int, instruction: int) -> None:
-    """Raises `Fault` if `size` bytes at the shared memory address `shared` extend past the end of the CTA's memory."""
+    """Raises `Fault` if `size` bytes at address `shared` extend past the CTA's shared memory."""
     if shared + size > group.run.shared_limit:
         raise Fault(f"a box of {size} bytes at shared address 0x{shared:x} ends outside the CTA's memory", instruction)
 
@@ -316,7 +318,8 @@ def store_remote(
 
 
 def _watch(c: LaneContext, addresses: Any, size: int, places: list[int], guard: Any, instruction: int) -> None:
-    """Reports stores to the race detector.  All stores into one CTA's shared memory count as one asynchronous copy."""
+    """Reports asynchronous stores to the race detector. All stores into the shared memory of one CTA count as one
+    copy."""
     cta_group = c.group
     lanes = c.lanes_under(guard)
     if cta_group.races is None or not len(lanes):

@@ -56,7 +56,8 @@ def _check_pieces(
     lanes: npt.NDArray[np.intp],
     instruction: int,
 ) -> None:
-    """Raises `Fault` if a lane reads more than `size` bytes, or if an address is not a multiple of `size`."""
+    """Checks the reads of a `cp.async`. Raises `Fault` if a lane reads more than `size` bytes, or if its address is not
+    a multiple of `size`."""
     if (max_bytes := int(counts.max())) > size:
         fault_text = f"cp.async takes at most its {size} bytes from memory, and here are {max_bytes}"
         raise Fault(fault_text, instruction, lane_of(c, counts, max_bytes, lanes))

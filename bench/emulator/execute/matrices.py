@@ -1,8 +1,7 @@
 """Runs `ldmatrix`, `stmatrix`, `mma.sync` and `wgmma` for lanes that execute together.
 
-A wgmma adds to a matrix, which is kept apart from its accumulator registers.  Until the kernel waits for the wgmma, the
-registers hold invalid values (poison).  The wait copies the matrix into the registers, once for a whole chain of
-wgmmas.  A `mov` without a predicate makes two registers share memory, so the wait's copy reaches both.
+A wgmma adds to a separate matrix.  Until the kernel waits for the wgmma, its accumulator registers hold invalid values
+(poison).  The wait copies the matrix into the registers, once for a whole chain of wgmmas.
 """
 
 from __future__ import annotations
@@ -74,7 +73,8 @@ def _check_warps(c: LaneContext, instruction: int) -> None:
 def _rows(
     c: LaneContext, addresses: Any, number: int, instruction: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
-    """Returns the shared memory offset of each lane's row in bytes, and the indices of the lanes with a row address."""
+    """Returns the shared memory offset, in bytes, of the matrix row that each lane addresses. Also returns the indices
+    of the lanes that give an address."""
     _check_warps(c, instruction)
     addresses, lane_in_warp = c.vector(addresses), c.lanes & 31
     # Only the first 8 lanes for each matrix give a row; the addresses of the other lanes are not used.
@@ -143,7 +143,7 @@ class Warpgroup:
 
 
 def _pieces(c: LaneContext, instruction: int) -> list[int]:
-    """Returns the numbers of the warpgroups (pieces) that run.  Raises `Fault` if a warpgroup is incomplete."""
+    """Returns the numbers of the warpgroups that run a wgmma. Raises `Fault` if a warpgroup is incomplete."""
     cta_group, warpgroups = c.group, []
     for lane_index in range(0, c.size, WARPGROUP):
         first_lane, last_lane = int(c.lanes[lane_index]), int(c.lanes[min(lane_index + WARPGROUP, c.size) - 1])
@@ -191,7 +191,7 @@ def multiply_async(
 
 
 def _chain_of(group: CtaGroup, d: tuple[Any, ...]) -> Accumulators | None:
-    """Returns the chain of wgmmas that accumulates into the registers `d`, or None if there is no such chain."""
+    """Returns the chain of wgmmas that adds into the registers `d`, or None if there is no such chain."""
     base_array = d[0].base if isinstance(d[0], np.ndarray) else None
     chain: Accumulators | None = group.accumulators.get(id(base_array))
     if chain is None or len(chain.rows) != len(d) or any(a is not b for a, b in zip(d, chain.rows, strict=True)):
@@ -224,7 +224,7 @@ def _product(group: CtaGroup, old: Any, a: Any, b: Any, shape: WgmmaShape) -> np
 def _operands(
     c: LaneContext, a: Any, b: Any, shape: WgmmaShape, count: int, instruction: int
 ) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-    """Returns the matrices `A[64, K]` and `B[N, K]` of each warpgroup."""
+    """Returns the wgmma operands `A[64, K]` and `B[N, K]` of each warpgroup."""
     if isinstance(a, tuple):
         a_matrices = list(a_from_registers(a, shape.a_type, c.size))
     else:

@@ -13,20 +13,21 @@ from rooflab.bench.emulator.machine.waiting import waiting_of
 
 
 def _common(value: Any) -> int | None:
-    """Returns the value if all lanes have the same value, else None."""
+    """Returns the common value of all lanes, or None if the lanes have different values."""
     if isinstance(value, np.generic | int):
         return int(value)
     return int(value[0]) if (value == value[0]).all() else None
 
 
 def _split(c: LaneContext, keys: Any) -> int:
-    """Splits the running lanes into new groups, one for each value in `keys`.  All continue at the same instruction."""
+    """Splits the running lanes into groups with equal values in `keys`. All groups continue at the same instruction."""
     c.children = [c.part(keys == lane_key, c.place) for lane_key in np.unique(keys)]
     return SPLIT
 
 
 def _barrier(c: LaneContext, number: Any, count: Any, instruction: int) -> tuple[int, int | None] | int:
-    """Returns the number and the thread count of the lanes' barrier, or `SPLIT` if the lanes must be split first."""
+    """Returns the number and the thread count of the barrier at which the lanes arrive. Returns `SPLIT` if the lanes
+    differ and must be split first."""
     for operand_value in (number, count):
         if operand_value is not None and _common(operand_value) is None:
             return _split(c, operand_value)
@@ -125,8 +126,8 @@ def update_mbarrier(c: LaneContext, operation: str, *arguments: Any, **options: 
 def mbarrier_wait(c: LaneContext, addresses: Any, state: Any, blocks: bool, guard: Any, instruction: int) -> Any:
     """Runs `mbarrier.try_wait` and `mbarrier.test_wait`: returns for each lane whether its phase is over.
 
-    `blocks` is true for `try_wait`.  A `try_wait` stops the lanes if no lane's phase is over, and returns None.  In all
-    other cases no lane stops, and a lane with an unfinished phase gets False, as after a time-out."""
+    `blocks` is true for `try_wait`.  If no lane's phase is over, `try_wait` stops the lanes and returns None.
+    Otherwise a lane with an unfinished phase gets False, as after a time-out."""
     mbarriers = waiting_of(c.group).mbarriers
     awaited_phases: list[tuple[int, int]] = []
     complete_lanes: list[Lanes] = []
@@ -153,9 +154,9 @@ def mbarrier_wait(c: LaneContext, addresses: Any, state: Any, blocks: bool, guar
 
 
 def _by_parity(state: Any, lanes: Lanes) -> list[tuple[int, Lanes]]:
-    """Groups the lanes by the parity of the phase that they wait for.  Returns a list of pairs `(parity, lanes)`.
+    """Groups the lanes by the parity of the mbarrier phase for which they wait. Returns pairs `(parity, lanes)`.
 
-    `state` is a parity or a phase number.  Only its lowest bit counts, because Triton passes -1 for 1.
+    `state` is a parity or a phase number. Only its lowest bit counts, because Triton passes -1 for 1.
     """
     if isinstance(state, np.generic):
         return [(int(state) & 1, lanes)]

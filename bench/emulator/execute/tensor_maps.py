@@ -93,7 +93,7 @@ def write_shared_map(c: LaneContext, address: int, data: bytes, lane: int, instr
 
 
 def _warp(c: LaneContext, lane: int) -> tuple[int, int]:
-    """Returns for a lane its slot in the race detector (a CTA or a cluster), and its warp in this slot."""
+    """Returns the race detector's slot of a lane, and the lane's warp in this slot. A slot is a CTA or a cluster."""
     return divmod(int(c.warps[lane]), c.group.race_warps)
 
 
@@ -135,7 +135,7 @@ def fence(c: LaneContext, addresses: Any, guard: Any) -> None:
 
 
 def _one_lane_each(c: LaneContext, addresses: Any, guard: Any) -> Iterator[int]:
-    """Yields one lane per warp and address.  Several lanes of a warp may have the same address."""
+    """Yields one lane for each pair of a warp and an address. Several lanes of a warp may use the same address."""
     seen_addresses: set[tuple[int, int]] = set()
     for lane in map(int, c.lanes_under(guard)):
         warp_address = int(c.warps[lane]), value_of(addresses, lane)

@@ -59,7 +59,8 @@ def _sources(mode: str, lane: int, clamp: int) -> tuple[npt.NDArray[np.intp], np
 
 
 def _source_lanes(mode: str, readers: Any, lane: Any, clamp: Any) -> tuple[Any, Any]:
-    """Returns for each lane its source lane, and whether the source is in range (PTX ISA, `shfl.sync`)."""
+    """Returns the lane from which each lane of a shuffle reads. Also returns whether this source is in range (PTX ISA,
+    `shfl.sync`)."""
     segment_mask = clamp >> 8 & 31
     max_lane = clamp & 31
     lowest_lane = readers & segment_mask
@@ -98,7 +99,7 @@ def shuffle(c: LaneContext, mode: str, value: Any, lane: Any, clamp: Any, wants_
 
 
 def _by_mask(mask: Any, call: Callable[[np.uint32], tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Calls `call` once for each different mask.  Each lane gets the result for its own mask."""
+    """Calls `call` once for each different lane mask. Each lane gets the result for its own mask."""
     if isinstance(mask, np.generic):
         return call(np.uint32(mask))
     lane_masks = np.unique(mask)
@@ -113,7 +114,7 @@ def _by_mask(mask: Any, call: Callable[[np.uint32], tuple[Any, ...]]) -> tuple[A
 
 
 def _members(c: LaneContext, mask: np.uint32, guard: Any) -> npt.NDArray[np.bool_]:
-    """Returns a mask `[warps, 32]` of the lanes that take part in an instruction."""
+    """Returns a bool mask `[warps, 32]` of the lanes that take part in a warp instruction."""
     mask_bits = np.uint32(mask) >> np.arange(WARP, dtype=np.uint32) & 1 == 1
     member_rows: npt.NDArray[np.bool_] = mask_bits & present(c)
     if guard is not None:
@@ -143,7 +144,7 @@ def _bits(rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
 
 
 def _spread(values: npt.NDArray[Any], places: npt.NDArray[np.intp] | None) -> Any:
-    """Copies each warp's value to all lanes of the warp.  Returns one scalar if all warps have the same value."""
+    """Copies one value per warp to all lanes of the warp. Returns one scalar if all warps have the same value."""
     if (values == values[0]).all():
         return values[0]
     return _back(np.repeat(values, WARP), places)

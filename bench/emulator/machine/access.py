@@ -75,7 +75,7 @@ def _scattered(value: Any, active: npt.NDArray[np.int64], size: int) -> Any:
 
 
 def _unpacked(raw: Any, width: int, count: int) -> Values:
-    """Splits each lane's data into `count` elements of `width` bytes.  Returns one value for each element."""
+    """Splits the value of each lane into `count` elements of `width` bytes. Returns one array of lanes per element."""
     if count == 1:
         return (raw,)
     element_dtype = _UNSIGNED_DTYPES[width]
@@ -85,7 +85,8 @@ def _unpacked(raw: Any, width: int, count: int) -> Values:
 
 
 def _packed(values: Values, width: int, lanes: int) -> Any:
-    """Joins each lane's `values` of `width` bytes into one wider value.  The result is a scalar if all are scalars."""
+    """Joins several values of `width` bytes into one wider value per lane. Returns a scalar if all values are
+    scalars."""
     if len(values) == 1:
         return values[0]
     element_dtype, unit_dtype = _UNSIGNED_DTYPES[width], UNIT_DTYPES[width * len(values)]
@@ -123,7 +124,8 @@ def shared_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instr
 
 
 def _reaches_cluster(c: LaneContext, instruction: int) -> bool:
-    """Returns whether an instruction may access another CTA's memory.  An opcode with plain `.shared` may not."""
+    """Tells whether an instruction may access the shared memory of another CTA. An opcode with plain `.shared` may
+    not."""
     opcode = c.group.program.kernel.instructions[instruction].opcode
     return "shared::cluster" in opcode or ".shared" not in opcode
 

@@ -18,7 +18,8 @@ _CLUSTER_KEY = "cluster"
 
 
 def _order_all(group: CtaGroup, warps: Lanes) -> None:
-    """Tells the race detector that all running threads met at a barrier.  `warps` has each lane's warp, sorted."""
+    """Tells the race detector that all running threads met at a barrier. `warps` lists the warp of each thread,
+    sorted."""
     if group.races is None:
         return
     distinct_warps = warps[np.flatnonzero(np.diff(warps, prepend=-1))]
@@ -32,12 +33,10 @@ def _order_all(group: CtaGroup, warps: Lanes) -> None:
 
 
 def _meet(group: CtaGroup, warps: Lanes, instruction: int, together: int, gone: npt.NDArray[np.bool_]) -> None:
-    """Records that `warps` leave a barrier of all threads.  Records a fault if another warp left it earlier and has
-    ended.
+    """Records that `warps` leave a barrier of all threads.  Records a fault if a warp that left it earlier has ended.
 
-    The ended warp misses this use of the barrier.  PTX does not wait for it, so the barrier does not order its
-    accesses.  CUDA C++ leaves the behaviour undefined if a running thread skips a barrier.  `together` is the number of
-    lanes that share the barrier: those of a CTA or of a cluster.  `gone` marks the lanes that have ended."""
+    The ended warp misses this use of the barrier, which is undefined behaviour in CUDA C++.  `together` is the number
+    of lanes that share the barrier: those of a CTA or of a cluster.  `gone` marks the lanes that have ended."""
     passed_warps = group.met.setdefault(instruction, np.zeros(len(group.alive) // 32, np.bool_))
     passed_warps[warps] = True
     ended_warps = np.flatnonzero(passed_warps & gone.reshape(-1, 32).all(axis=1))
@@ -158,7 +157,8 @@ class Barriers:
         waits: bool,
         instruction: int,
     ) -> bool:
-        """Records that lanes arrive at a barrier.  Returns whether the barrier is then complete."""
+        """Records that lanes arrive at a barrier. Returns whether the barrier is now complete. Raises `Fault` if the
+        threads expect different thread counts."""
         cta_group, state = self._group, self._states.setdefault((slot, number), _BarrierState())
         warps = np.unique(lanes >> 5)
         state.whole |= count is None
@@ -282,7 +282,7 @@ class ClusterBarrier:
                 self._group.races.wait(race_slot, warps, _CLUSTER_KEY)
 
     def _warps(self, context: LaneContext) -> list[tuple[int, np.ndarray[Any, Any]]]:
-        """Returns the warps of `context` for each slot of the race detector.  A slot is a CTA, or a whole cluster."""
+        """Groups the warps of `context` by slot of the race detector. A slot is a CTA or a whole cluster."""
         warps, slot_warps = np.unique(context.warps), self._group.race_warps
         return [(int(slot), warps[warps // slot_warps == slot] % slot_warps) for slot in np.unique(warps // slot_warps)]
 

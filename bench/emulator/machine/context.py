@@ -178,21 +178,23 @@ def merged(contexts: Sequence[LaneContext]) -> LaneContext:
 
 
 def _in_flight(group: CtaGroup, value: Any) -> Any:
-    """Returns the chain of unfinished wgmmas that will write the register `value`, or None."""
+    """Returns the chain of unfinished wgmmas that will write the register `value`, or None if there is none."""
     base_array = value.base if isinstance(value, np.ndarray) else None
     wgmma_chain = group.accumulators.get(id(base_array)) if base_array is not None else None
     return wgmma_chain if wgmma_chain is not None and any(wgmma_chain.in_flight) else None
 
 
 def _land(group: CtaGroup, values: Sequence[Any]) -> None:
-    """Fills the registers of unfinished wgmmas.  Needed before a register is copied: a wait does not fill copies."""
+    """Writes the results of unfinished wgmmas into their registers. Registers need this before they are copied, because
+    a later wait does not fill the copy."""
     for chain in {id(chain): chain for value in values if (chain := _in_flight(group, value)) is not None}.values():
         for matrix_index in range(len(chain.matrices)):
             chain.fill(matrix_index)
 
 
 def _whole_row(group: CtaGroup, values: Sequence[Any]) -> Any:
-    """Returns the accumulator register whose parts `values` are, if a wgmma on it is unfinished.  Else returns None."""
+    """Returns the accumulator register that consists of the parts `values`. Returns None unless an unfinished wgmma
+    will write it."""
     chain = _in_flight(group, values[0])
     if chain is None or sum(np.size(value) for value in values) != chain.buffer.shape[1]:
         return None

@@ -114,13 +114,14 @@ def _lanes(c: Acting, active: Any) -> Ints:
 
 
 def _key(c: Acting, active: Any, instruction: int, phase: int, relative: npt.NDArray[Any]) -> tuple[int, ...]:
-    """Returns the cache key of an address pattern.  The key has hashes instead of addresses, which keeps it small."""
+    """Returns the cache key of a pattern of memory addresses. It contains hashes instead of addresses, which keeps it
+    small."""
     lanes = 0 if active is None else hash(active.tobytes())
     return instruction, phase, hash(relative.tobytes()), lanes, c.size, hash(c.pattern)
 
 
 def _sectors(addresses: npt.NDArray[np.int64], warps: Ints, size: int) -> int:
-    """Counts the 32-byte sectors that the accesses touch.  A sector counts once for each warp."""
+    """Counts the 32-byte memory sectors that the accesses touch. A sector counts once for each warp that touches it."""
     sector_ids = addresses // SECTOR
     if size > SECTOR:
         raise ValueError(f"size: expected at most {SECTOR} bytes, got {size}")
@@ -130,9 +131,9 @@ def _sectors(addresses: npt.NDArray[np.int64], warps: Ints, size: int) -> int:
 def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple[int, int]:
     """Returns the number of wavefronts of an access, and the minimum for an access of the same size.
 
-    A wavefront is one pass through shared memory.  In one pass, each bank delivers one word, to any number of lanes.
-    With 8 bytes per lane, each half of the warp is served separately; with 16 bytes, each quarter (CUDA C++ programming
-    guide, "Shared Memory")."""
+    A wavefront is one pass through shared memory, in which each bank delivers one word to any number of lanes.  With 8
+    bytes per lane, each half of the warp is served separately; with 16 bytes, each quarter (CUDA C++ programming guide,
+    "Shared Memory")."""
     words_per_lane = max(1, size // BANK_BYTES)
     lane_phases = lanes.astype(np.int64) // (32 // words_per_lane)
     lane_phases -= lane_phases[0]

@@ -95,7 +95,7 @@ def _each(
     copy: bool,
     reduces: bool,
 ) -> npt.NDArray[Any]:
-    """Loads units of `size` bytes that lie in several allocations, one unit at a time."""
+    """Loads units of `size` bytes from several allocations, one unit at a time."""
     loaded_units = np.empty(len(addresses), UNIT_DTYPES[size])
     for lane_position, address in enumerate(addresses):
         lane = np.array([lane_position if active is None else active[lane_position]])

@@ -29,7 +29,8 @@ SURE = 4
 
 
 def _lots(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
-    """Yields batches of CTAs.  A batch is one cluster, or CTAs that run in one NumPy vector."""
+    """Yields the batches in which the CTAs of a grid run. A batch is one cluster, or several CTAs in one NumPy
+    vector."""
     ctas_per_cluster = run.cluster[0] * run.cluster[1] * run.cluster[2]
     if ctas_per_cluster > 1:
         yield from _clusters(run, ctas)
@@ -97,7 +98,7 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
 
 
 def _wait_again(run: Run, going: Sequence[object]) -> None:
-    """Restarts the time limit for the end of a batch.  More batches that take turns get a longer limit."""
+    """Restarts the time limit of the emulated run. The limit is longer if more batches of CTAs take turns."""
     run.deadline = time.thread_time() + most_seconds() * min(len(going), MAX_DEADLINE_BATCHES)
 
 
@@ -144,7 +145,8 @@ def _begin(run: Run, ctas: list[int]) -> tuple[Schedule, Iterator[bool]]:
 
 
 def _races(run: Run, group: CtaGroup) -> SharedRaces:
-    """Returns a race detector.  It checks a cluster as one unit, because its CTAs access each other's memory."""
+    """Makes the race detector of a group of CTAs. It treats a cluster as one unit, because its CTAs access each other's
+    memory."""
     n_bytes, warps = run.shared_size or 1024, group.race_warps
     if not run.has_clusters:
         return SharedRaces(len(group.ctas), warps, n_bytes, run.program.granules["shared"])

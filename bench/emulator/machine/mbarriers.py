@@ -204,7 +204,6 @@ class MBarriers:
 
 
 def _total(value: Any, lanes: Lanes) -> int:
-    """Returns the sum of `value` over `lanes`."""
     if isinstance(value, int | np.generic):
         return int(value) * len(lanes)
     return int(value[lanes].sum(dtype=np.int64))

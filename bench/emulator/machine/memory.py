@@ -1,6 +1,6 @@
-"""Implements global memory.  It holds only the tensors that a kernel was given, at their own addresses.
+"""Implements global memory: the tensors that a kernel was given, at their own addresses.
 
-The emulated kernel reads and writes the tensors' bytes in place.  Every access is first checked against the list of
+The emulated kernel reads and writes the tensors in place.  Every access is first checked against the list of
 allocations.  Without this check, a wild address would reach the emulator's own memory.
 """
 

@@ -62,7 +62,8 @@ class Observer:
     # Shared memory
 
     def _who(self, c: Watched, active: Any) -> tuple[Any, Lanes]:
-        """Returns for each active lane its slot in the race detector (a CTA or a cluster), and its warp in the slot."""
+        """Returns the race detector's slot of each active lane, and the lane's warp in this slot. A slot is a CTA or a
+        cluster."""
         warps_per_slot = c.group.race_warps
         warps = c.warps if active is None else c.warps[active]
         if self._has_clusters:
@@ -255,8 +256,8 @@ class Observer:
                 races.write(lane_actors, lane_addresses, size, instruction, value, old)
 
     def _actors(self, c: Watched, active: Any, addresses: Any) -> tuple[Lanes, Any]:
-        """Returns each lane's actor in the detector of global races, and its address.  An actor is a warp if CTAs may
-        wait for each other, else a CTA."""
+        """Returns the actor of each lane for the detector of global races, and the lane's address. An actor is a warp
+        if CTAs may wait for each other, else a CTA."""
         slots, warps = (c.slots, c.warps) if active is None else (c.slots[active], c.warps[active])
         actors_per_cta = self._actors_per_cta
         lane_actors = np.asarray(c.group.ctas)[slots] * actors_per_cta + warps % actors_per_cta
@@ -267,12 +268,12 @@ class Observer:
         return instruction in self._strong and not self._within_cta(instruction)
 
     def _within_cta(self, instruction: int) -> bool:
-        """Returns whether the instruction's scope is the CTA.  Then it does not synchronise with other CTAs."""
+        """Tells whether an instruction has CTA scope, so that it does not synchronise with other CTAs."""
         opcode_parts = self._kernel.instructions[instruction].parts
         return "cta" in opcode_parts or ("cluster" in opcode_parts and not self._has_clusters)
 
     def _is_near(self, instruction: int) -> bool:
-        """Returns whether the instruction's scope is the cluster, not the whole device."""
+        """Tells whether an instruction has cluster scope instead of device scope."""
         return "cluster" in self._kernel.instructions[instruction].parts
 
     def _synchronise(self, actors: Lanes, where: Any, order: str, instruction: int, *, stores: bool = True) -> None:
@@ -310,7 +311,8 @@ def _addresses(offsets: Any, lanes: int) -> Any:
 
 
 def _blocks(start: int, size: int) -> tuple[Lanes, int]:
-    """Splits a range of bytes into aligned pieces of equal size.  Returns the start of each piece, and the size."""
+    """Splits a range of bytes into aligned blocks of equal size. Returns the start of each block, and the block size in
+    bytes."""
     block_bytes = MAX_BLOCK_BYTES
     while start % block_bytes or size % block_bytes:
         block_bytes //= 2

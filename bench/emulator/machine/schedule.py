@@ -1,7 +1,7 @@
 """Schedules the threads of CTAs that run together: picks the next lanes, joins lanes that meet, and finds deadlocks.
 
-Lanes at one instruction form a context.  Without a seed, the context with the lowest instruction number runs next, so
-that lanes from two branches meet again.  With a seed, the order is random: another order can expose other faults.
+Lanes at one instruction form a context.  The context with the lowest instruction number runs next, so that branches
+meet again.  With a seed, the order is random, which can expose other faults.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Schedule:
         return [LaneContext(self.group, lane_set, [None] * register_count, 0) for lane_set in lane_sets]
 
     def _cut(self, lanes: np.ndarray) -> list[np.ndarray]:
-        """Cuts a CTA's lanes into random groups of complete warps."""
+        """Splits the lanes of a CTA into random groups of complete warps."""
         assert self._random is not None
         warps = np.unique(lanes >> 5)
         first_warps = [warp for warp in warps[1:] if self._random.random() < 0.5]
@@ -141,7 +141,7 @@ class Schedule:
         return f"{fault_text}; {SECONDS}={10 * most_seconds():g} in the environment allows more"
 
     def _wake(self) -> bool:
-        """Resumes lanes that met, or that waited for a finished copy.  Returns whether it resumed any."""
+        """Resumes lanes that have met each other, or whose copy has finished. Returns whether it resumed any lane."""
         try:
             return self._meet() or self.waiting.advance()
         except Fault as fault:
@@ -154,7 +154,8 @@ class Schedule:
         return self.ready.pop(best_index)
 
     def _drawn(self, draws: random.Random) -> LaneContext:
-        """Picks random lanes.  In a split warp, prefers the part with the fewest steps, so that the parts meet."""
+        """Picks a random group of lanes to run next. In a split warp, it prefers the group with the fewest steps, so
+        that the groups meet again."""
         context = self.ready[draws.randrange(len(self.ready))]
         if context.grain == 1 and draws.random() < MEET_PROBABILITY:
             warp_peers = [other for other in self.ready if other.grain == 1 and _overlap(context, other)]
@@ -169,7 +170,8 @@ class Schedule:
         return context
 
     def _switch(self, context: LaneContext) -> bool:
-        """Returns whether other lanes should run next.  May first join two groups of lanes at one instruction."""
+        """Tells whether another group of lanes should run next. May first join two groups that are at the same
+        instruction."""
         if self._random is not None:
             return self._random.random() < (0.1 if context.grain > 1 else 0.5)
         block_start = context.place
@@ -193,7 +195,7 @@ class Schedule:
         return min(a.grain, b.grain) == 1 or len(self.group.live(a.place)) <= MAX_MERGED_REGISTERS
 
     def _step(self, context: LaneContext) -> bool:
-        """Runs one basic block.  Returns whether the same lanes can also run their next block."""
+        """Runs one basic block with a group of lanes. Returns whether the same group can run its next block."""
         if not context.size:
             return False
         entry_no, program = context.place, self.program
@@ -234,8 +236,8 @@ class Schedule:
         self.waiting.ended()
 
     def _meet(self, place: int | None = None) -> bool:
-        """Joins groups of lanes that wait for each other at instruction `place`, or at each instruction if `place` is
-        None.  Returns whether any group can continue."""
+        """Joins groups of lanes that wait for each other at instruction `place`. None means at any instruction. Returns
+        whether a group can continue."""
         has_resumed = False
         meeting_places = {context.place for context in self.meeting} if place is None else {place}
         for meeting_place in meeting_places:
@@ -252,8 +254,8 @@ class Schedule:
         return has_resumed
 
     def _pieces(self, contexts: list[LaneContext], need: int) -> list[list[LaneContext]]:
-        """Returns lists of contexts (groups of lanes).  Contexts that share a warp are in one list.  If `need` is 128,
-        contexts that share a warpgroup are in one list."""
+        """Sorts groups of lanes into lists: groups that share a warp are in one list. If `need` is 128, groups that
+        share a warpgroup are in one list."""
         context_groups: list[tuple[set[int], list[LaneContext]]] = []
         for context in contexts:
             piece_numbers = set(map(int, np.unique(self.group.pieces(context.lanes, need))))
@@ -290,7 +292,7 @@ class Schedule:
 
 
 def _overlap(a: LaneContext, b: LaneContext) -> bool:
-    """Returns whether two groups of lanes may have lanes of the same warp."""
+    """Tells whether two groups of lanes may have lanes of the same warp. Compares only their first and last warps."""
     return bool(a.warps[0] <= b.warps[-1] and b.warps[0] <= a.warps[-1])
 
 

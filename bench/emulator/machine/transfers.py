@@ -84,7 +84,8 @@ class Transfers:
             self._finish(transfer, only_reads=True)
 
     def _finish(self, transfer: Transfer, *, only_reads: bool = False) -> None:
-        """Performs a copy.  With `only_reads`, a copy to global memory only reads its source in shared memory."""
+        """Performs a bulk copy. With `only_reads`, a copy to global memory only reads its source in shared memory, and
+        writes nothing yet."""
         if transfer.read is not None and not transfer.has_read:
             transfer.read()
             transfer.has_read = True
@@ -163,8 +164,8 @@ class Transfers:
         self._copies = pending_copies
 
     def _limits(self, lanes: Lanes, limit: Lanes | None) -> Lanes:
-        """Returns a limit for each lane: its copy groups with lower numbers must finish.  The lanes in `lanes` get
-        `limit`, or infinity if `limit` is None.  Other lanes get -1: none of their groups must finish.
+        """Returns the number of copy groups that must finish, for each lane. The lanes in `lanes` get `limit`; None
+        means all groups. Other lanes get -1, which means no group.
         """
         lane_limits = np.full(len(self._group.alive), -1, np.int64)
         lane_limits[lanes] = np.iinfo(np.int64).max if limit is None else limit

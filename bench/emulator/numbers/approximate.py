@@ -1,8 +1,8 @@
 """Computes PTX's `.approx` and `.full` instructions on float32: in float64, with the result rounded to float32.
 
-The hardware computes these instructions from tables, so its results may differ in the last bits.  Each function below
-gives the error bound that PTX ISA 8.7 states for the instruction.  With `ftz`, denormal operands and results become
-zeros of the same sign.  Operands and results are float32, unless the function's name says f64.
+Each function gives the error bound of PTX ISA 8.7.  The hardware may differ in the last bits.  With `ftz`, denormal
+operands and results become zeros of the same sign.  Operands and results are float32, unless the function's name says
+f64.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Computes the bit operations of PTX: bfe, bfi, bfind, brev, clz, popc, fns, bmsk, szext, lop3, prmt.
 
-They are described in PTX ISA 8.7, sections "Integer Arithmetic Instructions", "lop3" and "prmt".  The NumPy type of a
-word gives its width, 32 or 64 bits.  Positions, lengths, counts, and all operands of lop3 and prmt are uint32.
+The source is PTX ISA 8.7, sections "Integer Arithmetic Instructions", "lop3" and "prmt".  A word has 32 or 64 bits, as
+its NumPy type.  Positions, lengths, counts, and all operands of lop3 and prmt are uint32.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def bfe(a: Value, position: Value, length: Value) -> Value:
     """Returns a bit field: the `length` bits of `a` from bit `position` on (`bfe`).
 
     The field is extended with zeros, or with its sign if `a` is signed.  Only the low 8 bits of `position` and `length`
-    count.  A field that extends past the highest bit takes its sign from that bit.  An empty field is 0."""
+    count.  An empty field is 0."""
     word_dtype = UNSIGNED[a.itemsize]
     start_bit, bit_count = (position & _BYTE_MASK).astype(word_dtype), (length & _BYTE_MASK).astype(word_dtype)
     if not is_signed(a):
@@ -76,7 +76,7 @@ def bfi(a: Value, b: Value, position: Value, length: Value) -> Value:
 
 
 def _ones(count: Value) -> Value:
-    """Returns words with the lowest `count` bits set.  If `count` is the word's width or more, all bits are set."""
+    """Returns words with their lowest `count` bits set. A large `count` sets all bits."""
     word_one = count.dtype.type(1)
     return (word_one << count) - word_one
 
@@ -106,7 +106,7 @@ def _bit_length(a: Value) -> Value:
 
 
 def _float_length(a: Value) -> Value:
-    """Returns the bit length of a uint32, from the exponent of the float64 with the same value."""
+    """Returns the bit length of a uint32: it is the exponent of the equal float64."""
     return np.frexp(a.astype(np.float64))[1].astype(np.uint32)
 
 
@@ -190,9 +190,9 @@ def lop3_function(table: int) -> Callable[[Value, Value, Value], Value]:
 def prmt(a: Value, b: Value, selector: Value, mode: str = "") -> Value:
     """Selects four of eight bytes: bytes 0 to 3 are in `a`, bytes 4 to 7 are in `b` (`prmt.b32`).
 
-    Without `mode`, each nibble of `selector` selects one byte.  If the nibble's highest bit is set, the sign of the
-    selected byte fills the result's byte.  A mode has four fixed selections; the two lowest bits of `selector` choose
-    one.  Raises `ValueError` on a mode that PTX lacks."""
+    Each nibble of `selector` selects one byte.  If the nibble's highest bit is set, the byte's sign fills the result's
+    byte.  With `mode`, the two lowest bits of `selector` choose one of four fixed selections.  Raises `ValueError` on a
+    mode that PTX lacks."""
     if mode:
         if mode not in _MODE_WORDS:
             raise ValueError(f"mode: expected one of {', '.join(_MODE_WORDS)}, got {mode!r}")
@@ -213,9 +213,9 @@ def prmt(a: Value, b: Value, selector: Value, mode: str = "") -> Value:
 def _moves(selector: int) -> tuple[list[tuple[bool, int, int]], list[tuple[bool, int, int]]]:
     """Splits the selector of `prmt` into a list of moves and a list of sign bytes.
 
-    A move `(from_b, distance, mask)` shifts a word left by `distance` bytes (right if negative), and keeps the bits in
-    `mask`.  The word is `b` if `from_b` is true, else `a`.  A sign byte `(from_b, byte, place)` fills byte `place` of
-    the result with the sign of `byte`."""
+    A move `(from_b, distance, mask)` shifts `b` or `a` left by `distance` bytes, and keeps the bits in `mask`.  A
+    negative distance shifts right.  A sign byte `(from_b, byte, place)` fills byte `place` of the result with the sign
+    of `byte`."""
     mask_by_move: dict[tuple[bool, int], int] = {}
     sign_moves = []
     for byte_position in range(4):
@@ -230,7 +230,7 @@ def _moves(selector: int) -> tuple[list[tuple[bool, int, int]], list[tuple[bool,
 
 
 def _permuted(a: Value, b: Value, selector: int) -> Value:
-    """Runs `prmt` with one selector for all lanes.  Bytes that move by the same distance are moved together."""
+    """Runs a PTX `prmt` with one selector for all lanes. Moves all bytes with the same shift distance at once."""
     byte_moves, sign_moves = _moves(selector)
     result_word = None
     for from_b, distance, mask in byte_moves:

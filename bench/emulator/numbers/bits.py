@@ -1,8 +1,7 @@
 """Implements operations on the register values of lanes: views of their bits, selection, and rounding to fewer bits.
 
-A value is a NumPy array of shape `[n]` with one element per lane, or a NumPy scalar.  A scalar stands for the same
-value in every lane.  Every function in this folder accepts arrays, scalars, or a mix of both.  It returns a scalar if
-all of its operands are scalars.
+A value is a NumPy array of shape `[n]` with one element per lane, or a NumPy scalar for all lanes.  Every function
+accepts both.  It returns a scalar if all of its operands are scalars.
 
 Rounding modes are PTX's: `rn` to nearest, ties to even; `rz` toward zero; `rm` toward minus infinity; `rp` toward plus
 infinity (PTX ISA 8.7, sections "Rounding Modifiers" and "Floating Point Instructions").
@@ -148,11 +147,10 @@ def narrow(x: Value, dtype: np.dtype, rounding: str = "rn") -> Value:
 
 
 def narrow_odd(x: Value) -> Value:
-    """Rounds a float64 to float32 with round-to-odd.  The caller may round the float32 again, to at most 22 bits of
-    significand.  The final result is then the same as with a single rounding.
+    """Rounds a float64 to float32 with round-to-odd: an inexact value becomes the neighbour with an odd last bit.
 
-    An inexact value becomes the neighbour with an odd last bit (Boldo and Melquiond 2008, "Emulation of a FMA and
-    correctly rounded sums: proved algorithms using rounding to odd")."""
+    A second rounding, to at most 22 bits of significand, then gives the same result as a single rounding (Boldo and
+    Melquiond 2008, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd")."""
     nearest_value = x.astype(np.float32)
     nearest_widened = nearest_value.astype(np.float64)
     is_inexact = (nearest_widened != x) & (x == x)
@@ -164,11 +162,11 @@ def narrow_odd(x: Value) -> Value:
 
 
 def odd_sum(a: Value, b: Value, rounding: str = "rn") -> Value:
-    """Returns `a + b` in float64, rounded to odd.  If the caller rounds it again, to at most 51 bits, the result is
-    correctly rounded.
+    """Returns `a + b` in float64, rounded to odd.  A second rounding, to at most 51 bits, then gives the correctly
+    rounded sum.
 
-    `rounding` is the mode of the caller's rounding.  It decides only the sign of a zero.  If `a` and `b` have different
-    signs and their sum is 0, the result is -0 for `rm` and +0 for all other modes."""
+    `rounding` is the mode of the second rounding.  It decides only the sign of a zero sum of operands with different
+    signs: -0 for `rm`, and +0 for all other modes."""
     rounded_sum = a + b
     b_recovered = rounded_sum - a
     sum_error = (a - (rounded_sum - b_recovered)) + (b - b_recovered)

@@ -1,11 +1,11 @@
 """Implements PTX's float instructions: add, sub, mul, fma, div, rcp, sqrt, min, max, abs, neg, copysign, testp.
 
-The source is PTX ISA 8.7, section "Floating Point Instructions".  All operands and the result have the same type,
-float32 or float64.  A NaN result has the bits that NumPy gives, because PTX does not specify them.  `.ftz` applies to
-float32 alone.  Every function with an argument `rounding` raises `ValueError` on a mode that PTX does not have.
+The source is PTX ISA 8.7, section "Floating Point Instructions".  Operands and result have the same type, float32 or
+float64.  `.ftz` applies to float32 alone.  A NaN result has NumPy's bits, because PTX does not specify them.  Raises
+`ValueError` on a rounding mode that PTX does not have.
 
-The `exact_` functions use rational arithmetic, one lane after another.  A lane costs about 10 us.  So these functions
-are used only where vector arithmetic is wrong: in rare lanes and rare modes.
+The `exact_` functions use rational arithmetic, which costs about 10 us per lane.  They are used only for rare lanes and
+modes in which vector arithmetic is wrong.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def round_fraction(value: Fraction, rounding: str) -> float:
 
 
 def _away(rounding: str, sign: int, whole: int, twice_rest: int, unit: int) -> bool:
-    """Returns whether `rounding` moves the value `sign * (whole + twice_rest / (2 * unit))` away from zero."""
+    """Tells whether the mode `rounding` rounds the number away from zero. The number is `sign * (whole + twice_rest /
+    (2 * unit))`."""
     if rounding == "rn":
         return twice_rest > unit or (twice_rest == unit and whole % 2 == 1)
     return (rounding == "rp" and sign > 0) or (rounding == "rm" and sign < 0)
@@ -162,8 +163,8 @@ def _rounded(
     ftz: bool,
     sat: bool,
 ) -> Value:
-    """Computes an instruction in the mode `rounding`.  For rn, calls `nearest`.  For other modes and float64 operands,
-    calls `exact` once per lane.  For other modes and float32, calls `wide` in float64 and rounds."""
+    """Computes a float instruction with the rounding mode `rounding`. `nearest` serves rn. Other modes use `exact` for
+    each float64 lane, and `wide` in float64 for float32."""
     if ftz:
         operands = [flush(operand) for operand in operands]
     if rounding == "rn":
@@ -230,7 +231,8 @@ def _sum_and_error(a: Value, b: Value) -> tuple[Value, Value]:
 
 
 def _redone(function: Callable[..., float], where: Value, result: Value, *operands: Value) -> Value:
-    """Returns a copy of `result` with new values in the lanes of the mask `where`: `function` computes them in rn."""
+    """Recomputes the lanes in the mask `where` with `function`, rounded to nearest. Returns a copy of `result` with the
+    new values."""
     if not np.ndim(result):
         return exact_lanes(function, "rn", *operands)
     lane_operands = [np.broadcast_to(operand, result.shape)[where] for operand in operands]
@@ -242,11 +244,10 @@ def _redone(function: Callable[..., float], where: Value, result: Value, *operan
 def fmin(
     a: Value, b: Value, ftz: bool = False, nan: bool = False, xorsign_abs: bool = False, absolute: bool = False
 ) -> Value:
-    """Runs `min`.  -0 is less than +0.  Without `nan`, the result is a NaN only if both operands are NaN.  With `nan`,
-    the result is the canonical NaN if either operand is NaN.
+    """Runs PTX's `min`.  -0 is less than +0.  A NaN operand is ignored if the other operand is a number.
 
-    `absolute` compares magnitudes.  `xorsign_abs` also compares magnitudes, and gives the result the exclusive or of
-    the operands' signs."""
+    With `nan`, any NaN operand makes the result the canonical NaN.  `absolute` compares magnitudes.  `xorsign_abs` also
+    does so, and gives the result the exclusive or of the operands' signs."""
     return _extreme(np.fmin, np.minimum, np.bitwise_or, a, b, ftz, nan, xorsign_abs, absolute)
 
 

@@ -1,13 +1,12 @@
 """Encodes PTX's small float formats (f16, bf16, e4m3, e5m2, tf32), and runs `cvt` and `cvt.pack` between all types.
 
 The source is PTX ISA 8.7, sections "Alternate Floating-Point Data Formats", "cvt" and "cvt.pack".  A code is the bits
-of a number: a uint16 for f16 and bf16, a uint8 for e4m3 and e5m2.  tf32 has float32's exponent and 10 bits of mantissa;
-`encode` returns a tf32 as a float32.  e4m3 has no infinity: its codes 0x7f and 0xff are NaN, and its largest number is
-448.  The canonical NaN is 0x7fff for f16 and bf16, 0x7f for e4m3 and e5m2, and 0x7fffffff for tf32.
+of a number: a uint16 for f16 and bf16, a uint8 for e4m3 and e5m2.  `encode` returns a tf32 as a float32.  e4m3 has no
+infinity: its codes 0x7f and 0xff are NaN, and its largest number is 448.  The canonical NaN is 0x7fff for f16 and bf16,
+0x7f for e4m3 and e5m2, and 0x7fffffff for tf32.
 
-`cvt` takes PTX's type names.  The values are NumPy's: s32 is int32, u8 is uint8, f32 is float32 and f64 is float64.  A
-uint16 holds the bits of an f16, of a bf16, or of a pair of fp8 (e4m3 or e5m2).  A uint32 holds the bits of a tf32, or
-of a pair of f16 or bf16.  If a value has more bits than its PTX type, `cvt` converts only the low bits.
+`cvt` takes PTX's type names, and NumPy values of the same kind, such as int32 for s32.  A uint16 holds the bits of an
+f16, of a bf16, or of a pair of fp8 (e4m3 or e5m2).  A uint32 holds the bits of a tf32, or of a pair of f16 or bf16.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def get_format(name: str) -> Format:
 
 
 def _table(form: Format) -> np.ndarray:
-    """Returns the float32 values of all 8-bit codes of a format, indexed by the code: shape `[256]`."""
+    """Returns the float32 values of all 256 codes of an 8-bit format: `[256]`, indexed by code."""
     codes = np.arange(256, dtype=np.int64)
     magnitude_codes = codes & 0x7F
     exponent, mantissa = magnitude_codes >> form.mantissa, magnitude_codes & ((1 << form.mantissa) - 1)
@@ -122,11 +121,10 @@ def decode(codes: Value, name: str) -> Value:
 
 
 def encode(x: Value, name: str, rounding: str = "rn", saturate: bool = False, relu: bool = False) -> Value:
-    """Returns the codes (bits) of float32 or float64 values in the format `name`, rounded once.
+    """Encodes float32 or float64 values in the format `name`.  Returns the bits; a tf32 result is a float32.
 
-    With `saturate` (`.satfinite`), values beyond the largest finite number, infinities included, become this number.
-    Without it, they become infinity, or NaN in e4m3.  With `relu`, negative values become +0.  A tf32 result is a
-    float32.  Raises `ValueError` on a format or rounding mode that PTX does not have."""
+    Values that are too large become infinity, or NaN in e4m3.  With `saturate`, they become the largest finite number.
+    With `relu`, negative values become +0.  Raises `ValueError` on a format or rounding mode that PTX does not have."""
     float_format = get_format(name)
     if rounding not in float_format.roundings:
         raise ValueError(f"rounding: expected one of {', '.join(float_format.roundings)} for {name}, got {rounding!r}")
@@ -152,7 +150,8 @@ def _encode_f16(x: Value, rounding: str) -> Value:
 
 
 def _dropped(bits: Value, count: int, rounding: str) -> Value:
-    """Adjusts the bits of a float32 so that the value is rounded once the caller has dropped the last `count` bits."""
+    """Prepares float32 bits for rounding. If the caller then drops the last `count` bits, the value is correctly
+    rounded."""
     half_unit = 1 << (count - 1)
     if rounding == "rn":
         return bits + np.uint32(half_unit - 1) + ((bits >> count) & _UINT32_ONE)
@@ -176,18 +175,18 @@ def _encode_tf32(x: Value, rounding: str) -> Value:
 
 
 def _encode_byte(x: Value, name: str, saturate: bool) -> Value:
-    """Encodes float32 values to 8-bit codes by a table.  The index into the table is the upper 16 bits of the float32.
+    """Encodes float32 values to 8-bit codes, with a table indexed by the upper 16 bits of the float32.
 
-    If the lower 16 bits are not all 0, the index gets a last bit of 1 (round-to-odd).  The index then has a significand
-    of 8 bits, and the code has at most 4.  Round-to-odd needs only 2 bits more than the code, so the table rounds
-    correctly."""
+    If any lower bit is 1, the index's last bit becomes 1 (round-to-odd).  The index keeps 8 bits of significand and a
+    code at most 4, so the result is rounded correctly."""
     bits = x.view(np.uint32)
     return _byte_table(name, saturate)[(bits >> _HALF_BITS) | ((bits & _LOWER_MASK) != 0)]
 
 
 @cache
 def _byte_table(name: str, saturate: bool) -> np.ndarray:
-    """Returns the 8-bit code of each float32 with 16 zero low bits, indexed by the 16 high bits: uint8 `[65536]`."""
+    """Returns the 8-bit codes of all float32 values with 16 zero low bits: uint8 `[65536]`. The index is the 16 high
+    bits."""
     fmt = FORMATS[name]
     bits = np.arange(1 << 16, dtype=np.uint32) << _HALF_BITS
     x = np.abs(bits.view(np.float32))
@@ -215,14 +214,11 @@ def cvt(
     relu: bool = False,
     satfinite: bool = False,
 ) -> Value:
-    """Converts `x` from the type `source` to the type `to`.
+    """Converts `x` from the type `source` to the type `to`, as PTX's `cvt` does.
 
-    `rounding` is rn, rz, rm, rp (rna for tf32) for a float result, and rni, rzi, rmi, rpi for an integer result.
-    Without `rounding`, float results are rounded to nearest, and integer results toward zero.
-
-    For an integer result, a float is clamped to the integer's range.  NaN becomes 0 if `source` has at most 32 bits and
-    `to` has at most 32 bits.  Otherwise, NaN becomes the integer with only the highest bit set.  Raises `ValueError` on
-    a type or mode that PTX does not have."""
+    `rounding` is PTX's mode; the default is rn for a float result and rzi for an integer result.  Floats are clamped to
+    the range of an integer result.  NaN becomes 0 if both types have at most 32 bits, else only the highest bit is set.
+    Raises `ValueError` on a type or mode that PTX does not have."""
     if source in INTEGER_DTYPES:
         decoded_value = _integer(x, INTEGER_DTYPES[source])
         if to in INTEGER_DTYPES:
@@ -270,10 +266,10 @@ def cvt_f16x2_fp8x2(x: Value, source: str, relu: bool = False) -> Value:
 
 
 def cvt_pack(a: Value, b: Value, to: str, c: Value | None = None) -> Value:
-    """Runs `cvt.pack.sat`: saturates two s32 to a narrow integer type, and packs them in the low bits of a uint32.
+    """Runs `cvt.pack.sat`: saturates the s32 values `a` and `b` to the type `to`, and packs them in a uint32.
 
-    The result holds `b` in its lowest bits, `a` directly above, and the low bits of `c` above `a`.  `to` is u16 or s16.
-    With `c`, `to` is u8, s8, u4, s4, u2 or s2.  Any other `to` raises `ValueError`."""
+    `b` is in the lowest bits, then `a`, then the low bits of `c`.  `to` is u16 or s16, or with `c` an integer type of
+    8, 4 or 2 bits.  Raises `ValueError` on any other `to`."""
     if to not in ("u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2"):
         raise ValueError(f"to: expected an integer of 16, 8, 4 or 2 bits, got {to!r}")
     bits = int(to[1:])
@@ -287,7 +283,7 @@ def cvt_pack(a: Value, b: Value, to: str, c: Value | None = None) -> Value:
 
 
 def _integer(x: Value, dtype: np.dtype) -> Value:
-    """Truncates an integer to its low bits, as type `dtype`.  `dtype` must not be wider than the integer."""
+    """Truncates an integer to the type `dtype`, which must not be wider."""
     if x.dtype == dtype:
         return x
     if x.itemsize != dtype.itemsize:
@@ -347,7 +343,7 @@ def _from_integer(x: Value, to: str, rounding: str, sat: bool) -> Value:
 
 
 def _words(x: Value) -> tuple[Value, Value]:
-    """Splits a 64-bit integer into two exact float64 values.  Their sum is the integer."""
+    """Splits a 64-bit integer into two exact float64 values that add up to it."""
     return (x >> 32).astype(_F64) * 2.0**32, (x & x.dtype.type(_LOW_WORD_MASK)).astype(_F64)
 
 

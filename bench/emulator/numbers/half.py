@@ -1,10 +1,10 @@
 """Computes f16 and bf16 arithmetic, single and packed: add, sub, mul, fma, min, max, abs, neg, ex2, tanh.
 
-The source is PTX ISA 8.7, section "Half Precision Floating Point Instructions".  Operands are raw bits.  A uint16 is
-one number.  A uint32 is a packed pair (`.f16x2`, `.bf16x2`), and its halves are computed separately.  All operands of a
-call have one size.  `kind` is "f16" or "bf16", for pairs too; any other `kind` raises `ValueError`.  Each result is
-rounded once, to nearest.  `.ftz` replaces denormal operands and results by zeros of the same sign.  `.sat` clamps to
-[0, 1] and turns NaN into +0.  `.relu` turns negative values into +0.  A NaN result is 0x7fff.
+The source is PTX ISA 8.7, section "Half Precision Floating Point Instructions".  `kind` is "f16" or "bf16".  Operands
+are raw bits: a uint16 is one number, a uint32 a packed pair.  Each result is rounded once, to nearest.
+
+`.ftz` replaces denormals by zeros.  `.sat` clamps to [0, 1] and turns NaN into +0.  `.relu` turns negative values into
++0.  Computed NaNs are 0x7fff.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Implements PTX's integer arithmetic: multiply, divide, min, max, absolute value, shifts, byte dot products, carries.
 
 The source is PTX ISA 8.7, sections "Integer Arithmetic Instructions", "Extended-Precision Integer Arithmetic
-Instructions" and "Logic and Shift Instructions".  The NumPy type of the operands tells whether an instruction is signed
-(`.s32` is int32).  The result has the same type unless the function says otherwise.  Overflow wraps around.
+Instructions" and "Logic and Shift Instructions".  The operands' NumPy type gives the sign (`.s32` is int32).  Most
+results have the operands' type.  Overflow wraps around.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def mul_hi(a: Value, b: Value) -> Value:
 
 
 def _upper_u64(a: Value, b: Value) -> Value:
-    """Returns the upper 64 bits of the product of two uint64, from four products of their 32-bit halves."""
+    """Returns the upper 64 bits of the product of two uint64 values."""
     a_low, a_high, b_low, b_high = a & _LOW_WORD_MASK, a >> _WORD_BITS, b & _LOW_WORD_MASK, b >> _WORD_BITS
     middle_product = a_high * b_low + ((a_low * b_low) >> _WORD_BITS)
     second_product = a_low * b_high + (middle_product & _LOW_WORD_MASK)

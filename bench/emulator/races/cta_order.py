@@ -1,21 +1,14 @@
-"""Records which work of a grid's CTAs is ordered before which other work, as sets of epochs (periods of work).  Few
-CTAs ever synchronise, so sets are enough.
+"""Records the order between the memory accesses of a grid's CTAs, as sets of epochs (periods of work).
 
-An actor is a CTA, or a warp if the warps of a CTA are tracked separately.  An epoch is a period of an actor's work.  It
-ends when the actor executes a release or a fence.  A warp's epoch also ends when the warp's clock advances.  Epochs are
-numbered over the grid in order of their start; 0 means no epoch.  A set of epochs is an integer with one bit per epoch.
-An actor knows an epoch if the epoch is ordered before the actor's next access.
+An actor is a CTA, or one warp of a CTA.  An epoch of an actor ends at a release, a fence, or a tick of the warp's
+clock.  A set of epochs is an integer with one bit per epoch.  An actor knows an epoch if the epoch is ordered before
+the actor's next access.
 
-CTAs synchronise through atomics, strong loads and strong stores on the same global address (PTX ISA 8.7, section
-"Memory Consistency Model").  A release is an access with .release, or an access after a fence.  An acquire is an access
-with .acquire, or an access before a fence.  Fences and atomics of .cta scope do not order CTAs.  Fences and atomics of
-.cluster scope (the argument `near`) order only CTAs of one cluster.  So the releases for a cluster are stored
-separately.
+CTAs synchronise through atomics, strong loads and strong stores on one global address (PTX ISA 8.7, section "Memory
+Consistency Model").  A release has .release, or follows a fence.  An acquire has .acquire, or precedes a fence.
+Operations of .cta scope do not order CTAs.  Operations of .cluster scope (`near`) order only the CTAs of one cluster.
 
-A warp's release covers the warp's own work.  It also covers what the CTA's other warps did before the last barrier of
-all these warps.  After one warp acquires epochs, the other warps know them from the next barrier on.  `attach` takes
-the `VectorClocks` that record these barriers; CTAs of a cluster share them.  Without `VectorClocks`, a whole CTA is one
-actor.
+Few CTAs ever synchronise, so sets are enough.  Within a CTA, `VectorClocks` give the order of the warps.
 """
 
 from __future__ import annotations
@@ -102,10 +95,10 @@ class CtaOrder:
         self._released: dict[Hashable, int] = {}
 
     def attach(self, cta: int, clocks: VectorClocks, slot: int, first: int = 0, leader: int | None = None) -> None:
-        """Connects `cta` with `clocks`, the vector clocks that record the barriers of its warps.
+        """Connects `cta` with the vector clocks `clocks`, which record the barriers of the CTA's warps.
 
-        `slot` is the slot (CTA or cluster) of `clocks` that contains `cta`.  The CTA's warps have the numbers `first`,
-        `first + 1`, ... in this slot.  All CTAs of a cluster pass one of these CTAs as `leader`.
+        `slot` is the CTA or cluster in `clocks` that contains `cta`.  `first` is the number of the CTA's first warp in
+        it.  All CTAs of a cluster pass the same CTA as `leader`.
         """
         self._clocks[cta] = clocks, slot, first
         if leader is not None:

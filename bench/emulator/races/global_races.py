@@ -1,12 +1,10 @@
-"""Finds races on global memory between the CTAs of a grid, whatever order the emulator runs the CTAs in.
+"""Finds races on global memory between the CTAs of a grid, in whatever order the emulator runs the CTAs.
 
-A granule is a small aligned group of bytes.  Two CTAs race if both access one granule and nothing orders the accesses
-(`CtaOrder`).  At least one access must be a write, and at least one must not be an atomic.  Accesses within one CTA are
-not compared.  Callers report a store that sets a flag (.relaxed, .release, .volatile) by `atomic`, and a load that
-polls a flag by `poll`.  A flag's stores do not race with its loads.
+Two accesses of different CTAs to one granule (a small aligned group of bytes) race if nothing orders them (`CtaOrder`).
+At least one must be a write, and at least one must not be an atomic.
 
-An epoch (see `cta_order.py`) is a period of the work of a CTA or a warp.  The epochs that accessed a granule form a
-set.  Each distinct set is stored once and has a number.
+Callers report stores that set a flag (.relaxed, .release, .volatile) by `atomic`, and loads that poll a flag by `poll`.
+Such stores and loads do not race.
 """
 
 from __future__ import annotations
@@ -99,8 +97,7 @@ class Touched:
             self.sets[cells] = 0
 
     def _touch(self) -> None:
-        """Allocates the tables at the first touch (access).  A grid has a `Touched` for each of five kinds of access,
-        and most grids use only two."""
+        """Allocates the tables at the first access, because most grids use only two of the five kinds of access."""
         if self.untouched:
             self.untouched = False
             self.sets: Int32Array = np.zeros(self._count, np.int32)
@@ -108,11 +105,11 @@ class Touched:
 
 
 class GlobalRaces(CtaOrder):
-    """Detects races on the global memory that a grid of `ctas` CTAs uses, by shadow memory for each granule.
+    """Detects races on global memory between the `ctas` CTAs of a grid, by shadow memory.
 
-    `granule_bytes`, the size of a granule, is a power of two up to 16.  An actor is a CTA if `warps` is 1.  Otherwise,
-    it is one of the `warps` warps of a CTA.  At most `limit` different races are stored.  Raises `ValueError` on
-    another `granule_bytes`, and on `ctas` or `warps` below 1."""
+    Shadow memory has one entry for each `granule_bytes` bytes: 1, 2, 4, 8 or 16.  With `warps` above 1, the `warps`
+    warps of a CTA are tracked separately.  At most `limit` different races are stored.  Raises `ValueError` on another
+    `granule_bytes`, and on `ctas` or `warps` below 1."""
 
     def __init__(self, ctas: int, granule_bytes: int = 4, limit: int = 100, warps: int = 1) -> None:
         if granule_bytes not in GRANULE_SIZES:
@@ -174,8 +171,8 @@ class GlobalRaces(CtaOrder):
     ) -> None:
         """Records writes of n lanes.  The arguments up to `instruction` are those of `read`.
 
-        `values` are the stored registers.  `old` is a function that returns the earlier values; it is called only at a
-        race.  If the caller gives both, the race's `same_value` tells whether the write left the value unchanged."""
+        `values` are the stored registers.  `old()` returns the memory's earlier values, and is called only at a race.
+        With both, a race's `same_value` tells whether the memory is unchanged."""
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         for race_kind, touched_cells in (
             ("write-write", self._writes),
@@ -216,7 +213,8 @@ class GlobalRaces(CtaOrder):
         self._polls.join(cells, epochs, instruction, self._sets)
 
     def _cells(self, addresses: Ints, width: int) -> Ints:
-        """Returns the indices of the k granules of each access: (n, k).  Granules are numbered over all allocations."""
+        """Returns the numbers of the granules (memory units) that each access covers: `[accesses, granules]`. The
+        numbers run over all allocations."""
         granules_per_access = width >> self._shift or 1
         granule_offsets = self._spans.get(granules_per_access)
         if granule_offsets is None:
@@ -237,7 +235,8 @@ class GlobalRaces(CtaOrder):
         old: Callable[[], Values] | None = None,
         beyond: bool = False,
     ) -> None:
-        """Reports a race for each earlier access of `cells` by another CTA, unless it is ordered before this access.
+        """Reports a race for each earlier access to the granules `cells` by another CTA. Accesses that are ordered
+        before this one do not race.
 
         With `beyond`, considers only CTAs of other clusters."""
         if touched.untouched:
@@ -269,7 +268,7 @@ class GlobalRaces(CtaOrder):
                 self._add(kind, earlier_instruction, instruction, owner, cta, cell, bool(same_value[lane]), int(count))
 
     def _collide(self, actors: Ints, epochs: Int32Array, cells: Ints, instruction: int, values: Values | None) -> None:
-        """Reports races between CTAs that write the same granule in the same instruction."""
+        """Reports races between CTAs that write the same granule (memory unit) in the same instruction."""
         own_set_ids = self._sets.of_epochs(epochs)
         first_cells = cells[:, 0]
         is_overwritten = self._writes.sets.take(first_cells) != own_set_ids

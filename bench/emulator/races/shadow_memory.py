@@ -1,10 +1,10 @@
-"""Stores the last accesses to every granule of shared memory.  Finds accesses that are not ordered before a new access.
+"""Stores the last accesses to shared memory, and finds accesses that are not ordered before a new access.
 
-A granule is a small aligned group of bytes.  A stamp is the actor, clock and instruction of an access, in one integer.
-Each granule has the stamp of its last write, and the stamp of the last read of each reader (a warp or a stream).
+A stamp holds an access's actor, clock and instruction in one integer.  Each granule (a small aligned group of bytes)
+has the stamps of its last write, and of each warp's or stream's last read.
 
-Each memory block of 1 KiB also has the latest stamp of each reader.  A reader's clock only grows.  So if the latest
-read of a block is ordered before a write, all earlier reads are too.  The block's granules then need no check.
+Each block of 1 KiB also has each reader's latest stamp.  If this read is ordered before a write, all earlier reads are
+too, and the granules need no check.
 """
 
 from __future__ import annotations
@@ -264,9 +264,8 @@ def nearly_equal(values: Values, others: Values, accesses: int) -> Bools:
 
 
 def _as_floats(value: npt.NDArray[Any], other: npt.NDArray[Any]) -> Iterator[tuple[Any, Any, float]]:
-    """Yields `value` and `other` as floats, with the largest difference that rounding can cause.  16-bit values are
-    yielded twice: as fp16 and as bf16.  A format in which all numbers are tiny is skipped: such bits are taken for
-    integers."""
+    """Yields two values as floats, with the largest difference that rounding can cause. Interprets 16-bit values both
+    as fp16 and as bf16. Skips a format in which all numbers are tiny, because the bits are probably integers."""
     if value.itemsize % 4 == 0:
         yield value.view(np.float32), other.view(np.float32), MAX_FP32_ROUNDING
     elif value.itemsize == 2:
@@ -296,7 +295,7 @@ def _registers(values: Values) -> Sequence[Value]:
 
 
 def _words(value: Value) -> npt.NDArray[np.unsignedinteger]:
-    """Returns the bits of a value as unsigned words: (lanes, words), or (1, words) for a scalar."""
+    """Returns the bits of a value as unsigned words: `[lanes, words]`, or `[1, words]` for a scalar."""
     value_column = _columns(value)
     words: npt.NDArray[np.unsignedinteger] = value_column.view(f"u{min(value_column.itemsize, 8)}")
     return words

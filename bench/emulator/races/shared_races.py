@@ -1,15 +1,14 @@
-"""Finds races on shared memory by vector clocks, whatever order the emulator runs the warps in.
+"""Finds races on shared memory with vector clocks, in whatever order the emulator runs the warps.
 
-The lanes of a warp run in lockstep here, so the actions of one warp are ordered.  Lanes of one warp race only if one
-instruction writes different values to one address.  Memory keeps the value of the last lane.
+Order is tracked per warp: if half of a warp reaches a barrier, the whole warp counts as arrived.  Lanes of one warp
+race only if one instruction writes different values to one address.
 
 If two warps write one address, only the values of their last lanes are compared.  The reason: since Triton 3.8, all
 warps that hold a row store the row's sum to one address.  A fused multiply-add rounds this sum differently in each
-lane.  Order is tracked per warp, not per thread: if half of a warp reaches a barrier, the whole warp counts as arrived.
+lane.
 
-A slot is the shared memory of a CTA or a cluster.  Slot `s` has the byte addresses `[s * size, (s + 1) * size)`, with
-the `size` of `SharedRaces`.  An access has `width` bytes: a power of two from the granule size to 1024 bytes.
-Addresses are multiples of `width`, as PTX requires.  This file does not check the addresses.
+A slot is the shared memory of a CTA or a cluster.  Slot `s` begins at address `s * size`, with `size` in bytes.  An
+access has `width` bytes, and its address must be a multiple of `width`.
 """
 
 from __future__ import annotations
@@ -46,13 +45,12 @@ MBARRIER_BYTES = 8
 
 
 class SharedRaces(VectorClocks):
-    """Detects races on the shared memory of `slots` slots.  A slot is a CTA.  With `ctas`, there is one slot: the
-    cluster of the CTAs with these numbers.
+    """Detects races on the shared memory of `slots` CTAs.  With `ctas`, the one slot is the cluster of these CTAs.
 
-    A slot has `warps` warps and `size` bytes of shared memory.  `granule_bytes`, a power of two up to 16, is the width
-    of the kernel's narrowest access.  A slot has `async_slots` actors for its TMA loads (see `vector_clocks.py`).  At
-    most `limit` different races are stored.  Raises `ValueError` if `size` is not a multiple of 1024, if
-    `granule_bytes` has any other value, and if a slot would have more than 4096 actors.
+    Each slot has `warps` warps, `size` bytes, and `async_slots` actors for TMA loads (see `vector_clocks.py`).
+    `granule_bytes`, the width of the narrowest access, is 1, 2, 4, 8 or 16.  At most `limit` races are stored.
+
+    Raises `ValueError` on any other `granule_bytes`, if `size` is not a multiple of 1024, or on more than 4096 actors.
     """
 
     def __init__(
@@ -102,9 +100,9 @@ class SharedRaces(VectorClocks):
     ) -> None:
         """Records writes of n lanes.  The arguments up to `instruction` are those of `read`.
 
-        `values` are the stored registers.  They are compared between lanes that write to one address.  `old` is a
-        function that returns the earlier values; it is called only at a race.  With `old`, the race's `same_value`
-        tells whether the write left the value unchanged."""
+        `values` are the stored registers, compared between lanes that write to one address.  `old()` returns the
+        memory's earlier values, and is called only at a race.  With `old`, a race's `same_value` tells whether the
+        memory is unchanged."""
         lane_access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
         self._meet_all(lane_access, instruction, values, old)
         self._shadow.writes[lane_access.cells.granules] = lane_access.stamps[:, None]
@@ -139,11 +137,10 @@ class SharedRaces(VectorClocks):
         self.latest[transfer.slot, transfer.actor] = op_access.stamp
 
     def async_write(self, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
-        """Records that a TMA load (kind `TMA_LOAD`) writes `width` bytes at `addresses` (n,).
+        """Records that a TMA load (kind `TMA_LOAD`) writes `width` bytes at each of `addresses` `[n]`.
 
         An earlier write needs a proxy fence before the load.  An earlier read needs only ordinary order; CUTLASS relies
-        on this.  An earlier mbarrier init also needs only ordinary order.  The reason: Triton 3.7 makes unused
-        mbarriers, and loads overwrite them."""
+        on this.  So does an mbarrier init, because loads overwrite unused mbarriers of Triton 3.7."""
         op_access = Operation(self._shadow, transfer, addresses, width, instruction)
         self._meet(op_access, op_access.late_writes(), "write-write", instruction)
         self._meet(op_access, op_access.late(self._shadow.reads, self.readers, GENERIC), "read-write", instruction)
@@ -207,7 +204,8 @@ class SharedRaces(VectorClocks):
     def _meet(
         self, access: Lanes | Operation, late: Late | None, kind: str, instruction: int, same: Bools | None = None
     ) -> None:
-        """Reports a race for each stamp in `late`.  `same` (n,) says whether an access leaves the value unchanged."""
+        """Reports a race for each earlier access in `late` that is not ordered before this access. `same` tells, for
+        each lane, whether the access leaves the memory unchanged."""
         if late is None:
             return
         actors, is_ordered = access.actors_of(late), access.but_for_proxy(late)
@@ -236,7 +234,8 @@ class SharedRaces(VectorClocks):
             )
 
     def _collide(self, access: Lanes, instruction: int, values: Values | None) -> None:
-        """Reports writes of one instruction to one address: by two warps, or with different values by one warp."""
+        """Reports lanes that write one address in the same instruction. Two warps always collide. Lanes of one warp
+        collide if their values differ."""
         lane_collisions = access.collisions()
         if lane_collisions is None:
             return

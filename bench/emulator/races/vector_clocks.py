@@ -1,27 +1,25 @@
 """Tracks the order of memory accesses by warps and asynchronous operations, with vector clocks.
 
-An actor is a warp or a stream of asynchronous operations.  Each actor has a clock.  The stamp of an access has its
-actor, the actor's clock and the instruction.  An actor knows an access if the access is ordered before the actor's next
-access.  The idea is that of FastTrack (Flanagan and Freund, 2009).  Three kinds of order (planes) are kept apart:
+An actor is a warp or a stream of asynchronous operations, and has a clock.  An actor knows an access if the access is
+ordered before the actor's next access (FastTrack, Flanagan and Freund, 2009).  Three kinds of order (planes) are kept
+apart:
 
 - GENERIC is plain happens-before.
-- ASYNC is the order before operations of the async proxy (TMA, wgmma).  They see a generic write only after a
-  fence.proxy.async (PTX ISA 8.7, sections "Proxies" and "membar/fence").  This fence copies GENERIC into ASYNC.
-- INIT is the order of mbarrier inits before uses of the mbarriers; fence.mbarrier_init is enough for INIT.
+- ASYNC is the order before operations of the async proxy (TMA, wgmma).  A fence.proxy.async copies GENERIC into ASYNC
+  (PTX ISA 8.7, sections "Proxies" and "membar/fence").
+- INIT is the order of mbarrier inits before uses of the mbarriers.  A fence.mbarrier_init is enough for it.
 
-A stamp is an int64: the clock in the upper 32 bits, the instruction's number in bits 12 to 31, the actor in the lower
-12 bits.  Each warp stores a limit `known` for each actor.  The warp knows all stamps of the actor below this limit.  So
-an access is ordered if `stamp < known`.
+A stamp identifies an access by an int64: the clock in the upper 32 bits, the instruction in bits 12 to 31, the actor in
+the lower 12.  Each warp stores one limit per actor, and knows all stamps below it.
 
 A slot is a CTA, or a cluster with CTAs that access each other's memory.  A slot with W warps has these actors:
 
 - W warps;
-- W wgmma streams and W bulk streams for reads: they complete in the order of issue, so one clock serves a stream;
+- W wgmma streams and W bulk streams for reads, which complete in order;
 - W cp.async streams for writes, also in order;
-- a pool for TMA loads: loads complete in any order, and each load takes the next actor of the pool.
+- a pool for TMA loads, which complete in any order: each load takes the next actor.
 
-After the last actor of the pool, loads take the first one again.  So two loads may share an actor.  A wait for the
-later load then also counts as a wait for the earlier one, even if no warp waited for that one.
+If the pool is too small, two loads share an actor.  A wait for the later load then counts for both.
 """
 
 from __future__ import annotations
@@ -66,10 +64,10 @@ class AsyncOperation:
 
 
 class VectorClocks:
-    """Stores the vector clocks of `slots` slots.  Each slot has `warps` warps, and `pool` actors for its TMA loads.
+    """Stores the vector clocks of `slots` CTAs.  With `ctas`, the one slot is the cluster of these CTAs.
 
-    A slot is a CTA.  With `ctas`, there is one slot: the cluster of the CTAs with the numbers `ctas`.  `warps` then
-    counts the warps of all these CTAs.  Raises `ValueError` if a slot would have more than 4096 actors."""
+    Each slot has `warps` warps, and `pool` actors for TMA loads.  In a cluster, `warps` counts the warps of all CTAs.
+    Raises `ValueError` if a slot would have more than 4096 actors."""
 
     def __init__(self, slots: int, warps: int, pool: int = 64, ctas: Sequence[int] = ()) -> None:
         self.slots, self.warps = slots, warps
@@ -255,7 +253,8 @@ def _flat(index: IndexOrArray) -> npt.NDArray[np.integer]:
 
 
 def _outer(slots: IndexOrArray, warps: IndexOrArray) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
-    """Returns the indices as arrays (slots, 1) and (1, warps).  Together they select every pair of slot and warp."""
+    """Returns the indices as arrays `[slots, 1]` and `[1, warps]`. Together they select every pair of a slot and a
+    warp."""
     return np.asarray(slots).reshape(-1, 1), np.asarray(warps).reshape(1, -1)
 
 
@@ -266,9 +265,8 @@ def _next_tick(stamp: _Stamp) -> _Stamp:
 class MapOrder:
     """Checks that a kernel fences its writes of tensor maps before their use.  `clocks` gives the order of accesses.
 
-    TMA reads tensor maps through a separate proxy.  PTX ISA 8.7, section "membar/fence", has a rule for a map that was
-    written in global memory.  Before a warp uses the map, the warp must execute a fence.proxy.tensormap with .acquire
-    on the map's address.  Alternatively, it must synchronise with another warp that has executed this fence."""
+    TMA reads tensor maps through a separate proxy (PTX ISA 8.7, section "membar/fence").  So after a write of a map, a
+    warp must run fence.proxy.tensormap with .acquire.  The map's users must synchronise with this warp."""
 
     def __init__(self, clocks: VectorClocks) -> None:
         self._clocks = clocks

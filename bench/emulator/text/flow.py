@@ -1,8 +1,8 @@
-"""Computes the basic blocks of a kernel, and the registers that are live at the start of each basic block.
+"""Computes a kernel's basic blocks, and the registers that are live at the start of each basic block.
 
-A basic block ends at a branch, and before and after an instruction that may wait for other warps.  Lanes run in groups:
-whole warpgroups (grain 128), whole warps (grain 32), or parts of a warp (grain 1).  An instruction that needs a larger
-group (`shfl` a warp, `wgmma` a warpgroup) begins a basic block.  Groups can then wait for one another.
+Basic blocks end at branches and around instructions that may wait for other warps.  Lanes run in groups: warpgroups
+(grain 128), warps (grain 32) or parts of a warp (grain 1).  An instruction for a larger group, such as `wgmma`, begins
+a basic block.
 """
 
 from __future__ import annotations

@@ -150,8 +150,8 @@ class Body:
         self.tables[table_label] = tuple(names)
 
     def _label_key(self, name: str) -> str:
-        """Returns a label's name, then the numbers of all open scopes, the innermost first: `name|2|1`.  `find_label`
-        uses this text to find the label."""
+        """Returns the key of a PTX label, such as `name|2|1`. It holds the label's name and the numbers of all open
+        scopes, the innermost first. `find_label` searches for this key."""
         return "|".join([name, *(str(open_scope.number) for open_scope in reversed(self._scopes))])
 
     def _register(self, name: str, kind: str) -> syntax.Register:
@@ -330,7 +330,8 @@ def _triple(directives: str, name: str) -> tuple[int, int, int] | None:
 
 
 def _share(directives: str, block: tuple[int, int, int] | None) -> int | None:
-    """Returns how many registers each thread may have, so that `.minnctapersm` CTAs fit on one SM."""
+    """Returns the most registers per thread with which `.minnctapersm` CTAs fit on one SM. Returns None without this
+    directive."""
     min_ctas = _single(directives, "minnctapersm")
     if not min_ctas or block is None:
         return None

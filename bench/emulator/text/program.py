@@ -40,10 +40,10 @@ BlockFunction = Callable[[Any, list[Any]], int]
 
 
 def granule(kernel: PtxKernel, space: str) -> int:
-    """Returns the width in bytes of the kernel's narrowest access to a state space: a power of two from 1 to 16.
+    """Returns the bytes of the kernel's narrowest access to a state space: a power of two from 1 to 16.
 
-    Bulk copies, ldmatrix and wgmma access 16 bytes or more.  A tensor copy counts as 1 byte of global memory, because a
-    tensor's edge may cut a box between any two elements."""
+    Bulk copies, ldmatrix and wgmma count as 16 bytes.  A tensor copy counts as 1 byte of global memory, because a
+    tensor may end anywhere in a box."""
     return min((_width(instruction, space) for instruction in kernel.instructions), default=_MAX_GRANULE_BYTES)
 
 

@@ -277,8 +277,8 @@ def declared_variable(text: str) -> syntax.Variable | None:
 def _initial(
     text: str, kind: str, width: int, references: list[syntax.Reference], sizes: list[int], start: int = 0
 ) -> bytes:
-    """Returns an initialiser's bytes, which begin at byte `start` of the variable.  An address becomes zero bytes, and
-    a `Reference` that describes it is appended to `references`."""
+    """Returns the bytes of a PTX variable's initial value, from byte `start` of the variable on. Addresses are still
+    zero; each appends a `Reference` to `references`."""
     value_texts = split(text[1:-1]) if text.startswith("{") else [text]
     initial_bytes = b""
     for value_text in value_texts:

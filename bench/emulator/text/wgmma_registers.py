@@ -1,10 +1,8 @@
-"""Finds the accumulators of wgmma in a kernel's text, and accesses of wgmma registers without a needed fence or wait.
+"""Finds the accumulators of wgmma in a kernel's text, and accesses of wgmma registers without a fence or wait.
 
-PTX ISA 8.7, `wgmma.fence`: a kernel needs a fence before its first wgmma.  A kernel also needs a fence between a wgmma
-and any other access of the wgmma's registers (accumulators or A).  PTX ISA 8.7, `wgmma.mma_async`: an access of a
-register of a pending wgmma is undefined.  A loop may write the A of its next iteration into the same registers.  Only
-`wgmma.wait_group` ensures that the earlier wgmma has read its A.  Both rules depend on the text alone.  So this module
-checks them in the text, on every path through the kernel.
+A kernel needs a fence before its first wgmma, and between a register's access and a wgmma that uses the register (PTX
+ISA 8.7, `wgmma.fence`).  An access of a pending wgmma's registers is undefined until a `wgmma.wait_group` (PTX ISA 8.7,
+`wgmma.mma_async`).  Both rules depend on the text alone, so this module checks every path through it.
 """
 
 from __future__ import annotations
@@ -47,9 +45,8 @@ def accumulators(kernel: PtxKernel) -> frozenset[int]:
 def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
     """Returns each wgmma that lacks a `wgmma.fence` on some path, with the earlier access that needs the fence.
 
-    The access is a write to a register of the wgmma.  A read of such a register counts too, if another wgmma used the
-    register before the read.  wgmmas of one shape that follow each other need no fence between them.  None stands for
-    the kernel's start: the first wgmma always needs a fence."""
+    The access is a write of a register of the wgmma, or a read after another wgmma.  None stands for the kernel's
+    start.  Consecutive wgmmas of one shape need no fence between them."""
     kernel = flow.kernel
     used_registers = {used_register for instruction in kernel.instructions for used_register in _registers(instruction)}
     if not used_registers:
@@ -66,12 +63,11 @@ def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
 def _follow(
     flow: Flow, entry: _Facts, step: Callable[[Instruction, _Facts], set[int]], new: Callable[[_Facts, _Facts], _Facts]
 ) -> list[tuple[Instruction, int]]:
-    """Follows every path from a kernel's start, and collects facts on registers until no basic block learns a new one.
+    """Follows every path through a kernel and collects facts on registers, until no basic block gets new facts.
 
-    `entry` has the facts at the kernel's start.  `step` handles one instruction: it updates the facts in place, and
-    returns the numbers of the earlier instructions that conflict with this one.  `new(facts, known)` returns those of
-    `facts` that are not in `known`, the facts of a basic block.  Returns pairs: an instruction, and the number of an
-    earlier instruction that conflicts with it."""
+    `entry` has the facts at the kernel's start.  `step` updates the facts by one instruction, and returns the numbers
+    of conflicting earlier instructions.  `new(facts, known)` returns the facts that are not in `known`.  Returns each
+    instruction with a conflicting number."""
     block_by_start = {block_id: flow.block(block_id, 128) for block_id in sorted(flow.starts(128))}
     facts_by_start: dict[int, _Facts] = {block_id: type(entry)() for block_id in block_by_start}
     facts_by_start[0].update(entry)
@@ -92,7 +88,8 @@ def _follow(
 
 
 def _registers(instruction: Instruction) -> list[int]:
-    """Returns the registers of a wgmma's accumulators and of its operand A."""
+    """Returns the register numbers of a wgmma's accumulators and of its operand A. Returns an empty list for other
+    instructions."""
     if not instruction.opcode.startswith("wgmma.mma_async"):
         return []
     operand_groups = [operand for operand in instruction.operands[:2] if isinstance(operand, OperandGroup)]
@@ -100,7 +97,8 @@ def _registers(instruction: Instruction) -> list[int]:
 
 
 def _step(instruction: Instruction, state: _EventState, taken: set[int]) -> set[int]:
-    """Updates `state` for an instruction.  For a wgmma, returns the numbers of earlier accesses that lack a fence."""
+    """Updates `state` for one instruction. For a wgmma, returns the numbers of earlier instructions that access its
+    registers without a `wgmma.fence` in between."""
     early_accesses: set[int] = set()
     if instruction.opcode.startswith("wgmma.fence"):
         # A compiler may move reads to after the fence: they count again only after the next wgmma.
@@ -150,11 +148,11 @@ def _a_registers(instruction: Instruction) -> list[int]:
 
 
 def _step_reads(instruction: Instruction, ages: _GroupAges) -> set[int]:
-    """Updates `ages` for an instruction.  Returns the numbers of the wgmmas whose A registers the instruction
-    overwrites.
+    """Updates `ages` for one instruction. Returns the numbers of the wgmmas whose A registers the instruction
+    overwrites too early.
 
-    `ages` has a pair for each register that a wgmma may still read.  The pair is the number of groups committed since
-    the wgmma, and the wgmma's number."""
+    `ages` has an entry for each register that a wgmma may still read. The entry holds the number of groups committed
+    since the wgmma, and the wgmma's number."""
     if instruction.opcode.startswith("wgmma.mma_async"):
         ages.update(dict.fromkeys(_a_registers(instruction), (0, instruction.number)))
         return set()

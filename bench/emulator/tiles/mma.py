@@ -1,32 +1,29 @@
 """Computes the matrix products of mma.sync and wgmma for many warps at once, and maps their matrices to registers.
 
-All layouts of PTX ISA 8.7, "Matrix Fragments for mma.m16n8k...", follow the formulas below.  `group` is the lane
-divided by 4, and `thread` is the remainder.  A register of A or B holds `per` elements along K; `e` counts a register's
-elements.  `half` is 0 or 1, but always 0 in a shape with 8 rows (m8).  `step` counts blocks of `4 * per` along K:
+mma.sync: all layouts of PTX ISA 8.7, "Matrix Fragments for mma.m16n8k...", follow the formulas below.  `group` is the
+lane divided by 4, and `thread` is the remainder.  `per` is the number of elements along K in one register of A or B,
+and `e` is an element's index in its register.  `half` is 0 or 1, but always 0 with 8 rows (m8).  `step` counts blocks
+of `4 * per` along K:
 
 - A: register `2 * step + half`, element `e` is row `8 * half + group`, column `(4 * step + thread) * per + e`;
 - B: register `step`, element `e` is row `(4 * step + thread) * per + e`, column `group`;
-- C, D: register `2 * half + e` is row `8 * half + group`, column `2 * thread + e`; one register holds both `e` if the
-  type has 16 bits.
+- C, D: register `2 * half + e` is row `8 * half + group`, column `2 * thread + e`; 16-bit types hold both `e` in one
+  register.
 
-So a fragment is a matrix with its axes in another order.
-
-"Register Fragments for wgmma.mma_async.m64nNk...": each of a warpgroup's four warps holds 16 rows.  A has the layout of
+wgmma ("Register Fragments for wgmma.mma_async.m64nNk..."): each of the four warps holds 16 rows.  A has the layout of
 mma.sync.  For D, lane `4 * g + t` of warp `w` holds row `16 * w + 8 * half + g`, column `8 * block + 2 * t + e`.  This
-element is in register `4 * block + 2 * half + e`.  If D is packed f16, the element is in half `e` of register `2 *
-block + half`.
+element is in register `4 * block + 2 * half + e`.  In packed f16 it is half `e` of register `2 * block + half`.
 
-Products are exact in float32, because 24 bits hold a product of two f16, bf16, tf32, e4m3 or e5m2.  NumPy's matrix
-product sums them in float32 in its own order; the ISA defines no order.  C is added last.
+Products of 16-bit, tf32 and fp8 types are exact in float32.  NumPy sums them in float32 in its own order; the ISA
+defines no order.  C is added last.
 
-`truncated_wgmma` models the imprecise sums of fp8 on Hopper.  DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) found that
-fp8 GEMM on H800 keeps about 14 bits: products are shifted right to the largest exponent and truncated.  MMA-Sim (arXiv
-2511.10909) found the model that is used here.  It agrees bit for bit with an H100.  Let `top` be the largest exponent
-of the accumulator and of the K products of one instruction.  `F` is the number of bits below `2**top` that are kept: 13
-for fp8 into f32.  First, the accumulator and the products are truncated towards zero, to multiples of `2**(top - F)`.
-Then they are added exactly.  Last, the sum is truncated to `F` bits of mantissa.  The exponent of a product is the sum
-of its factors' exponents, before the product is normalised.  For the 16-bit types and tf32, MMA-Sim's paper gives `F =
-25`; the sum then keeps 23 bits of mantissa.  This code has not been compared with a GPU.
+`truncated_wgmma` models the imprecise fp8 sums of Hopper.  DeepSeek-V3 (arXiv 2412.19437, section 3.3.2) found that fp8
+GEMM on H800 keeps about 14 bits.  The model is from MMA-Sim (arXiv 2511.10909), and agrees bit for bit with an H100.
+This code itself has not been compared with a GPU.
+
+The model first finds `top`, the largest exponent of the accumulator and of all products.  It truncates them towards
+zero to multiples of `2**(top - F)`, and adds them exactly.  Then it truncates the sum to `F` bits of mantissa.  `F` is
+13 for fp8 into f32.  For the 16-bit types and tf32, MMA-Sim gives 25, and the sum keeps 23 bits.
 """
 
 from __future__ import annotations
@@ -75,11 +72,11 @@ _MANTISSA_BITS = 23
 
 
 def numbers(bits: np.ndarray, element: str) -> np.ndarray:
-    """Returns the exact values of raw elements as float32; f64 stays float64.
+    """Converts raw elements of any shape to their exact values: float32, or float64 for f64.
 
-    `bits` has any shape.  Its dtype is an unsigned integer of `ELEMENT_BYTES[element]` bytes, or float64 for f64.  tf32
-    loses its low 13 bits, as in the tensor core.  8-bit integers also become float32.  This is exact, because a sum of
-    32 of their products stays below 2**24.  Raises `KeyError` on a type that is not in `ELEMENT_BYTES`."""
+    `bits` holds unsigned integers of `ELEMENT_BYTES[element]` bytes, or float64 for f64.  tf32 loses its low 13 bits,
+    as in the tensor core.  8-bit integers are exact too, because sums of 32 products stay below 2**24.  Raises
+    `KeyError` on an unknown type."""
     if ELEMENT_BYTES[element] == 8:
         return bits
     if element in ("s8", "u8"):
@@ -110,10 +107,10 @@ def lanes_of(*groups: Sequence[Value]) -> int:
 
 
 def a_matrix(registers: Sequence[Value], lanes: int, element: str, m: int = 16) -> np.ndarray:
-    """Returns the matrix A of each warp from registers (lanes,): (warps, m, K) float32, or float64 for f64.
+    """Converts registers of shape `[lanes]` to the matrix A of each warp: `[warps, m, K]` float32, or float64 for f64.
 
-    `m` is 16, or 8 in the m8 shapes.  The 32 lanes of a warp hold all of A.  So K is `len(registers) * 32 * per // m`,
-    with `per` elements in a register."""
+    `m`, the number of rows, is 16, or 8 in the m8 shapes.  K is the number of elements in a warp's registers divided by
+    `m`."""
     words = stacked(registers, lanes, np.float64 if element == "f64" else np.uint32)
     row_halves, warps = m // 8, lanes // WARP
     split_axes = words.reshape(-1, row_halves, warps, 8, 4).transpose(2, 1, 3, 0, 4)
@@ -128,7 +125,7 @@ def b_matrix(registers: Sequence[Value], lanes: int, element: str) -> np.ndarray
 
 
 def _elements(words: np.ndarray, element: str) -> np.ndarray:
-    """Returns the values of the elements that are packed in `words`.  The words of a row must be adjacent."""
+    """Unpacks the elements of type `element` from `words`, and returns their values."""
     return numbers(np.ascontiguousarray(words).view(RAW_DTYPES[ELEMENT_BYTES[element]]), element)
 
 
@@ -165,12 +162,12 @@ def mma(
     saturate: bool = False,
     lanes: int = 0,
 ) -> list[np.ndarray]:
-    """Computes the registers of `D = A @ B + C`.  A register is (lanes,), or one value for all lanes.
+    """Computes the registers of `D = A @ B + C`.  A register has shape `[lanes]`, or is one value for all lanes.
 
-    `shape` is m16n8k4 to m16n8k32, m8n8k4 (f64) or m8n8k16 (s8, u8); types have PTX's names.  Registers of A and B are
-    uint32 (float64 for f64).  Registers of C and D are float32 for f32, uint32 for s32 and packed f16, or float64 for
-    f64.  s32 sums wrap around; with `saturate` (.satfinite), they are clamped.  `lanes` is used only if no register is
-    an array.  Raises `ValueError` on a combination that PTX does not have, or on a wrong number of registers."""
+    `shape` and types have PTX's names.  Registers of A and B are uint32, or float64 for f64.  Registers of C and D are
+    float32, float64, or uint32 for s32 and packed f16.  s32 sums wrap around; with `saturate` they are clamped.
+
+    `lanes` is used only if no register is an array.  Raises `ValueError` on a combination that PTX does not have."""
     m, reg_counts = _plan(shape, a_type, b_type, d_type)
     if (len(a), len(b), len(c)) != reg_counts:
         raise ValueError(f"{shape} {a_type}: expected {reg_counts} registers of A, B, C, got {len(a), len(b), len(c)}")
@@ -204,7 +201,8 @@ def integer_sum(product: np.ndarray, old: np.ndarray, saturate: bool) -> np.ndar
 
 @cache
 def _plan(shape: str, a_type: str, b_type: str, d_type: str) -> tuple[int, tuple[int, int, int]]:
-    """Plans an mma: returns the number of rows of A, and how many registers A, B and C have."""
+    """Returns the number of rows of A in an mma, and the number of registers of A, B and C per thread. Raises
+    `ValueError` for an unknown shape or type."""
     shape_match = _SHAPE_PATTERN.fullmatch(shape)
     if not shape_match or not combines(a_type, b_type, d_type):
         raise ValueError(f"mma: no {shape} of {a_type} and {b_type} into {d_type}")
@@ -242,11 +240,9 @@ def wgmma(
 ) -> np.ndarray:
     """Returns `a @ b.T + d`, or `a @ b.T` if `d` is None (scale-d is false).
 
-    `a` is (..., 64, K) and `b` is (..., N, K), both float32, as `read_operand` and `a_from_registers` return them.  The
-    result is (..., 64, N).  Its dtype is int32 for s32, and float32 for f32 and f16.  An f16 result is rounded to f16,
-    but stored as float32.  s32 wraps around; with `saturate` it is clamped.  `scale_a` and `scale_b` are 1 or -1.
-    Products are exact and summed in float32; `d` is added last, once per instruction.  Raises `ValueError` on any other
-    type or scale."""
+    `a` is `[..., 64, K]` and `b` is `[..., N, K]`, both float32.  The result is `[..., 64, N]`: int32 for s32, else
+    float32.  f16 results are rounded to f16.  s32 sums wrap around; with `saturate` they are clamped.  `scale_a` and
+    `scale_b` are 1 or -1.  Raises `ValueError` on any other type or scale."""
     if {scale_a, scale_b} - {1, -1}:
         raise ValueError(f"scale: expected 1 or -1, got {scale_a} and {scale_b}")
     product: np.ndarray = np.matmul(a, np.swapaxes(b, -1, -2))
@@ -265,10 +261,10 @@ def wgmma(
 
 
 def a_from_registers(registers: Sequence[Value], element: str, lanes: int = 0) -> np.ndarray:
-    """Returns the matrix A of each warpgroup from its four uint32 registers: (warpgroups, 64, K) float32.
+    """Converts four uint32 registers `[128 * warpgroups]` to the matrix A: `[warpgroups, 64, K]` float32.
 
-    A register is (128 * warpgroups,).  `lanes` is used only if no register is an array.  Raises `ValueError` if the
-    lanes are not whole warpgroups, or if the number of registers is not four."""
+    `lanes` is used only if no register is an array.  Raises `ValueError` if there are not four registers, or if the
+    lanes are not whole warpgroups."""
     lanes = lanes_of(registers) or lanes
     if len(registers) != 4 or lanes % WARPGROUP:
         raise ValueError(f"registers: expected 4 of whole warpgroups of 128 lanes, got {len(registers)} of {lanes}")
@@ -277,10 +273,10 @@ def a_from_registers(registers: Sequence[Value], element: str, lanes: int = 0) -
 
 
 def matrix_to_registers(d: np.ndarray, d_type: str = "f32") -> np.ndarray:
-    """Converts accumulators (64, N) or (warpgroups, 64, N) to registers: (number, 128 * warpgroups).
+    """Converts accumulators `[64, N]` or `[warpgroups, 64, N]` to registers `[number, 128 * warpgroups]`.
 
-    For f32 and s32, `number` is N // 2, and registers have the dtype of `d`.  For f16, `number` is N // 4, and each
-    uint32 packs two f16.  f16 must be able to hold the values of `d`."""
+    For f32 and s32 there are N // 2 registers with the dtype of `d`.  For f16 there are N // 4 uint32 registers, which
+    pack two f16 each."""
     n = d.shape[-1]
     split_axes = d.reshape(-1, 4, 2, 8, n // 8, 4, 2)  # warpgroup, warp, half, group, block, thread, element
     lanes = split_axes.shape[0] * WARPGROUP
@@ -307,8 +303,8 @@ def truncated_wgmma(
 ) -> np.ndarray:
     """Returns `a @ b.T + d` as one instruction of Hopper computes it, with truncated sums.  `d` may be None.
 
-    `a` is (M, K), `b` is (N, K), `d` and the result are (M, N), all float32.  A `d_type` of f16 rounds the result to
-    f16.  If the ordinary float32 sum is not finite, the result is this sum.  Raises `KeyError` on a type without a
+    `a` is `[M, K]`, `b` is `[N, K]`, `d` and the result are `[M, N]`, all float32.  With `d_type` f16 the result is
+    rounded to f16.  Sums that are not finite in float32 are not truncated.  Raises `KeyError` on a type without a
     model."""
     fraction_bits = FP8_FRACTION_BITS if a_type in ("e4m3", "e5m2") else FRACTION_BITS
     accumulator = np.zeros((a.shape[0], b.shape[0]), np.float32) if d is None else d
@@ -327,14 +323,14 @@ def truncated_wgmma(
 
 
 def _exponents(values: np.ndarray, element: str) -> np.ndarray:
-    """Returns the exponent (int32) of each value of type `element`, as for a significand in [1, 2).  Denormals get the
-    exponent of the smallest normal number.  Zero gets one that is lower than any other."""
+    """Returns the binary exponent (int32) of each value of type `element`. Denormals get the exponent of the smallest
+    normal number. Zero gets a still lower exponent."""
     exponents = np.maximum(np.frexp(values)[1] - 1, _MIN_EXPONENTS[element])
     return np.where(values == 0, _ZERO_EXPONENT, exponents)
 
 
 def _cut(values: np.ndarray, bits: int) -> np.ndarray:
-    """Truncates `values` (float64) towards zero to `bits` mantissa bits.  Float32's denormals get fewer bits."""
+    """Truncates float64 `values` towards zero to `bits` mantissa bits. Denormals of float32 keep fewer bits."""
     exponents = np.maximum(np.frexp(values)[1] - 1, _MIN_EXPONENTS["f32"])
     value_scale = np.ldexp(1.0, bits - exponents)
     truncated_values: np.ndarray = np.trunc(values * value_scale) / value_scale

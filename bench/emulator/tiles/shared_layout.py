@@ -1,17 +1,16 @@
 """Computes addresses of matrices in shared memory: swizzles, rows of ldmatrix and stmatrix, operands of wgmma.
 
-A swizzle permutes the 16-byte chunks within 1024, 512 or 256 bytes; the bytes of a chunk stay together.  ldmatrix,
-wgmma and TMA read whole chunks.  So this code gathers one item for each chunk instead of one item for each element.
+A swizzle permutes 16-byte chunks.  ldmatrix, wgmma and TMA read whole chunks.  So this code gathers chunks instead of
+elements.
 
 ldmatrix and stmatrix (PTX ISA 8.7, "Warp-level matrix load instruction: ldmatrix" and "... store ... stmatrix"): lane
 `8 * i + r` gives the address of row `r` of matrix `i`; a row is 16 bytes.  In register `i`, lane `4 * g + t` holds
-elements `2 * t` and `2 * t + 1` of row `g` (.trans: column `g`) of matrix `i`, the lower half first.
+elements `2 * t` and `2 * t + 1` of row `g` (.trans: column `g`).
 
-wgmma ("Asynchronous Warpgroup Level Matrix Shared Memory Layout"): one wgmma reads 32 bytes of K per row (16 elements
-of 2 bytes, 8 of 4, 32 of 1).  In K-major order, these bytes are two 16-byte chunks: `half` is 0 for the first and 1 for
-the second.  In MN-major order, which only 2-byte types have, a chunk holds 8 rows of one `k`.  `leading` and `stride`
-are the byte offsets in the descriptor.  `W` is the width of the swizzle in chunks (8, 4 or 2), or 1 without a swizzle.
-Before the swizzle, a chunk is at:
+wgmma ("Asynchronous Warpgroup Level Matrix Shared Memory Layout"): one wgmma reads 32 bytes of K per row.  In K-major
+order these are two chunks, and `half` is 0 or 1.  In MN-major order, a chunk holds 8 rows of one `k`, and all types
+have 2 bytes.  `leading` and `stride` are the byte offsets in the descriptor.  `W` is the width of the swizzle in chunks
+(8, 4 or 2), or 1 without a swizzle.  Before the swizzle, a chunk is at:
 
 - K-major: `(row % 8) * 16 * W + (row // 8) * stride + half * step`; `step` is 16, or `leading` without a swizzle;
 - MN-major, swizzled: `(c % W) * 16 + (c // W) * leading + (k % 8) * 16 * W + (k // 8) * stride`, with `c = row // 8`;
@@ -49,10 +48,9 @@ _MN_MAJOR_K = 16
 def swizzled(addresses: np.ndarray, span: int, base_offset: int = 0) -> np.ndarray:
     """Returns the addresses to which a swizzle of `span` bytes moves the bytes at linear `addresses` of shared memory.
 
-    PTX ISA 8.7, "Tensor swizzling modes": the address bits from 4 up are XORed with the bits from 7 up.  A `span` of
-    128 uses three bits, 64 uses two, and 32 uses one.  `base_offset`, a field of a wgmma descriptor, holds bits 7 to 9
-    of the pattern's start address.  It is subtracted from the bits from 7 up before the XOR.  Raises `ValueError` on
-    another span."""
+    The address bits from 4 up are XORed with the bits from 7 up (PTX ISA 8.7, "Tensor swizzling modes").  A `span` of
+    128 uses three bits, 64 two, 32 one, and 0 none.  `base_offset` is a field of the wgmma descriptor.  Raises
+    `ValueError` on another span."""
     if span not in SWIZZLE_SPANS:
         raise ValueError(f"span: expected one of {SWIZZLE_SPANS} bytes, got {span}")
     if not span:
@@ -72,10 +70,10 @@ def chunks(memory: np.ndarray) -> np.ndarray:
 
 
 def rows_of(addresses: np.ndarray, num: int) -> np.ndarray:
-    """Returns the start addresses (bytes) of the 16-byte rows of `num` matrices, matrix by matrix: (num * warps * 8,).
+    """Returns the byte addresses of the 16-byte rows of `num` matrices, matrix by matrix: `[num * warps * 8]`.
 
-    `addresses` (lanes,) has one address per lane; only the first `8 * num` lanes of a warp count.  Raises `ValueError`
-    if `num` is not 1, 2 or 4, the lanes are not whole warps, or a row does not start at a multiple of 16."""
+    `addresses` `[lanes]` has one address per lane; the first `8 * num` lanes of each warp count.  Raises `ValueError`
+    if `num` is not 1, 2 or 4, on incomplete warps, and on a misaligned row."""
     if num not in (1, 2, 4):
         raise ValueError(f"num: expected 1, 2 or 4 matrices, got {num}")
     if addresses.ndim != 1 or not addresses.size or addresses.size % WARP:
@@ -87,10 +85,11 @@ def rows_of(addresses: np.ndarray, num: int) -> np.ndarray:
 
 
 def load_matrices(memory: np.ndarray, addresses: np.ndarray, num: int, trans: bool) -> list[np.ndarray]:
-    """Runs ldmatrix for `num` matrices, with `.trans` if `trans` is true.  Returns a register (lanes,) uint32 for each.
+    """Runs ldmatrix for `num` matrices, with `.trans` if `trans` is true.  Returns a uint32 register `[lanes]` for
+    each.
 
-    `memory` (bytes,) uint8 is shared memory.  `addresses` (lanes,) are the lanes' row addresses, in bytes from the
-    start of `memory`.  Raises the errors of `rows_of`, and `IndexError` on a row outside of `memory`."""
+    `memory` `[bytes]` uint8 is shared memory.  `addresses` `[lanes]` are byte offsets of rows.  Raises the errors of
+    `rows_of`, and `IndexError` on a row outside of `memory`."""
     rows = chunks(memory)[rows_of(addresses, num) >> 4]
     if not trans:
         return list(rows.view(np.uint32).reshape(num, addresses.size))
@@ -99,10 +98,10 @@ def load_matrices(memory: np.ndarray, addresses: np.ndarray, num: int, trans: bo
 
 
 def row_values(registers: Sequence[Value], lanes: int, trans: bool) -> np.ndarray:
-    """Returns the 16-byte rows that stmatrix stores, as `(warps * 8 * registers,)` of `CHUNK`.  `trans` means `.trans`.
+    """Returns the 16-byte rows that stmatrix stores: `[warps * 8 * registers]` of dtype `CHUNK`.
 
-    The rows have the order of the lanes that give their addresses: the first `8 * len(registers)` of each warp.  A
-    register is (lanes,) uint32, or one value for all lanes.  Raises `ValueError` unless there are 1, 2 or 4 registers.
+    The rows are in the order of the lanes that give their addresses.  A register is uint32 `[lanes]`, or one value for
+    all lanes.  `trans` means `.trans`.  Raises `ValueError` unless there are 1, 2 or 4 registers.
     """
     register_count = len(registers)
     if register_count not in (1, 2, 4):
@@ -132,22 +131,21 @@ class Descriptor:
 
 
 def decode_descriptor(bits: int) -> Descriptor:
-    """Reads the fields of a wgmma's 64-bit matrix descriptor.
+    """Reads the fields of a wgmma's 64-bit matrix descriptor (PTX ISA 8.7, "Matrix Descriptor Format").
 
-    PTX ISA 8.7, "Matrix Descriptor Format": address, leading offset and stride offset start at bits 0, 16 and 32; each
-    has 14 bits in units of 16 bytes.  Bits 49 to 51 are the base offset.  Bits 62 and 63 are the swizzle: 0 is none, 1
-    is 128 bytes, 2 is 64 bytes, 3 is 32 bytes."""
+    Address, leading offset and stride offset start at bits 0, 16 and 32: 14 bits each, in units of 16 bytes.  Bits 49
+    to 51 are the base offset.  Bits 62 and 63 code the swizzle: none, 128, 64 or 32 bytes."""
     start, leading, stride = ((int(bits) >> first_bit & 0x3FFF) << 4 for first_bit in (0, 16, 32))
     return Descriptor(start, leading, stride, int(bits) >> 49 & 7, _SPAN_CODES[int(bits) >> 62 & 3])
 
 
 @lru_cache(maxsize=8192)
 def operand_chunks(bits: int, rows: int, mn_major: bool) -> tuple[np.ndarray, int]:
-    """Returns the numbers of the 16-byte chunks that a wgmma reads through a descriptor, and the highest number.
+    """Returns the numbers (address / 16) of the 16-byte chunks that a wgmma reads, and the highest number.
 
-    `bits` is the descriptor.  A chunk's number is `address // 16`, int64.  In K-major order, the shape is (rows, 2),
-    because a row has two chunks.  In MN-major order it is (16, rows // 8), because each of 16 `k` has a chunk for 8
-    rows.  Raises `ValueError` if `rows % 8` is not zero."""
+    `bits` is the wgmma's descriptor.  The shape is `[rows, 2]` in K-major order, with two chunks per row.  It is `[16,
+    rows // 8]` in MN-major order, with 8 rows of one `k` per chunk.  Raises `ValueError` if `rows` is not a multiple of
+    8."""
     if rows <= 0 or rows % 8:
         raise ValueError(f"rows: expected a multiple of 8, got {rows}")
     fields = decode_descriptor(bits)
@@ -168,11 +166,10 @@ def operand_chunks(bits: int, rows: int, mn_major: bool) -> tuple[np.ndarray, in
 
 
 def read_operand(memory: np.ndarray, bits: int, rows: int, element: str, mn_major: bool = False) -> np.ndarray:
-    """Reads a wgmma operand as (rows, K) float32 from shared memory: A (64 rows) or the transposed B (N rows).
+    """Reads a wgmma operand as float32 `[rows, K]` from shared memory: A (64 rows) or the transposed B (N rows).
 
-    `memory` is one CTA's shared memory, (bytes,) uint8, and `bits` is the descriptor.  `element` is f16, bf16, tf32,
-    e4m3, e5m2, s8 or u8.  In MN-major order the result is a transposed view.  Raises `ValueError` if the descriptor
-    points outside of `memory`, or on MN-major with a type that is not 2 bytes wide."""
+    `memory` `[bytes]` uint8 is one CTA's shared memory, and `bits` is the descriptor.  `element` is the PTX type of the
+    elements.  Raises `ValueError` if the operand is not inside `memory`, or if an MN-major type has not 2 bytes."""
     element_bytes = ELEMENT_BYTES[element]
     if mn_major and element_bytes != 2:
         raise ValueError(f"element: expected f16 or bf16 for an MN-major operand, got {element}")

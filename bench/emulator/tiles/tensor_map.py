@@ -1,13 +1,10 @@
 """Implements tensor maps and the tiles that TMA copies with them: map fields, box addresses, and changes to values.
 
 A map holds the arguments of cuTensorMapEncodeTiled in 128 bytes, after the same checks.  NVIDIA does not publish the
-real layout of these bytes.  So this module uses its own layout, for maps of the host and for maps that
-`tensormap.replace` makes on the device.  128 zero bytes are an empty map: on sm_90a, a kernel may start from zeros.
+layout of these bytes, so this module uses its own.  128 zero bytes are an empty map.
 
-PTX ISA 8.7, "Tensors" and `cp.async.bulk.tensor`: a box is dense in shared memory, its first dimension fastest.  Its
-swizzle depends on the bits of the shared address.  A load fills elements outside of the tensor; a store leaves them
-unchanged.  The offsets within a box do not depend on its coordinates, so they are cached.  Then a further tile needs
-only two additions, of the box's global and shared start.
+A box is dense in shared memory, its first dimension fastest (PTX ISA 8.7, "Tensors" and `cp.async.bulk.tensor`).  A
+load fills elements outside of the tensor; a store leaves them unchanged.
 """
 
 from __future__ import annotations
@@ -206,16 +203,13 @@ def unpack(raw: bytes) -> TensorMap:
 
 
 def replace(raw: bytes, field: str, ordinal: int, value: int, *, stride_unit: int = 1) -> bytes:
-    """Returns the map in `raw` (128 bytes, or zeros) with one field changed, as `tensormap.replace.tile` does.
+    """Returns the tensor map `raw` (128 bytes) with one field changed, as `tensormap.replace.tile` does.
 
-    PTX ISA 8.7, `tensormap.replace`: `field` is global_address, rank, box_dim, global_dim, global_stride,
-    element_stride, elemtype, interleave_layout, swizzle_mode or fill_mode.  `ordinal` is the dimension, or 0 if the
-    field has none.  `value` is the new value.  For rank, it is the rank minus one; for a mode, its number in PTX's
-    table.
+    `field` is a field name in PTX ISA 8.7, `tensormap.replace`.  `ordinal` is the dimension, or 0 if the field has
+    none.  `value` is the new value: for rank the rank minus one, for a mode its number in PTX's table.
 
-    For global_stride, `value` counts units of `stride_unit` bytes.  A unit is 16 bytes in code for PTX up to 8.5, such
-    as Triton's: for this code, ptxas takes strides in 16-byte units.  Other fields of the map may still be unset.
-    Raises `ValueError` on an unknown field or a value that no map can hold."""
+    A global_stride counts units of `stride_unit` bytes.  The unit is 16 in code for PTX up to 8.5, such as Triton's.
+    Raises `ValueError` on an unknown field or a value that does not fit."""
     map_record = _record(raw)
     if field not in (_MAP_DTYPE.names or ())[1:-1]:
         raise ValueError(f"field: expected one of {(_MAP_DTYPE.names or ())[1:-1]}, got {field!r}")
@@ -235,7 +229,8 @@ def replace(raw: bytes, field: str, ordinal: int, value: int, *, stride_unit: in
 
 
 def _record(raw: bytes) -> np.ndarray:
-    """Returns a writable copy of the map's fields.  The bytes must come from `pack` or be all zero."""
+    """Parses the bytes of a tensor map into a writable record of its fields. Raises `ValueError` for bytes that are
+    neither from `pack` nor all zero."""
     if len(raw) != MAP_BYTES:
         raise ValueError(f"tensor map: expected {MAP_BYTES} bytes, got {len(raw)}")
     map_record = np.frombuffer(raw, _MAP_DTYPE).copy().reshape(())
@@ -259,10 +254,10 @@ class TileIndex:
 
 
 def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) -> TileIndex:
-    """Returns the box that starts at element `coords` (one signed number per dimension) and at byte `shared_address`.
+    """Returns the addresses of the box that starts at element `coords` and at byte `shared_address`.
 
-    Raises `ValueError` on a wrong number of coordinates, and on a shared address that is not a multiple of 128.  Also
-    raises it on rows narrower than the swizzle, because no layout is documented for them."""
+    `coords` has one signed number per dimension.  Raises `ValueError` on a wrong number of coordinates, on a shared
+    address that is not a multiple of 128, or on rows narrower than the swizzle."""
     if len(coords) != tensor.rank:
         raise ValueError(f"coords: expected {tensor.rank}, got {len(coords)}")
     if shared_address % BOX_ALIGNMENT:
@@ -290,8 +285,8 @@ def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) ->
 
 @lru_cache(maxsize=1024)
 def _offsets(tensor: TensorMap, unit: int, phase: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the global and shared byte offsets of a box's units.  `phase` is the box's first byte in the swizzle
-    pattern."""
+    """Returns the byte offset of each unit of the box in global memory and in shared memory. `phase` is the position of
+    the box's first byte in the swizzle pattern."""
     if 0 < tensor.row_bytes < tensor.swizzle:
         raise ValueError(f"box: expected rows of the {tensor.swizzle} bytes of the swizzle, got {tensor.row_bytes}")
     offsets = np.arange(0, tensor.row_bytes, unit, dtype=np.int64)
@@ -302,7 +297,7 @@ def _offsets(tensor: TensorMap, unit: int, phase: int) -> tuple[np.ndarray, np.n
 
 
 def _inside(tensor: TensorMap, starts: Sequence[int], unit: int) -> np.ndarray:
-    """Returns whether each unit of the box lies inside of the tensor: (n,)."""
+    """Tells for each unit (piece) of the box whether it lies inside the tensor: `[units]`."""
     element_bytes = tensor.element_bytes
     positions = np.arange(0, tensor.row_bytes, unit, dtype=np.int64) + starts[0] * element_bytes
     is_inside = (positions >= 0) & (positions < tensor.dims[0] * element_bytes)
@@ -338,12 +333,11 @@ def loaded(bits: np.ndarray, element: str) -> np.ndarray:
 
 
 def reduce_values(op: str, old: np.ndarray, new: np.ndarray, element: str) -> np.ndarray:
-    """Returns the result of `cp.reduce.async.bulk.tensor`: `old` combined with `new`, raw elements of one shape.
+    """Combines the raw elements `old` and `new` as `cp.reduce.async.bulk.tensor` does.  Returns raw elements.
 
-    PTX ISA 8.7, `red` and `cp.reduce.async.bulk.tensor`: `op` is add, min, max, inc, dec, and, or, xor.  `element` is
-    one of `tensor_map.ELEMENT_TYPES`.  f16 and bf16 are added in float32 and rounded to nearest even; subnormals are
-    kept.  The min or max of a number and a NaN is the number.  inc and dec exist for u32 alone.  Raises `ValueError` on
-    a combination that PTX does not have."""
+    `op` is add, min, max, inc, dec, and, or, xor (PTX ISA 8.7, `red` and `cp.reduce.async.bulk.tensor`).  `element` is
+    a type in `ELEMENT_TYPES`.  f16 and bf16 are rounded to nearest even.  min and max ignore a NaN.  Raises
+    `ValueError` on a combination that PTX does not have."""
     if element not in REDUCIBLE_TYPES[op]:
         raise ValueError(f"op: expected a reduction that {element} has, got {op!r}")
     word_dtype = UNSIGNED[ELEMENT_BYTES[element]]

@@ -16,8 +16,8 @@ BATCH = 16
 def run(lab: Lab) -> Study:
     """Measures output tokens per second with continuous and with static batching.  All requests arrive at once.
 
-    In each batch, one answer is long and all other answers have one token.  So a static batch waits for its longest
-    answer.  The prediction assumes that all steps take equally long.  Then only the answers' lengths matter."""
+    In each batch, one answer is long and the others have one token.  So a static batch waits for its longest answer.
+    The prediction assumes equally long steps."""
     prompt_count, longest_answer = lab.size(12, 2) * BATCH, lab.size(32, 8)
     generator, answer_lengths = random.Random(0), [1] * prompt_count
     for batch_start in range(0, prompt_count, BATCH):
@@ -54,7 +54,8 @@ def run(lab: Lab) -> Study:
 
 
 def _allowed(lengths: list[int]) -> float:
-    """Returns the speed-up that the answers' lengths allow: steps of static batching / steps of continuous batching."""
+    """Returns the largest possible speed-up of continuous batching over static batching. It is the ratio of their step
+    counts, from the answer lengths."""
     end_step_by_slot = [0] * BATCH
     for answer_length in lengths:
         heapreplace(end_step_by_slot, end_step_by_slot[0] + answer_length)

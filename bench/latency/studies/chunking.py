@@ -10,11 +10,10 @@ from rooflab.engine.llm import LLM, SamplingParams
 
 
 def run(lab: Lab) -> Study:
-    """Prefills one long prompt in chunks while four other sequences decode, with several chunk sizes.  For each size,
-    measures the longest gap between two tokens of a decoding sequence, and the TTFT of the long prompt.
+    """Measures the effect of the prefill's chunk size on one long prompt and on four sequences that decode.
 
-    The prediction assumes that the time of an engine step is proportional to its number of tokens.  So a smaller chunk
-    makes the longest gap shorter, and does not change the TTFT."""
+    It measures the longest gap between two tokens of a decoding sequence, and the prompt's TTFT.  The prediction
+    assumes that a step's time is proportional to its tokens.  Then smaller chunks shorten only the gap."""
     prompt_len, num_decodes = lab.size(512, 48), 4
     chunks = (16, 48) if lab.quick else (32, 64, 128, 512)
     llm = lab.llm(max_model_len=prompt_len + 64, max_num_seqs=num_decodes + 1, num_kv_blocks=1024, prefix_caching=False)
@@ -57,7 +56,8 @@ def run(lab: Lab) -> Study:
 
 
 def _steps_ms(llm: LLM, chunk: int, long: int, others: int, answer: SamplingParams, turn: int) -> list[float]:
-    """Returns the time in ms of each engine step of the long prefill, while `others` other sequences decode."""
+    """Returns the ms of each engine step while a long prompt is prefilled in chunks. `others` is the number of
+    sequences that decode meanwhile."""
     llm.scheduler.prefill_chunk = long
     for prompt in draw_prompts(llm, others, 16, seed=turn):
         llm.add_request(prompt, answer)

@@ -15,14 +15,14 @@ PAGE_TOKENS = 16
 
 
 def run(lab: Lab) -> Study:
-    """For a contiguous and for a paged KV cache of the same size, counts how many sequences run at once.  Also computes
-    the share of the reserved memory that is empty.
+    """Counts how many sequences run at once with a contiguous and with a paged KV cache of the same size.
 
-    A contiguous KV cache reserves the longest context for each sequence.  A paged cache reserves pages for the tokens
-    so far: on average the prompt and half of the answer.  The predicted number of sequences is the total memory divided
-    by the memory of one sequence.  The study only counts tokens, so the results are the same on any machine.  The
-    sequences are about as long as in the ShareGPT data set.  A page has 16 tokens, and each sequence leaves half a page
-    (8 tokens) empty on average.  This is 4% of a sequence with 200 tokens, and more than 4% of a shorter one."""
+    It also computes the empty share of the reserved memory.  A contiguous cache reserves the longest context for each
+    sequence, and a paged cache only pages for the tokens so far.  The prediction is the total memory divided by the
+    mean memory of a sequence.
+
+    The sequences are about as long as in the ShareGPT data set.  Half a page (8 tokens) is empty on average: 4% of 200
+    tokens.  The results are the same on any machine."""
     rows: list[dict[str, Any]] = []
     max_context = lab.size(1024, 64)
     memory_tokens = 3 * max_context

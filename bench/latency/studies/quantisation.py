@@ -14,11 +14,10 @@ BITS_BY_DTYPE = {"float32": 32, "bfloat16": 16, "int8": 8}
 
 
 def run(lab: Lab) -> Study:
-    """Measures the ITL of one sequence for each weight dtype.  Compares the logits and the greedy text with those of
-    fp32.  On a GPU the study omits int8, because the engine supports int8 weights only on CPUs.
+    """Measures the ITL of one sequence for each weight dtype, and compares logits and greedy text with fp32.
 
-    A decode step reads all weights.  So the predicted speedup over fp32 is the ratio of the bits per weight.  The
-    verdict also depends on the error of the logits: "holds" up to 1%, and "holds in part" up to 10%."""
+    A decode step reads all weights, so the predicted speed-up is the ratio of the bits per weight.  The logits' error
+    must be at most 1% for "holds", and 10% for "holds in part".  int8 runs only on CPUs."""
     rows: list[dict[str, Any]] = []
     steps, fp32_logits, texts = lab.size(12, 3), None, list[list[int]]()
     for dtype, bits in BITS_BY_DTYPE.items():
@@ -65,7 +64,7 @@ def run(lab: Lab) -> Study:
 
 
 def _logits(llm: LLM) -> torch.Tensor:
-    """Returns the logits after the last token of one prompt, in fp32."""
+    """Returns the fp32 logits after the last token of a random prompt."""
     (prompt,), captured_logits, compute_logits = (
         draw_prompts(llm, 1, 32, seed=0),
         list[torch.Tensor](),

@@ -1,11 +1,10 @@
-"""Computes the bytes that kernels move at each memory level on one case.  The results are records, which `canvas.py`
-draws.
+"""Counts the bytes that kernels move at each memory level on one case, and returns records for `canvas.py` to draw.
 
-The emulator counts the bytes of compiled kernels.  For a naive kernel, the bytes are computed from the operands of its
-torch calls (`kernels/traffic.py`).  Both methods assume that L2 is empty at the start of each torch call or launch.  An
-elementwise call reads one element of each operand from L2 per result element, also for a broadcast operand.  A matrix
-product reads the rows and columns of a tile once per tile.  A tile of 128 x 128 results is an assumption, because
-torch's library chooses the real tile.
+The emulator counts the bytes of compiled kernels.  For a naive kernel, they are computed from the operands of its torch
+calls (`kernels/traffic.py`).  L2 is assumed to be empty before each launch or torch call.
+
+A matrix product of torch reads rows and columns once per tile of 128 x 128 results.  This tile is an assumption,
+because torch's library chooses the real one.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def bytes_of(call: TorchCall) -> dict[str, int]:
 
 
 def _sectors(x: torch.Tensor) -> int:
-    """Returns the bytes of the distinct elements of tensor `x` in memory, rounded up to whole memory sectors."""
+    """Returns the bytes that the distinct elements of `x` take in memory, rounded up to whole memory sectors."""
     return -(-held(x) // SECTOR) * SECTOR
 
 
@@ -68,8 +67,8 @@ META = torch.device("meta")
 def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, seed: int = 0) -> list[Record]:
     """Counts the bytes that each kernel moves on one case.  Returns one record per kernel, in the order of `kernels`.
 
-    Raises `ValueError` on an unknown name, and on a kernel that rejects the case or gives wrong results on it.  A
-    kernel must have compiled code or be naive, else it raises `ValueError` too."""
+    Raises `ValueError` on an unknown name, on a kernel that rejects the case or is wrong on it, and on a kernel that
+    has no compiled code and is not naive."""
     spec = registry.get_op(op)
     dtypes = choose_scheme(spec, scheme)
     (shape,) = choose_cases(spec, [case], dtypes)
@@ -116,12 +115,10 @@ def _emulated(record: Record, kernel: Kernel, case: Case, scheme: Scheme, seed: 
 
 
 def levels(moved: Sequence[dict[str, int]]) -> dict[str, float]:
-    """Returns the bytes at each memory level, summed over all launches in `moved`.  A launch has the fields of
-    `emulator.results.Bytes`.
+    """Sums the bytes of all launches in `moved` at each memory level: HBM, L2 and shared memory.
 
-    The bytes between L2 and the SMs come from loads and stores of threads, from asynchronous copies, and from atomics.
-    An atomic counts as a read and a write.  Stores, `cp.async` and TMA loads write to shared memory.  Loads, TMA stores
-    and the operands of wgmma read from shared memory."""
+    A launch has the fields of `emulator.results.Bytes`.  An atomic counts as a read and a write of L2.  Stores,
+    `cp.async` and TMA loads write to shared memory.  Loads, TMA stores and the operands of wgmma read from it."""
 
     def total(*names: str) -> float:
         return float(sum(launch_bytes[name] for launch_bytes in moved for name in names))

@@ -131,10 +131,9 @@ def setting(record: Record) -> str:
 
 
 def points_of(records: Iterable[tuple[Record, Any]]) -> list[TrendPoint]:
-    """Makes a trend point for each run.  `records` has pairs of a record and its file.  If a run timed several configs,
-    the point is the time of the fastest config.
+    """Makes a trend point for each run, at the time of its fastest config.
 
-    A file from another tool may contain many runs.  Only the timestamps of their records then tell these runs apart."""
+    `records` has pairs of a record and its file.  Runs in a file from another tool differ only in their timestamps."""
 
     def run(pair: tuple[Record, Any]) -> tuple[object, ...]:
         record = pair[0]

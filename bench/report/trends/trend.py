@@ -30,18 +30,17 @@ MAX_SPARK_POINTS = 24
 
 
 def find_steps(logs: Sequence[float]) -> list[int]:
-    """Finds the points at which the level of the times changes.  `logs` are natural logarithms of the times in order.
-    Returns the index of the first point of each new level.
+    """Finds the points at which the level of the times changes.  Returns the index of the first point of each new
+    level.
 
-    The function tries all partitions into pieces of 2 points or more, and takes the one with the lowest cost.  With the
-    noise as unit (one standard deviation), the cost of a partition of `n` points is
+    `logs` are the natural logarithms of the times, in order.  The function finds the cheapest partition into pieces of
+    2 points or more.  With the noise (one standard deviation) as unit, a partition of `n` points costs
 
         sum over all pieces and their logarithms x of |x - median of the piece|  +  (4 + 1.5 ln n) * (pieces - 1)
 
-    Absolute values are used, so one slow run hardly raises the cost.  Simulations with 5 to 100 points gave these rates
-    (checked by `tests/report/test_history.py`).  With normal noise and no step, at most 1% of the series show a false
-    step.  If every tenth run is 8 deviations slow, 2% show one.  A step of 5 deviations is found in over 75% of series
-    with 3 points after it, and in 98% with 5 points after it.
+    Absolute values are used, so one slow run hardly raises the cost.  `tests/report/test_history.py` simulates 5 to 100
+    points.  With normal noise, at most 1% of the series show a false step.  If every tenth run is 8 deviations slow, 2%
+    do.  A step of 5 deviations is found in over 75% of series with 3 points after it, and in 98% with 5.
 
     The run time is quadratic in the number of points.  Raises `ValueError` on values that are not finite."""
     if not np.isfinite(np.asarray(logs, float)).all():
@@ -177,7 +176,8 @@ def _trend(
 
 
 def _marks(ordered: Sequence[TrendPoint]) -> dict[int, str]:
-    """Returns a text for each point at which other software or the config differs from the previous point."""
+    """Describes each change of software or config between neighbouring points of a trend. Returns the texts by the
+    index of the later point."""
     marks = {}
     for point_index, (old_values, new_values) in enumerate(pairwise(point.circumstances for point in ordered), 1):
         value_pairs = zip(CIRCUMSTANCES, old_values, new_values, strict=True)
@@ -188,13 +188,13 @@ def _marks(ordered: Sequence[TrendPoint]) -> dict[int, str]:
 
 
 def _judge(logs: np.ndarray, begin: int, last: int, limit: float) -> tuple[float | None, bool]:
-    """Returns the robust z-score of the last point, and whether the point is unusual.  The point is compared with
-    earlier points of its level, which begins at the index `begin`.
+    """Returns the robust z-score of the last point, and whether the point is unusual in its level.
 
-    An unusual point differs from the median of the earlier points by more than the share `limit`.  Its z-score is also
-    beyond `3.5 * (1 + 6 / n)`, where `n` is the number of earlier points.  The 3.5 is from Iglewicz and Hoaglin, "How
-    to detect and handle outliers", 1993.  The factor is there because few points give an uncertain spread.  About 0.5%
-    of normal points have a larger z-score."""
+    The level begins at index `begin`.  An unusual point differs from the earlier points' median by more than the share
+    `limit`.  Its z-score is also beyond `3.5 * (1 + 6 / n)` for `n` earlier points.
+
+    The 3.5 is from Iglewicz and Hoaglin, "How to detect and handle outliers", 1993.  The factor allows for few points.
+    About 0.5% of normal points have a larger z-score."""
     earlier_logs, value = logs[max(begin, len(logs) - 1 - last) : -1], float(logs[-1])
     if len(earlier_logs) < MIN_HISTORY:
         return None, False

@@ -1,8 +1,8 @@
-"""Serves several engines behind one address with Ray Serve, which starts the engines and replaces engines that die.
+"""Serves several engines behind one address with Ray Serve, which replaces engines that die.
 
-Each replica is a server (`api.py`) with its own engine.  For each request, Ray's proxy draws two replicas at random and
-chooses the replica with fewer requests.  The proxy does not know which prefixes a replica has cached.  If a replica
-dies, its work is lost.  Its streams stop without a finish reason, and its clients must send their requests again.
+Ray's proxy draws two engines at random, and sends the request to the engine with fewer requests.  The proxy does not
+know which prefixes an engine has cached.  If an engine dies, its streams stop without a finish reason.  Its clients
+must send their requests again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Replica:
         self._app = make_app(service, hosts_of(host), alone=False)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Returns the application.  Ray calls this method after the constructor."""
+        """Returns the ASGI application.  Ray Serve calls this method after the constructor."""
         return self._app
 
     async def check_health(self) -> None:
@@ -83,11 +83,11 @@ def serve_replicas(
     drain_s: float = 30.0,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Serves several engines `LLM(**options)` at `host` and `port` until a signal comes.  `server.serve` explains the
-    other arguments.
+    """Serves several engines `LLM(**options)` at `host` and `port` until SIGINT or SIGTERM.
 
-    On a GPU each replica has its own GPU.  On a CPU each replica has `threads` threads, by default its share of the
-    cores.  Raises `ValueError` if the Ray cluster is missing, the port is taken, or the model cannot be loaded."""
+    Each engine has its own GPU.  On a CPU it has `threads` threads, by default its share of the cores.  `server.serve`
+    explains the other arguments.  Raises `ValueError` if the Ray cluster is missing, the port is taken, or the model
+    cannot be loaded."""
     limits, batch_size = limits or Limits(), int(options["max_num_seqs"])
     threads = threads or max(1, (os.cpu_count() or 1) // (replicas.most or replicas.count))
     on_gpu = torch.device(options["device"]).type == "cuda" if options.get("device") else torch.cuda.is_available()
@@ -128,7 +128,7 @@ def serve_replicas(
 
 
 def _reason(error: RuntimeError) -> str:
-    """Returns the reason of a failed deployment: the last line of the replica's traceback, or else Ray's message."""
+    """Returns why a deployment failed: the text of the last error in the replica's traceback, or else Ray's message."""
     app_status = serve.status().applications.get(APPLICATION_NAME)
     messages = [deployment.message for deployment in app_status.deployments.values()] if app_status else []
     message_lines = "\n".join(messages).splitlines()
