@@ -167,7 +167,8 @@ def gpu_bounds(gpu: str, suite: str, scheme: str, ops: Sequence[str]) -> tuple[D
 
 
 def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing, list[str]]:
-    """Returns a roofline plot of `records` for the GPU `gpu`, and messages, which call the records `name`.
+    """Returns a roofline plot of `records` for the GPU `gpu`, and messages for the user.  The messages use `name` as
+    the name of the records.
 
     A time is drawn only if it was measured on this GPU.  A record of the emulator is drawn with its counted bytes.
     Raises `ValueError` if no record can be drawn."""

@@ -35,7 +35,8 @@ class DecodeBatch:
         return len(self.rows)
 
     def add(self, sequence: Sequence, source: int) -> None:
-        """Appends `sequence`.  The input of the next step is its last token, at index `source` of the last draw."""
+        """Adds `sequence` as the last row of the batch. The input of the next step is the sequence's newest token.
+        `source` is the index of this token among the tokens of the last draw."""
         row, self.changed = len(self.rows), True
         self.rows.append(sequence)
         sequence.row = row

@@ -102,8 +102,9 @@ class BlockManager:
             content_ids.append(published_page[0])
 
     def trim(self, sequence: Sequence, num_tokens: int) -> None:
-        """Takes the pages after the first `num_tokens` tokens from `sequence`.  They were for a draft, so they are
-        neither shared nor published.  Keeps `released` as it is: a sequence that did not fit still does not."""
+        """Frees the pages of `sequence` after its first `num_tokens` tokens. These pages were for a draft, so no other
+        sequence uses them. The counter `released` does not change, because no more pages are free than before the
+        draft."""
         first_index = self.blocks_for(num_tokens)
         for block in reversed(sequence.block_ids[first_index:]):
             self._holders[block] = 0

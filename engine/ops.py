@@ -151,8 +151,8 @@ def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not:
 
 
 def _preferred(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> Choice | None:
-    """Returns the kernel for an optional fused op, or None.  This is the kernel that `swap` names, or else an optimized
-    kernel that the GPU's record prefers."""
+    """Returns the kernel for an optional fused op, or None. The user can name this kernel in `swap`. Otherwise, takes
+    the kernel that `choices.json` names for the GPU. That kernel must be an optimized kernel that can run."""
     if swap:
         return _able(op, bucket, device, swap, why_not)[0]
     choice_record = recorded_choice(op, torch.cuda.get_device_name(device), bucket) if device.type == "cuda" else {}

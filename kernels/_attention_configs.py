@@ -41,8 +41,8 @@ def padded(head_dim: int) -> int:
 
 
 def staged_tiles(config: Config, scheme: Scheme) -> int:
-    """Returns how many tiles of keys and values Triton's pipeline keeps in shared memory.  The rule was read in
-    compiled kernels; tests/contracts/test_configs.py checks it."""
+    """Returns how many tiles of keys and values Triton's pipeline keeps in shared memory. The formula comes from
+    reading compiled kernels. tests/contracts/test_configs.py checks it."""
     # wgmma (64 rows and more) reads a stage while others are filled; mma.sync frees a stage at once.
     uses_wgmma = config.block_m >= 64 and scheme.activation != torch.float32
     stage_count = config.num_stages if uses_wgmma else config.num_stages - 1
@@ -71,9 +71,11 @@ def pointers_footprint(
 
 
 def by_pointers(weights: bool = True, others: int = ADDRESS_REGISTERS, widest: Config = Config(32, 16, 8, 1)) -> Tuning:
-    """Returns the tuning (configs to try, default configs, a CTA's resources) of a kernel that loads by pointers.
-    `widest` is the default config for fp32 with a head_dim above 128.  `weights` and `others` are arguments of the
-    function `registers`."""
+    """Returns the tuning (configs to try, default configs, a CTA's resources) of an attention kernel that loads by
+    pointers.
+
+    `weights` tells whether a thread also keeps the softmax weights in registers. `others` is the number of a thread's
+    further registers, such as for addresses. `widest` is the default config for fp32 with a head_dim above 128."""
     default_configs = Defaults(
         (
             ({"itemsize": 2, "D": 64}, Config(128, 64, 4, 2)),

@@ -1,4 +1,5 @@
-"""Holds a function that makes a fake GPU, which some imports need.  Code that compiles without a GPU sets it."""
+"""Holds a variable for a function that makes a fake GPU. Some kernel files cannot be imported without a GPU. Programs
+that compile kernels without a GPU set the variable, and the kernel registry calls the function."""
 
 from __future__ import annotations
 

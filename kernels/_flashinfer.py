@@ -133,7 +133,9 @@ def seeing_apart(bounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 
 def without_keys(offsets: torch.Tensor) -> torch.Tensor:
-    """Returns the offsets of keys or pages after `seeing_apart`: the first part of each sequence has no keys."""
+    """Adapts the offsets of keys or pages `[B + 1]` to sequences that were split in two parts. The first part has the
+    queries that see no key, so it gets no keys. The second part gets all keys. Returns the new offsets `[2 * B +
+    1]`."""
     return offsets.repeat_interleave(2)[:-1]
 
 

@@ -44,7 +44,8 @@ class RecordedLaunch:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects the C++ launches and the allocated tensors of a function.  Refuses other torch ops, except views."""
+    """Collects the calls of compiled C++ functions while a Python function runs. Also collects the tensors that the
+    function allocates. Raises `RecordError` on other torch ops, except views."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

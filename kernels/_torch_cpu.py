@@ -36,7 +36,9 @@ def why_not_padded_rows(a: torch.Tensor) -> str | None:
 
 
 def padded_rows_refused(inputs: Arguments) -> str | None:
-    """Returns the error message of a kernel that passes `a` to torch, or None if torch's result is right."""
+    """Returns an error message if torch's CPU matrix products are wrong for the matrix `a`, or None if they are right.
+    The cause of wrong results is padding between the rows of `a`. Kernels that pass `a` to torch refuse the call with
+    this message."""
     refusal_reason = why_not_padded_rows(inputs.a)
     return f"a: {refusal_reason}" if refusal_reason else None
 

@@ -319,7 +319,9 @@ def get_kernel(op: str, name: str) -> Kernel:
 
 
 def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
-    """Returns a text such as `; gemm/tma takes it`, or an empty one.  Tries simpler kernels, then library and naive."""
+    """Finds another kernel for a call that `kernel` refuses.  Returns a text such as `; gemm/tma takes it`, or an empty
+    text if no kernel takes the call.  Tries the simpler kernels on which `kernel` improves, then `library` and
+    `naive`."""
     spec, kernel_by_name, lower_name, lower_names = get_op(kernel.op), kernels(kernel.op), kernel.over, list[str]()
     while lower_name in kernel_by_name and lower_name not in (*lower_names, "naive"):
         lower_names.append(lower_name)

@@ -63,7 +63,8 @@ class Takes:
     """The tensors with a TMA map: as in `whole`, and the innermost stride is 1, and no other stride is 0."""
 
     def check(self, contract: Contract, parameters: Collection[str]) -> None:
-        """Raises `TypeError` if a name in a field is not an argument or a dimension of the op."""
+        """Checks the names in the conditions that a kernel sets for its calls.  Raises `TypeError` unless each name is
+        an argument or a dimension of the op, `itemsize` or `device`."""
         dim_names = {dim.name for argument in contract.arguments.values() for dim in argument.dims}
         known_names = {*parameters, *dim_names, *FIRST_TENSOR_NAMES}
         hold_names = [name for condition in self.holds for name in _compiled(condition).co_names]

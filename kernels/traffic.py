@@ -118,7 +118,8 @@ class _Whole(TorchFunctionMode):
 
 
 class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records all torch calls, except the functions that `_Whole` records."""
+    """Records the torch calls that move data.  The class `_Whole` records some functions instead, such as `layer_norm`,
+    which are one kernel on a GPU."""
 
     def __init__(self, calls: list[TorchCall]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -39,7 +39,8 @@ class LaunchConfig:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Holds what a CTA needs at least, and the number of CTAs.  Both follow from a config, without compilation."""
+    """The least resources that a CTA needs, and the number of CTAs of the grid.  They are computed from a kernel's
+    config, without compilation."""
 
     threads: int
     registers: int
@@ -151,7 +152,8 @@ def rows_of(case: Mapping[str, Any]) -> int | None:
 
 
 def recorded_choice(op: str, card: str, bucket: str) -> Mapping[str, Any]:
-    """Returns the entry for the GPU `card` and the bucket in the op's `choices.json`, or an empty mapping."""
+    """Returns the entry of an op's file `choices.json` that names the best kernel.  `card` is the GPU, and `bucket` is
+    a range of row counts, such as `rows:16`.  Returns an empty mapping if there is no entry."""
     return _load(Path(__file__).parent / op / "choices.json").get(card, {}).get(bucket, {})
 
 

@@ -116,11 +116,11 @@ class Domain:
     """Makes a case from one value of each axis, by name.  Returns None if these values cannot be combined."""
 
     def cover(self, seed: int, settle: CaseMaker[C], count: int, sizes: Sequence[int] = ()) -> Iterator[DomainPoint[C]]:
-        """Yields at most `count` test cases that cover many pairs of values. Each test case is the random candidate
-        with the most new pairs.
+        """Yields at most `count` test cases of an op. Together they cover many pairs of values of two axes (sizes or
+        options). Each test case is the random candidate with the most new pairs.
 
-        `sizes` are the integers in a kernel's source file. With `sizes`, some drawn sizes are near these integers.
-        Without, the first test cases have a size of 0."""
+        `sizes` are integers from a kernel's source file, and some drawn sizes are near them. If `sizes` is empty, the
+        first test cases have one size of 0 each."""
         random_state = random.Random(seed)
         covered_pairs: set[frozenset[tuple[str, object]]] = set()
         yielded_cases: set[C] = set()

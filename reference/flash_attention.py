@@ -79,8 +79,8 @@ def keys_contiguous(v: torch.Tensor) -> bool:
 
 
 def _rules(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` on arguments that do not fit together. Scales, and a v with stride 1 along S, need an e4m3
-    q."""
+    """Raises `ValueError` on arguments that do not fit together. Two things are allowed only if q is e4m3: scales of q,
+    k and v, and a v with stride 1 along the keys (S)."""
     option_rules(arguments, dims, "k")
     if arguments["q"].dtype != E4M3:
         check_layout("v", arguments["v"], "rows")

@@ -48,12 +48,13 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance. It is derived as in `silu_and_mul`, because gelu(gate) = gate * sigmoid(2 u):
+    """Returns the tolerance of each output value:
 
         (8 + 4 * |2 u|) * u_32 * |ref|  +  2 * u_out * |ref|  +  (4 * u_32 + 2**-126) * |gate * up|  +  subnormals
 
-    u is the argument of tanh. u_32 and u_out are the unit roundoffs of fp32 and of the output. 2 u has a relative error
-    of 4 u_32. For a negative gate, the sum 1 + tanh(u) has an error of one u_32; the third term allows four."""
+    u is the argument of tanh. u_32 and u_out are the unit roundoffs of fp32 and of the output. The terms are as in
+    `silu_and_mul`, because gelu(gate) = gate * sigmoid(2 u). 2 u has a relative error of 4 u_32. For a negative gate,
+    the sum 1 + tanh(u) has an error of one u_32. For this error, the third term has the part 4 * u_32."""
     gate, up = halves(inputs["x"])
     sigmoid_argument = (2.0 * _argument(gate)).abs()
     relative_error = (8.0 + 4.0 * sigmoid_argument) * FP32_ROUNDOFF

@@ -151,7 +151,7 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance:
+    """Returns the tolerance of each output value:
 
         c * u * sqrt(K) * (|A| |B| + |bias|)  +  n * 3 * 2**-13 * (|A B| + sqrt((A*A) (B*B)))
             +  u_out * |ref|  +  half a subnormal
@@ -160,13 +160,15 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     adds no error, because the kernel gets e4m3 operands. u_out is the unit roundoff of the output.
 
     The second term is the error of Hopper's accumulator, which keeps 13 bits after the leading bit. One instruction
-    sums over 32 values of K. It truncates the accumulator and the result, each by up to 2**-13. The truncated products
-    together cost about the same once more. So one instruction costs 3 * 2**-13 of a partial sum. A partial sum has the
-    size |A B| + sqrt((A*A) (B*B)), as in a random walk.
+    sums over 32 values of K and makes three errors of up to about 2**-13. It truncates the accumulator, the products
+    and the result. The errors are relative to a partial sum, which has the size |A B| + sqrt((A*A) (B*B)), as in a
+    random walk.
 
     n is the number of instructions whose sum stays in the accumulator. It is at most 4, because fp32 adds the sum after
-    every four instructions. With `fast_accum`, n is K / 32. (In a model of the accumulator with K = 128, the sum loses
-    up to 7 * 2**-13 if one k dominates. Otherwise it loses up to 2.6 * 2**-13.)"""
+    every four instructions. With `fast_accum`, n is K / 32.
+
+    In a model of the accumulator with K = 128, the sum loses up to 7 * 2**-13 if one k dominates. Otherwise it loses up
+    to 2.6 * 2**-13."""
     a = dequantize_fp8(inputs["a"], inputs["a_scale"], (1, GROUP_SIZE))
     b = dequantize_fp8(inputs["b"], inputs["b_scale"], (GROUP_SIZE, GROUP_SIZE))
     K = a.shape[1]

@@ -80,14 +80,14 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance, the error of `a @ b` times the slope of silu, plus the error of silu:
+    """Returns the tolerance of each output value: the error of `a @ b` times the slope of silu, plus the error of silu.
 
         1.1 * e_gate * (|up| + e_up)  +  |silu(gate)| * e_up  +  e_silu
-        e_x = c * u_acc * sqrt(K) * size + u_out * |x| + half a subnormal
         e_silu = (8 + 2 * |gate|) * u_32 * |ref| + 2 * u_out * |ref| + 2**-126 * |gate * up| + subnormals
 
-    1.1 is the largest |silu'|. e_x is the tolerance of `gemm` for x, which is `gate` or `up`. It allows one rounding to
-    the dtype, because library calls round `a @ b`. e_silu is the tolerance of `silu_and_mul`.
+    gate and up are the two halves of `a @ b`. e_gate and e_up are the tolerances that the op `gemm` has for them. They
+    allow one rounding to the dtype, because library calls round `a @ b`. 1.1 is the largest |silu'|. e_silu is the
+    tolerance of the op `silu_and_mul`. u_32 and u_out are the unit roundoffs of fp32 and of the output.
     """
     gate, up = _gate_and_up(inputs["a"], inputs["b"])
     product_error = _product_error(inputs["a"].double(), inputs["b"].double(), torch.cat((gate, up), 1), scheme)

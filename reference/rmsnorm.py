@@ -81,7 +81,7 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance. For codes, see `quantized_limits`. For values:
+    """Returns the tolerance of each output value:
 
         (c / 2 * sqrt(H) + 4) * u_32 * |ref|  +  n * u * |ref|  +  subnormals
 
@@ -89,8 +89,11 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     squares has a relative error of about sqrt(H) u_32, and the root halves this error. The other operations add one to
     two u_32 each.
 
-    n is 2, because Llama in transformers rounds twice: x / rms, and then its product with the weight. With
-    `round_first`, n is 3, because the reference rounds x / rms too. For codes, n is 0, or 2 with `round_first`.
+    n counts roundings to x's dtype. It is 2, because Llama in transformers rounds x / rms, and then the product with
+    the weight. With `round_first`, n is 3, because the reference rounds x / rms too.
+
+    A quantised output is not rounded to x's dtype, so n is 0, or 2 with `round_first`. `quantized_limits` then computes
+    the tolerances of the codes and scales.
     """
     quantize, dtype = inputs.get("quantize"), scheme.activation
     first_roundings, last_roundings = (2.0 if inputs.get("round_first") else 0.0), (0.0 if quantize else 1.0)
@@ -153,8 +156,8 @@ EDGE_CASES = (
 
 
 def _padded(of: Arguments) -> Inputs:
-    """Imitates a faulty kernel that divides the sum of squares by a power of two above the row size H. Returns an `eps`
-    that gives the reference the same result."""
+    """Returns a wrong `eps` for each row. With it, the reference gives the result of a faulty kernel. This kernel
+    divides the sum of squares by a power of two above the row size H, instead of by H."""
     H = of.x.shape[1]
     return {"eps": of.eps + of.x.double().square().mean(1, keepdim=True) * (H / (1 << H.bit_length()) - 1)}
 

@@ -170,9 +170,9 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
 def _limit(
     x: torch.Tensor, out: torch.Tensor, R: int, interleaved: bool, dtype: torch.dtype, more: float
 ) -> torch.Tensor:
-    """Returns the allowed error of each value of `out` (n, heads, D), which a kernel rounds to `dtype`. The first R
-    values of each head are rotated. `x` holds the values before the rotation. The relative error of `x` is `more` times
-    the unit roundoff of fp32."""
+    """Returns the allowed error of each value of `out` `[n, heads, D]`, which a kernel rounds to `dtype`. `x` holds the
+    values before the rotation of the first R values of each head. `more` is the relative error of `x`, in unit
+    roundoffs of fp32."""
     dtype_info = torch.finfo(dtype)
     first_values, second_values = _pairs(x[..., :R].abs(), interleaved)
     pair_magnitude = first_values + second_values

@@ -30,7 +30,8 @@ CODE_DTYPES = {name: dtype for dtype, name in QUANTIZE_NAMES.items()}
 
 
 def row_results(shape: str, **more: Result) -> dict[str, Result]:
-    """Describes the results of an op on rows: `out` (values or codes), the results `more`, and the scales of codes."""
+    """Describes the results of a row-wise op. `out` has the dtype of x, or of the codes if it is quantised. A quantised
+    `out` comes with `scale`, one fp32 number per row. `more` describes further results of the op."""
 
     def dtype(arguments: CallArguments) -> torch.dtype:
         quantize = arguments.get("quantize")

@@ -148,9 +148,9 @@ def settings(rows: list[tuple[float, int, float, float]], device: torch.device, 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs. In the first inputs, some logits are equal and the rest are -inf, to reveal a kernel
-    that draws a token outside top_k, top_p or min_p. Later inputs have one large logit, rows with different settings,
-    or edits that decide the token."""
+    """Yields adversarial inputs with labels. In the first inputs, some logits are equal and the rest are -inf. They
+    reveal a kernel that draws a token outside top_k, top_p or min_p. Later inputs have one large logit, or rows with
+    different settings. In the last input, a penalty, a bias and a mask change the logits and decide the token."""
     V = int(case["V"])
     tie_cases = (
         ("top_k cuts ties by index", 4, (1.0, 3, 1.0, 0.0)),

@@ -125,22 +125,24 @@ def edited(
 
 
 def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-    """Checks each row's token. A greedy token must equal the reference's. A random token must be allowed by top_k,
-    top_p and min_p, and must have the best score.
+    """Checks the token that a kernel drew for each row. A greedy token must equal the reference's. A random token must
+    be allowed by top_k, top_p and min_p, and must have the best score.
 
-    Fp32 rounding may decide whether a token is allowed. Such a token is doubtful, and a kernel may draw it. The margin
-    for top_p is `MASS_TOLERANCE`. (If 2**n tokens have equal weights, fp32 sums are exact and no token is doubtful.)
+    Fp32 rounding may decide whether a token is allowed. A kernel may draw such a doubtful token. The margin for top_p
+    is `MASS_TOLERANCE`.
 
-    A score is logit / T - log E, with T the temperature and E exponential noise. The token's score may be below the
-    best score by the fp32 errors of both scores. The error of one score is at most `SCORE_ULPS` * 2**-24 * (|logit / T|
-    + g + |log E| + 1), with g = (best logit - logit) / T.
+    A score is logit / T - log E, with T the temperature and E exponential noise. Two scores count as equal if they
+    differ by at most the sum of their fp32 errors. The fp32 error of a score is:
+
+        SCORE_ULPS * 2**-24 * (|logit / T| + (best logit - logit) / T + |log E| + 1)
     """
     return _compare(actual, oracle, inputs, wins=True)
 
 
 def compare_own_stream(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
-    """Checks a kernel that has its own random numbers. A random token must be in the support (the tokens that may be
-    drawn), or tie with the support's last token: a cut by a threshold keeps all ties. All else is as in `compare`."""
+    """Checks a kernel that has its own random numbers. A random token must be allowed by top_k, top_p and min_p, but
+    need not have the best score. A tie with the last allowed token is accepted, because some kernels keep all ties.
+    Other checks are as in `compare`."""
     return _compare(actual, oracle, inputs, wins=False)
 
 

@@ -53,7 +53,8 @@ def settings_fit(arguments: CallArguments, dims: Dims) -> None:
 
 
 def values_fit(arguments: CallArguments, dims: Dims) -> None:
-    """Raises `ValueError` if a setting or an edit of a row is out of range."""
+    """Raises `ValueError` if a row's temperature, top_k, top_p or min_p is out of range. Also checks the arguments that
+    change logits: penalties, and the ids, counts and biases of single tokens."""
     for row, row_settings in enumerate(zip(*(arguments[name].tolist() for name in SETTING_NAMES), strict=True)):
         _check_row(row, *row_settings)
     _check_edit_values(edits_of(arguments), dims["V"])

@@ -276,8 +276,8 @@ class OpSpec:
         return as_tuple(self.reference(**inputs))
 
     def mistaken(self, name: str, inputs: Inputs) -> Outputs:
-        """Returns the outputs of the faulty kernel that the function `wrong[name]` imitates. This function returns the
-        outputs, or changed inputs for the reference."""
+        """Returns the outputs of a faulty kernel. The function `wrong[name]` imitates the fault. It returns either
+        wrong outputs or wrong inputs. For wrong inputs, the reference computes the outputs."""
         wrong_result = self.wrong[name](self.arguments(inputs))
         return self.oracle({**inputs, **wrong_result}) if isinstance(wrong_result, dict) else as_tuple(wrong_result)
 
@@ -289,8 +289,9 @@ class OpSpec:
         return cases
 
     def cases_in(self, suite: str) -> tuple[Case, ...]:
-        """Returns the cases of a built-in suite, or of a file of `rooflab capture`. If the op lacks a suite in
-        `DEFAULT_SUITES`, returns the op's `smoke` cases. If it lacks another suite, returns no cases.
+        """Returns the test cases of a suite, or of a file that `rooflab capture` wrote. If the op lacks the suite,
+        returns no cases. The suites `smollm2_135m` and `llama3_8b` are an exception: an op without them returns its
+        `smoke` cases.
         """
         if captured.is_file(suite):
             return tuple(self.check_case(Case.parse(case_text)) for case_text in captured.cases_of(self.name, suite))

@@ -34,10 +34,10 @@ def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) ->
 
 
 def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the index of the row dimension of each argument that has rows.
+    """Returns the index of the row dimension of each float tensor that has rows.
 
-    The first float tensor with at least two dimensions decides which dimension counts rows. This is its first dimension
-    that is longer than 1 and also occurs in a result."""
+    The first float tensor with two or more dimensions decides which dimension is the row dimension. It is the tensor's
+    first dimension that has a size above 1 and is also a dimension of a result."""
     float_arguments = {
         arg_name: argument
         for arg_name, argument in contract.arguments.items()

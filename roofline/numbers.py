@@ -57,7 +57,8 @@ def counted(count: int, noun: str) -> str:
 
 
 def change(ratio: float | None) -> str:
-    """Formats a relative change: 0.031 as `+3.1%`, and from 9 on as a factor (`10x`). NaN, infinity and None: empty."""
+    """Formats a relative change as a percentage: 0.031 gives `+3.1%`. A change of 9 or more is given as new value / old
+    value: 9 gives `10x`. NaN, infinity and None give an empty text."""
     if ratio is None or not isfinite(ratio):
         return ""
     return f"{ratio:+.1%}" if ratio < 9 else f"{1 + ratio:.0f}x"

@@ -38,7 +38,8 @@ class Roofs:
         self.colours = {device: line_hues[device_index % len(line_hues)] for device_index, device in enumerate(devices)}
 
     def of(self, point: Point) -> Ceilings:
-        """Returns the ceilings of the point's device: the measured ones if there are any, else the first ones."""
+        """Returns the ceilings (peak rates) of a point's device. If some of them are measured, returns the measured
+        ceilings. Otherwise returns the first ceilings of this device in the figure."""
         ceilings = [ceiling for ceiling in self.ceilings if point.device in (None, ceiling.device)]
         return next((ceiling for ceiling in ceilings if ceiling.kind == "measured"), ceilings[0])
 

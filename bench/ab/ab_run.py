@@ -61,12 +61,12 @@ def run(
     checked: bool = False,
     by_activity: bool = True,
 ) -> AbResult:
-    """Measures both sides of an A/B comparison, and judges the difference.  A fault of a kernel becomes a verdict and
-    raises no exception.
+    """Measures both sides of an A/B comparison, and judges each kernel's difference.  If a kernel fails, its verdict
+    says so, and no exception is raised.
 
     `floors` holds the noise floor of each kernel; None means the stored noise floors.  `checked=True` skips the checks
-    of the kernels.  A difference between sides with the same device code is UNRESOLVED; `by_activity=False` lets it
-    count."""
+    of the kernels.  `by_activity=True` compares the device code of the sides: a difference with the same code is
+    UNRESOLVED."""
     runner = JobRunner(comparison, settings, set(SIDES) if checked else set())
     start_s = time.monotonic()
     faults: dict[str, tuple[Verdict, str]] = {

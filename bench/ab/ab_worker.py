@@ -200,7 +200,7 @@ class Slowed(Rotation):
 
     @property
     def first(self) -> Callable[[], Any]:
-        """Returns a function for a call on the first inputs.  This call waits too, like the timed calls."""
+        """Returns a function that calls the kernel on the first set of inputs, and then waits to slow the call."""
         return partial(self._later, super().first)
 
     def __call__(self) -> Any:

@@ -115,7 +115,8 @@ def _label(function: Callable[..., Any], otherwise: str) -> str:
 
 
 def prepare_functions(functions: Mapping[str, Any], seed: int) -> FunctionOp:
-    """Makes an op from the packed functions `fn`, `reference` and `make_inputs`.  Raises like `FunctionOp.of`."""
+    """Makes an op from three user functions that another process sent: `fn`, `reference` and `make_inputs`.  Raises
+    `ValueError` if no input is a tensor."""
     fn, reference, make_inputs = (unpack(functions[name]) for name in ("fn", "reference", "make_inputs"))
     return FunctionOp.of(fn, reference, partial(make, make_inputs), seed)
 

@@ -45,7 +45,8 @@ class Effect:
         return margin + POWER_FACTOR * self.half_width
 
     def pairs_for(self, effect: float) -> float:
-        """Returns how many pairs detect `effect` as not 0 with probability 80%; infinite if a bound is infinite."""
+        """Returns how many pairs of measurements are needed to detect `effect` with a probability of 80%.  `effect` is
+        a log ratio of times.  Returns infinity if the present pairs are too few to bound the effect."""
         num_pairs = self.pairs * (POWER_FACTOR * self.half_width / effect) ** 2
         return max(5.0, math.ceil(num_pairs)) if math.isfinite(num_pairs) else math.inf
 

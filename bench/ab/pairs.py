@@ -79,13 +79,15 @@ def run_pairs(
     clock: Callable[[], float] = time.monotonic,
     done: Callable[[str], None] = lambda text: None,
 ) -> Batch:
-    """Measures comparisons in up to `pairs` pairs of processes, until the time `deadline` of `clock`.
+    """Measures kernels in pairs of processes, one process for each side of the A/B comparison.  `keys` names the
+    kernels' comparisons.
 
-    `keys` names the comparisons.  A verdict needs `least` pairs from this call and `later` pairs from a later call.
-    The first pair always runs.  Then the run ends if `least + later` pairs do not fit before `deadline`.  Each next
-    pair runs only if it and the `later` pairs fit.
+    Runs at most `pairs` pairs, and starts no pair that would end after the time `deadline` of `clock`.  The first pair
+    always runs.  A verdict needs `least` pairs from this call and `later` pairs from the next call.  If the time is too
+    short for all of them, the run ends after the first pair.  Time for the next call is always left.
 
-    If a record cannot be compared, its comparison is not measured again.  A NOISY record removes only its own pair."""
+    A comparison is not measured again after a record with a fault.  If a record is NOISY, only its own pair does not
+    count."""
     pair_batch, side_orders = Batch(), orders(seed)
     broken_keys: set[str] = set()
     noisy_reasons: dict[tuple[str, int], str] = {}
@@ -163,8 +165,8 @@ class JobRunner:
         return side_listing
 
     def _job(self, side: Side, mode: JobMode, keys: Collection[str]) -> dict[str, Any]:
-        """Returns the job of a process as JSON values: the mode, the settings, and the side with the kernels of
-        `keys`."""
+        """Returns the job for a process that measures one side (baseline or candidate), as JSON values.  The job holds
+        the mode, the settings, and the kernels that `keys` names."""
         job_fields: dict[str, Any] = plain(replace(side, targets={key: side.targets[key] for key in keys}))
         job_options = {name: getattr(self.settings, name) for name in ("device", "seed", "kernel_s")}
         return job_fields | job_options | {"mode": mode}

@@ -1,22 +1,24 @@
-"""Makes verdicts from evidence, and an exit status from verdicts.  This file runs no kernel.
+"""Makes verdicts from the measured times of two sides, and an exit status from verdicts.  This file runs no kernel.
 
 A change counts only above a limit: the larger of the threshold and 0.5 us (`Rules`).  The noise floor of a machine is
 the effect that comparisons of identical code (A/A) showed there.
 
 SLOWER (side B takes longer) needs all of these conditions:
 
-- The one-sided 95% bound of the first batch is above the limit.
-- A second, independent batch of at least five pairs has an estimate above the limit.
-- The bound of both batches together is above the limit.
+- In the first batch of pairs, the lower 95% bound of the change is above the limit.
+- In a second, independent batch of at least five pairs, the estimate of the change is above the limit.
+- In both batches together, the lower 95% bound is above the limit.
 - The false-discovery rate over all judged kernels is at most 5%.
 - The two sides did not run the same device code.
-- The effect is larger than the noise floor.
+- The change is larger than the noise floor.
 
 These rules find a change of 3% in 60% of runs.  With a bound on the second batch alone, they would find it in 36%.
 
-FASTER needs the same conditions for a shorter time.  SAME needs both bounds inside the limit, and sides that alternate
-in time.  Without alternation, SLOWER and FASTER need a bound above `BEYOND_DRIFT` times the machine's possible drift
-(`evidence.drift`).  Everything else is UNRESOLVED.
+FASTER needs the same conditions for a shorter time.  SAME needs a lower and an upper bound inside the limit.
+Everything else is UNRESOLVED.
+
+The sides must alternate in time, because the machine may drift.  If they do not alternate, no comparison is SAME.  The
+bound of a difference must then be above `BEYOND_DRIFT` times the machine's possible drift (`evidence.drift`).
 
 A comparison that cannot be made never passes.  An UNRESOLVED comparison passes only if the pairs could have shown a
 change of three times the limit.
@@ -277,14 +279,15 @@ def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
 
 
 def effects_of(outcome: Outcome) -> list[tuple[float, float]]:
-    """Returns `[(effect, bound)]` of an A/A outcome, as absolute values.  `bound` is the bound further from 0.  Returns
-    an empty list if a value is missing or infinite."""
+    """Returns `[(effect, bound)]` of a comparison of equal code, as absolute values.  `bound` is the largest effect
+    that the measurements allow.  Returns an empty list if a value is missing or infinite."""
     effects = [abs(value) for value in (outcome.effect, outcome.effect_low, outcome.effect_high) if value is not None]
     return [(effects[0], max(effects))] if len(effects) == 3 and math.isfinite(max(effects)) else []
 
 
 def load_floors(machine_key: str) -> dict[str, float]:
-    """Returns the noise floors of a machine by comparison; empty if no A/A comparison (of equal code) ran there."""
+    """Returns the noise floor of each compared kernel on one machine.  Returns an empty dict if equal code was never
+    compared there."""
     floor_by_key = {key: floor_of(effects) for key, effects in _known_effects(machine_key).items()}
     return {key: noise_floor for key, noise_floor in floor_by_key.items() if noise_floor is not None}
 

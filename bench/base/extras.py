@@ -22,7 +22,8 @@ class MissingExtra(ModuleNotFoundError):
 
 
 def missing(error: ImportError) -> MissingExtra | None:
-    """Returns a `MissingExtra` for the first extra that has the module of `error`, or None if no extra has it."""
+    """Converts an import error into a `MissingExtra` that names the extra (group of optional dependencies) to install.
+    Returns None if no extra includes the module that failed to import."""
     if isinstance(error, MissingExtra):
         return error
     name = str(error.name).partition(".")[0]

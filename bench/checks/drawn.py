@@ -68,14 +68,12 @@ def listed_checks(chosen: Selection) -> list[CheckTask]:
 
 
 def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
-    """Returns the checks of the kernels in `chosen`, with cases from the domain of each op.
+    """Returns the checks of the kernels in `chosen`, on cases from the domain (the valid cases) of each op.
 
-    The smoke cases (small cases) come first, in every scheme (dtypes).  After them, edge cases alternate with drawn
-    cases, and the schemes take turns.  With `every`, an edge case runs in every scheme.
+    Small fixed cases (smoke) come first, in every scheme (dtypes).  Edge cases and randomly drawn cases follow in turn,
+    each in one scheme.  With `every`, an edge case runs in every scheme and with all adversarial inputs.
 
-    A drawn case uses one set of adversarial inputs (`CheckTask.ways`).  The other cases use all sets on hardware or
-    with `every`.  Some checks test a principle: a kind of input that reveals many errors.  The first check of each
-    principle moves to the front."""
+    A few checks move to the front, because they find errors of many kernels."""
     all_checks = []
     for op, kernels in chosen.kernels.items():
         spec = registry.get_op(op)
@@ -123,7 +121,8 @@ def _is_empty(spec: OpSpec, case: Case, scheme: Scheme) -> str:
 
 
 def most_work(kernel: Kernel, device: torch.device) -> Most:
-    """Returns the limits of drawn cases for a kernel on a device.  A kernel that runs in software has lower limits."""
+    """Returns the limits for the randomly drawn cases of a kernel: their number, elements, FLOPs and dimensions.  The
+    limits are lower for a kernel that an emulator or interpreter runs."""
     return SOFTWARE_LIMITS if device.type == "cpu" and kernel.has_code else HARDWARE_LIMITS
 
 
@@ -211,8 +210,8 @@ def smallest(spec: OpSpec, point: DomainPoint[Case], most: Most, fails: Callable
 
 
 def _wider(domain: Domain) -> Domain:
-    """Returns the domain of cases with one more axis, which selects the adversarial inputs.  The cases do not contain
-    this axis."""
+    """Adds one axis to an op's domain (the valid input cases).  The new axis selects a kind of additional run for the
+    check, and changes no case."""
 
     def make(**values: Scalar) -> Mapping[str, Scalar] | None:
         return domain.make(**{name: value for name, value in values.items() if name != WAY_AXIS})
@@ -238,8 +237,8 @@ def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | Non
 
 
 def turns_of(checks: Sequence[CheckTask]) -> list[int]:
-    """Returns the turn of each check; lower turns run first.  A kernel's first check that it accepts has turn 0.  Each
-    other check has its position among the checks of its kernel, from 1."""
+    """Returns a number for each check; checks with lower numbers run first.  The number is 0 for the first check that a
+    kernel does not refuse.  Every other check is numbered by its position, from 1, among the kernel's checks."""
     check_counts, begun_ids, check_turns = Counter[str](), set[str](), []
     for task in checks:
         name, spec = task.kernel.id, registry.get_op(task.kernel.op)
@@ -257,7 +256,8 @@ Item = TypeVar("Item")
 
 
 def principles_first(items: Sequence[Item], principle_of: Callable[[Item], str]) -> list[Item]:
-    """Moves the first item, and the first item of each principle, to the front.  A time limit may cut off the rest."""
+    """Moves important items to the front, because a time limit may cut off the rest.  These are the first item, and the
+    first item of each principle.  A principle is a kind of input that reveals errors, such as an empty tensor."""
     first_indices = {principle_of(item): place for place, item in reversed([*enumerate(items)])}
     early_indices = {0, *(place for principle, place in first_indices.items() if principle)}
     return [items[place] for place in sorted(range(len(items)), key=lambda place: (place not in early_indices, place))]

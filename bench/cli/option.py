@@ -40,8 +40,10 @@ def check_seconds(option: typer.CallbackParam, seconds: float | None) -> float |
 
 
 def launcher(op: str | None, of_ops: Mapping[str, object], of_launchers: Mapping[str, object]) -> str:
-    """Returns `op` if it has the form path.py::function (a launcher), else "".  Raises `ValueError` on a launcher with
-    an option in `of_ops`, and on an op with an option in `of_launchers`."""
+    """Returns `op` if it names a launcher (a user's function that launches kernels) as path.py::function, else "".
+
+    `of_ops` holds options that a launcher must not have; `of_launchers` holds options that an op must not have.  Raises
+    `ValueError` if a forbidden option has a value."""
     name_of_launcher = op if op and "::" in op else ""
     for name, value in (of_ops if name_of_launcher else of_launchers).items():
         if value:

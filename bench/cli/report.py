@@ -100,8 +100,8 @@ def history(
 
 
 def _by_kernel(rows: list[Row]) -> list[Row]:
-    """Sums up the rows of the cases to one row per kernel.  The new row has the number of cases in each state of the
-    trend.  It also names the case with the largest last step (sudden slowdown)."""
+    """Sums up the table rows of single cases to one row per kernel.  The new row counts the cases in each state, such
+    as STEADY or SLOWER.  It also names the case with the largest last step (sudden slowdown)."""
     from rooflab.bench.report.sources import grouped
 
     kernel_rows = []

@@ -53,7 +53,9 @@ class KernelCase(NamedTuple):
 
     @property
     def registered(self) -> Kernel:
-        """Returns the registry's kernel; for a user's launcher, makes a `Kernel`, which raises if it is called."""
+        """Returns the `Kernel` of this case from the registry.  A launcher (a user's function that launches kernels) is
+        not in the registry.  It gets a new `Kernel` that only describes it.  This `Kernel` raises `RuntimeError` if it
+        is called."""
         if self.is_launcher:
             return Kernel(self.op, self.kernel, "optimized", "triton", _not_here, file=self.file)
         return get_kernel(self.op, self.kernel)

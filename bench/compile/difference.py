@@ -96,7 +96,7 @@ def gone(identity: CaseIdentity, reason: str) -> CodeChange:
 
 
 def new(identity: CaseIdentity, now: list[Summary] | CompileFailure) -> CodeChange:
-    """Returns the verdict for a kernel that exists only in the head tree."""
+    """Returns the verdict on a kernel that the new source tree has and the old one lacks."""
     if isinstance(now, CompileFailure):
         return CodeChange(*identity, "NOT COMPARED" if now.refused else "DOES NOT COMPILE", (str(now),))
     spill_texts = [f"{launch.name} spills {launch.stack_bytes} bytes a thread" for launch in now if launch.stack_bytes]

@@ -221,7 +221,8 @@ class SassFunction:
 def width_bytes(opcode: str) -> int:
     """Returns the bytes that a load or store with this opcode moves per thread.
 
-    The width is a whole modifier, such as `128` (bits), else 4 bytes.  `LTC128B` is no width, but an L2 hint."""
+    A modifier gives the width: `.U8` is 1 byte, and `.128` (bits) is 16 bytes.  Without such a modifier the width is 4
+    bytes.  `.LTC128B` is no width, but an L2 hint."""
     return next((_BYTES_OF[suffix] for suffix in opcode.split(".")[1:] if suffix in _BYTES_OF), _DEFAULT_BYTES)
 
 

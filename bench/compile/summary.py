@@ -294,8 +294,8 @@ def _tma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 
 def _warp_specialization(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Checks that a requested warp specialisation adds threads to the CTA.  Also reports whether registers move between
-    warps."""
+    """Tells whether the compiler applied the warp specialisation that a Triton kernel asks for.  If it did, the CTA has
+    more than `32 * num_warps` threads.  Also tells whether registers move between warps."""
     if "tt.warp_specialize" not in info.ir and "ttg.warp_specialize" not in info.ir:
         return
     asked_threads = 32 * info.num_warps

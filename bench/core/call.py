@@ -102,7 +102,8 @@ def free_bytes(device: torch.device) -> float:
 
 
 def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
-    """Returns why memory is too small for a check; "" if it is large enough.  `priced`: the inputs as meta tensors."""
+    """Returns why memory is too small to run a kernel, or "" if it is large enough.  `priced` holds the kernel's inputs
+    as meta tensors (shapes without data)."""
     needed_bytes = NEED_PER_INPUT_BYTE * input_bytes(priced) + NEED_PER_OUTPUT_BYTE * spec.cost_of(priced).write_bytes
     memory = free_bytes(device)
     return f"needs about {needed_bytes / 1e9:.1f} GB, {memory / 1e9:.1f} GB are free" if needed_bytes > memory else ""
@@ -115,7 +116,8 @@ def packed(prepare: Callable[..., object], weight: str, inputs: Inputs) -> objec
 
 
 def planned(kernel: Kernel, arguments: Inputs) -> Inputs:
-    """Returns `arguments` plus the result of the kernel's `plan`, if any.  `plan` gets meta tensors for floats."""
+    """Returns `arguments`, plus the result of the kernel's `plan` function if it has one.  `plan` gets each float
+    tensor as a meta tensor (a shape without data)."""
     if kernel.plan is None:
         return dict(arguments)
     planner_inputs = {name: _shape_alone(argument_value) for name, argument_value in arguments.items()}

@@ -43,12 +43,15 @@ class CheckTask(NamedTuple):
 
     @staticmethod
     def ways() -> tuple[ExtraRun, ...]:
-        """Returns the kinds of additional runs.  A kind in `planted` adds one run of it and one adversarial set."""
+        """Returns the names of all additional runs that a check can have, such as "far" for tensors with huge
+        strides."""
         return EXTRA_RUNS
 
     def taken(self, spec: OpSpec, refused: Collection[str] = ()) -> CheckTask | None:
-        """Returns the task with the first scheme and case that the kernel takes (supports), or None.  Tries for each of
-        the `schemes` the whole case, then the case without optional keys.  Uses no option in `refused`."""
+        """Returns this check with a scheme (dtypes) and an input case that the kernel supports, or None.
+
+        Tries the schemes in order.  For each scheme it tries the whole case first, then the case without optional keys.
+        `refused` holds names of options that the check must not use."""
         for scheme in self.schemes:
             for case in (self.case, *_plainer(spec, self.case)):
                 inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -141,9 +144,9 @@ class CheckData:
         return [elementwise(name, *self._of_numbers(output, oracle), limit) for name, output, oracle, limit in checks]
 
     def _of_numbers(self, output: torch.Tensor, oracle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Replaces the elements at which the reference `oracle` is NaN.  There `oracle` becomes 0, and `output` becomes
-        0 if it is NaN too, else infinity (wrong).  An 8-bit `output` always becomes 0 there, because its dtype has no
-        NaN, or clamping removes NaN."""
+        """Changes the elements at which the reference output `oracle` is NaN, and returns `output` and `oracle`.  There
+        `oracle` becomes 0.  A NaN in `output` becomes 0 (right), and any other value becomes infinity (wrong).  An
+        8-bit `output` becomes 0 there, because its dtype or clamping removes NaN."""
         nan_mask = oracle.isnan()
         if not nan_mask.any():
             return output, oracle
@@ -217,7 +220,7 @@ class CheckResult:
 
     @property
     def not_offered(self) -> bool:
-        """Returns whether the kernel refuses this case; False if the kernel cannot run on this machine at all."""
+        """True if the kernel itself refuses this input case.  A kernel that cannot run on this machine has False."""
         return self.status == "UNSUPPORTED" and f"{self.op}/{self.kernel}" in self.reason  # by `why_not_args`
 
     @property

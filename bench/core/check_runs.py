@@ -261,8 +261,8 @@ class Check:
                 self._judged(f"{OFFSET_LABEL}: {FAR_PAGES} of {', '.join(cache_names)}", data, far_layout)
 
     def _expanded(self, inputs: Inputs) -> None:
-        """Runs the kernel on float inputs that repeat their first row without a copy (stride 0). If the kernel refuses
-        some of these inputs by name, they get their original rows in a second run."""
+        """Runs the kernel on float inputs whose rows are all the first row, with stride 0.  The kernel may refuse some
+        inputs in this layout.  Then it runs again, with the original rows of these inputs."""
         row_views = {
             name: tensor[:1].expand_as(tensor)
             for name, tensor in inputs.items()
@@ -313,10 +313,11 @@ class Check:
             self._judged(run_label, data, Layout(poisoned=True))
 
     def _repeated(self, data: CheckData) -> None:
-        """Runs the kernel on the first data again, several times; all results must be equal bit for bit.
+        """Runs the kernel several times on the first inputs.  All results must have the same bits, unless the kernel is
+        declared nondeterministic.
 
-        The first run makes two calls, and the next run is in another thread.  If the kernel takes the output `out`, it
-        holds NaN in the first run, and an old answer in the next run."""
+        The first run calls the kernel twice, and the second run calls it in another thread.  A kernel may write into a
+        caller's tensor `out`.  This tensor holds NaN before the first run, and an old answer before the second."""
         takes_out = "out" in self.kernel.accepted and not self.spec.mutates
         run_label = "first data again, into out" if takes_out else "first data again"
         output_forms = data.forms if takes_out else ()
@@ -365,8 +366,8 @@ def _differing(spec: OpSpec, one: Outputs, other: Outputs) -> str:
 
 
 def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Outputs | None:
-    """Calls `run` with a set of argument names. If the kernel refuses some arguments, repeats the call without their
-    names. Returns None if no name is left."""
+    """Calls `run` with the set `names`.  If the kernel refuses some names, repeats the call with the other names.
+    Returns the outputs, or None if no name is left."""
     while names:
         try:
             return run(names)

@@ -102,7 +102,8 @@ class Environment:
 
     @staticmethod
     def tree(root: Path | None = None, folders: Sequence[str] = SOURCE_FOLDERS) -> str:
-        """Returns the hash of the sources in `folders` of `root`; without `root`, of the running program's sources."""
+        """Returns a hash of the source files in the `folders` of the source tree `root`.  If `root` is None, hashes the
+        sources of the running program."""
         return tree_hash(root, folders) if root else _own_tree()
 
     def to_dict(self) -> dict[str, Json]:

@@ -120,8 +120,8 @@ class AsKernel:
 
 
 def _bound(function: Function, made: object, inputs: Inputs) -> Callable[[], Result]:
-    """Binds `inputs` to `function`, and returns a function without arguments. Passes the inputs by keyword if `made` is
-    a mapping, else by position."""
+    """Binds `inputs` to `function`, and returns a function without arguments.  `made` is the result of the user's
+    `make_inputs`.  If it is a mapping, the inputs are passed by keyword, else by position."""
     return partial(function, **inputs) if isinstance(made, Mapping) else partial(function, *inputs.values())
 
 

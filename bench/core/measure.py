@@ -69,8 +69,8 @@ class Measurement:
         """Yields one record for each kernel of each input case, case by case.
 
         A kernel that fails its check gets no time.  A kernel that cannot run here gets a record with the reason and the
-        roofline bound.  After a kernel has broken the CUDA context, no kernel runs.  With a time limit, `ContextBroken`
-        is then raised."""
+        roofline bound.  After a kernel has broken the CUDA context, no kernel runs.  A run with a time limit then
+        raises `ContextBroken`, so that a new process can continue."""
         has_limit = self.settings.limit_s < math.inf
         try:
             for case in cases:

@@ -113,7 +113,10 @@ class Checkers:
 
 
 class Outside(Runner):
-    """Runs the kernel in `child`.  `limits` are `limit_s` and `hangs` of `Child.ask`.  `close` frees shared memory."""
+    """Runs a kernel in the process `child`, and gets the results from there.
+
+    `limits` holds the longest time of a run in seconds, and a function that returns True to end the child early.
+    `close` frees the memory that both processes share."""
 
     def __init__(
         self,
@@ -174,7 +177,8 @@ class Outside(Runner):
 
 
 class Serving:
-    """Answers requests in the child.  Holds the `Runner` of the kernel that the last `begin` request named."""
+    """Answers requests from a parent process, in the process that runs kernels for it.  The request `begin` names a
+    kernel, and later requests run this kernel."""
 
     def __init__(self, make: Callable[[Kernel, OpSpec, Scheme, torch.device], Runner] = Runner):
         self._make = make

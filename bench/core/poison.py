@@ -58,7 +58,7 @@ class Guarded:
 
     @property
     def own(self) -> torch.Tensor:
-        """Returns the tensor itself, without its guards and without unused pages that the check added."""
+        """Returns the tensor without the memory that the check added around or inside it."""
         return self.view
 
     def rewrite(self, tensor: torch.Tensor) -> None:
@@ -116,7 +116,8 @@ class FarPages(Far):
 
 
 def _gap(cache: torch.Tensor) -> int:
-    """Returns the number of unused pages between the first and the second page of a far copy of `cache`."""
+    """Returns how many unused pages a check puts after the first page of `cache`.  The other pages then lie more than
+    2**31 elements behind the first."""
     return FAR_STRIDE // cache[0].numel() + 1
 
 
@@ -151,7 +152,9 @@ def _far(tensor: torch.Tensor, strides: tuple[int, ...]) -> Far:
 
 
 def guard(tensor: torch.Tensor, arranged: Arrangement = "plain", place: int = 0) -> Guarded:
-    """Copies `tensor` between guards in the layout `arranged`; keeps its alignment.  `place` varies the strides."""
+    """Copies a tensor into a larger buffer, whose other elements are NaN, to detect wrong reads and writes.  `arranged`
+    is the memory layout of the copy.  Layouts with distant rows have no NaN around them.  `place` is the position of
+    the argument; it gives each argument different padding."""
     if arranged == FAR_PAGES:
         return _far_pages(tensor)
     strides = strides_of(tensor, arranged, place)
@@ -253,11 +256,11 @@ def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> t
 
 
 def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: int) -> list[int]:
-    """Returns strides for `shape` with one far stride (just below 2**31), or [] if no dimension fits.
+    """Returns strides that put rows up to 2**31 elements apart, to test 64-bit offsets.  Returns [] if `shape` does not
+    allow such strides.
 
-    `order` lists the dimensions, smallest stride first.  The far stride belongs to the outermost dimension with at
-    least three rows, or with two if there is no other.  With `inside`, another dimension gets it.  A long dimension
-    gets a smaller far stride."""
+    `order` lists the dimensions, smallest stride first.  One dimension gets the far stride, normally the outermost with
+    at least three rows.  With `inside`, one of the other dimensions gets it, and `place` selects which."""
     outer_dims = [dim for dim in order[1:] if shape[dim] > 1]
     outer_dim = next((dim for dim in reversed(outer_dims) if shape[dim] > 2), outer_dims[-1] if outer_dims else None)
     other_dims = [dim for dim in outer_dims if dim != outer_dim]
@@ -350,7 +353,8 @@ def _is_poison(output: torch.Tensor) -> bool:
 
 
 def kept_names(spec: OpSpec, inputs: Inputs) -> frozenset[str]:
-    """Returns the weights' names.  A kernel may keep results of a weight for later calls with the same tensor."""
+    """Returns the names of the inputs that are weights.  A kernel may compute something from a weight, and use it again
+    in later calls."""
     prepared_names = spec.prepared_with
     return frozenset(name for name in inputs if name in (spec.prepared, *prepared_names, "weight"))
 

@@ -265,9 +265,10 @@ class Pool:
 
     @contextmanager
     def child(self, user: str = "") -> Iterator[Child]:
-        """Yields an idle or a new child for this caller alone.  Ends idle children that only another `user` may use.
+        """Yields a child process that no other caller uses during the `with` block.  The child is idle or new.
 
-        A child that the caller has ended is not used again."""
+        Some children are reserved for one user.  An idle child that is reserved for another `user` is ended.  A child
+        that the caller has ended is not used again."""
         try:
             while not user.startswith((child := self.idle.get_nowait()).only_for):
                 child.stop()

@@ -64,10 +64,11 @@ class Selection:
         return list(dict.fromkeys(case for suite in self.suites for case in spec.cases_in(suite)))
 
     def schemes_of(self, spec: OpSpec, default: str | None = None) -> list[Scheme]:
-        """Returns the selected schemes (number formats) that an op has.
+        """Returns the schemes (number formats) to use for an op.
 
-        If the user selected none, returns `default`, or all schemes if `default` is None.  An op without `default` gets
-        no scheme, or its first scheme if it is the only selected op."""
+        These are the schemes that the user chose, as far as the op has them.  If the user chose none, the scheme is
+        `default`; without `default`, all schemes of the op are used.  If the op lacks `default`, no scheme is used.  If
+        only this op is selected, its first scheme is used instead."""
         names = self.schemes or ((default,) if default else spec.schemes)
         if not self.schemes and len(self.kernels) == 1 and not {*names} & {*spec.schemes}:
             names = spec.schemes[:1]
@@ -77,9 +78,9 @@ class Selection:
 def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
     """Returns the selected kernels as pairs `(kernel, file)`.  `file` is None for a kernel of this package.
 
-    `names` holds names of kernels, and `.py` files for all kernels that they register.  Without `names`, selects all
-    kernels of `op`, or of all ops if `op` is None.  Raises `ValueError` on an unknown name, or if the op of a kernel's
-    name is unknown."""
+    `names` holds names of kernels and paths of `.py` files.  A file selects all kernels that it registers, or only
+    those of `op` if `op` is given.  Without `names`, selects all kernels of `op`, or of all ops if `op` is None.
+    Raises `ValueError` on an unknown name, or on a kernel name without an op."""
     if not names:
         ops = [op] if op else list(registry.ops())
         return [(kernel, None) for name in ops for kernel in registry.kernels(name).values()]

@@ -249,7 +249,9 @@ class Runner:
         return "gpu" if self.device.type == "cuda" else "cpu" if self.kernel.backend == "cpp" else "torch"
 
     def seen(self) -> dict[str, Any]:
-        """Returns fields of `CheckResult`: what executed the kernel; from the emulator also its races and its bytes."""
+        """Returns facts about the runs of the kernel, as fields of `CheckResult`.  `checked_by` says whether a GPU,
+        CPU, torch or an interpreter executed the kernel.  A kernel in the emulator also has the data races found and
+        the bytes moved."""
         return {"checked_by": self.by}
 
     def around(self) -> AbstractContextManager[object]:
@@ -258,10 +260,11 @@ class Runner:
 
 
 def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], guards: dict[str, Guarded]) -> dict[str, Guarded]:
-    """Returns guarded copies of all input tensors, and stores them in `guards`.
+    """Copies all input tensors into larger buffers, whose other elements are NaN, and returns the copies.  `arranged`
+    gives the memory layout of some inputs.
 
-    A stored copy with the same name and shape is used again.  If layouts are changed and the inputs are small, all
-    inputs of one dtype share one storage."""
+    `guards` stores the copies.  An input with the same name and shape reuses its stored copy.  With `arranged`, the
+    copies of small inputs of one dtype share one storage."""
     for input_index, (name, input_value) in enumerate(inputs.items()):
         if not isinstance(input_value, torch.Tensor):
             continue
@@ -323,8 +326,11 @@ _cuda: Any = torch.cuda
 
 @contextmanager
 def queued(device: torch.device, inputs: Iterable[Guarded], alone: bool) -> Iterator[None]:
-    """Waits for the GPU before the `with` block.  Unless `alone` is true, then enqueues three steps on the current
-    stream: fill float inputs with NaN, pause, restore them.  A kernel that does not wait for them reads NaN."""
+    """Prepares a call of a kernel, to detect a kernel that does not wait for its inputs.  First waits until the GPU is
+    idle.
+
+    Then fills the float inputs with NaN on the current stream, pauses, and restores them.  A kernel that does not wait
+    reads NaN.  With `alone`, does not change the inputs."""
     if device.type != "cuda":
         yield
         return

@@ -69,8 +69,8 @@ class Look:
         return bool(outputs) and not data.faults(outputs, self.own_stream)
 
     def _is_right_on(self, data: CheckData, layout: Layout, changed: Inputs) -> tuple[bool, Outputs]:
-        """Runs the kernel on `data`, with the inputs in `changed` replaced. Returns whether the outputs are right, and
-        the outputs."""
+        """Runs the kernel on the inputs of `data`, with some tensors replaced by the tensors in `changed`.  Returns a
+        pair: whether the outputs are right for these inputs, and the outputs."""
         second_check = CheckData(self.spec, {**data.inputs, **changed}, data.scheme, "second look")
         try:
             self.runner.load(second_check.name, second_check.inputs)

@@ -148,7 +148,8 @@ class Launches:
 
     @property
     def reached(self) -> list[torch.Tensor]:
-        """Returns the tensors that kernels may access through pointers that are stored in memory."""
+        """Returns tensors whose addresses a kernel may read from memory instead of from its arguments.  Returns no
+        tensors here; a subclass knows them."""
         return []
 
     @property

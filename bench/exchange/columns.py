@@ -27,8 +27,9 @@ ColumnByField = Mapping[str, tuple[str, float]]
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
-    """Returns one record per row of the file.  `places_of` parses the texts in `columns`, such as `op=Name`.  A row
-    that lacks a cell raises `ValueError`."""
+    """Reads a CSV file, and returns a record for each row.  Each text in `columns` maps a record's field to a column:
+    `op=Name` fills the field `op` from the column `Name`.  Skips rows with sizes that the op does not accept.  Raises
+    `ValueError` if a row lacks a cell."""
     csv_text, column_by_field = files.read_text(path), places_of(columns)
     result_file = files.ResultFile("csv", files.file_time(path), csv_text + str(columns), {})
     csv_rows = csv.DictReader(StringIO(csv_text))

@@ -76,10 +76,11 @@ class ResultFile:
         return finite_numbers
 
     def add(self, place: str, case: Case, latency_ms: float | None, values: Mapping[str, Any]) -> None:
-        """Adds a bench record.  `values` are its other fields.  An impossible latency makes the record INVALID.
+        """Adds a benchmark record with the given case and latency.  `values` are the record's additional fields.  An
+        impossible latency makes the record INVALID.
 
-        A second import of the same file makes the same records.  Raises `ValueError` with `place`, the place in the
-        file, if a value does not fit its field."""
+        A second import of the same file makes the same records.  Raises `ValueError` if a value does not fit its field.
+        The message begins with `place`, the place in the file."""
         run_datetime = datetime.fromisoformat(self.timestamp)
         record_fields: dict[str, Any] = {
             "run_id": f"{run_datetime:%Y%m%dT%H%M%SZ}-{hashlib.sha256(self.content.encode()).hexdigest()[:8]}",

@@ -112,7 +112,8 @@ class Definition:
 
     @property
     def op(self) -> tuple[str | None, str]:
-        """Returns `(op, "")` for the Rooflab op that computes the definition, or `(None, reason)` if there is none."""
+        """Returns `(op, "")` with the Rooflab op that computes the same as this flashinfer-bench kernel.  Returns
+        `(None, reason)` if Rooflab has no such op."""
         inputs_by_op = {
             op: inputs for op, (type_prefixes, inputs) in OPS.items() if self.op_type.startswith(type_prefixes)
         }
@@ -153,8 +154,11 @@ class Definition:
         return name_by_dtype.get(self._dtypes[0]) if len(self._dtypes) == 1 else None
 
     def case(self, axes: Mapping[str, int]) -> Case:
-        """Returns the case (names and sizes) of a call.  `axes` has the call's sizes.  For a gemm, or a norm with a
-        constant epsilon, the case has the op's sizes.  Otherwise, it has the definition's name and `axes`."""
+        """Returns the case (names and sizes) of one call of the kernel.  `axes` maps names of axes to their lengths in
+        the call.
+
+        A gemm, or a norm with a constant epsilon, gets Rooflab's names of sizes, such as M, N and K.  Any other kernel
+        gets the definition's name and `axes`."""
         op = self.op[0]
         size_by_axis = {name: axis.value for name, axis in self.axes.items() if axis.value is not None} | {**axes}
         input_shapes = {name: tensor.shape or () for name, tensor in self.inputs.items()}

@@ -172,10 +172,10 @@ def _case(params: object, test_id: str) -> Case:
 def _reading(
     benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, Any], place: str, source: ResultFile
 ) -> tuple[float | None, dict[str, Any]]:
-    """Returns a benchmark's latency in ms, and its record fields for status, samples and statistics.
+    """Returns a benchmark's median latency in ms, and its record fields for status, samples and statistics.
 
-    An impossible sample makes the status INVALID, and a possible latency becomes None.  Latencies that our exporter
-    wrote are unchanged.  pytest-benchmark's statistics stay in seconds."""
+    If a sample is negative or not finite, the status is INVALID, and no valid latency is returned.  Latencies that
+    Rooflab's exporter wrote are not recomputed.  pytest-benchmark's statistics stay in seconds."""
     stats = benchmark.stats or {}
     times, options = decoded(BenchmarkTimes, stats, f"{place}.stats"), benchmark.options or {}
     original_timer = ours.get("timer") or extra.get("timer") or options.get("timer")

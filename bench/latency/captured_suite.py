@@ -1,4 +1,5 @@
-"""Records the calls in a running program that Rooflab's ops could compute, as a suite of shapes with counts and times.
+"""Watches a running program, and records each call that a Rooflab op could compute.  The result is a suite: a file of
+the calls' shapes, counts and times.
 
 It watches known modules of transformers and vLLM (`_MODULES`), and torch's matrix products, attention and embedding
 elsewhere.  On a GPU, two events give the time of a call.  Only eager code is counted, because a CUDA graph calls no

@@ -31,8 +31,8 @@ def ledger_record(ledger: Ledger, folder: Path) -> Path:
 
 
 def change_records(changes: Sequence[PhaseChange], case: Mapping[str, Any], folder: Path) -> Path:
-    """Writes a record for each of `changes` of a step's time by another kernel, as a new run.  Returns the file's path.
-    `case` describes the model and the step.
+    """Writes a record for each of `changes` as a new run, and returns the file's path.  A change compares the time of
+    an engine step with an old and a new kernel.  `case` describes the model and the step.
     """
     run_writer = RunWriter(folder)
     for kernel_change in changes:

@@ -115,10 +115,11 @@ class Ledger:
 
     @property
     def residual(self) -> float:
-        """Returns the share of the step's time that the rows do not explain: `(step - ops - host + timers) / step`.
+        """Returns the share of the step's time that the ops and the host do not explain: `(step - ops - host + timers)
+        / step`.
 
-        `step` is a time without timers, so the timers' cost is added.  The residual of one step is 0; for medians of
-        many steps it may not be 0."""
+        The step was measured without timers, the ops and the host with timers.  So the timers' cost is added.  The
+        residual of one step is 0; for medians of many steps it may not be 0."""
         return (self.step_ms - self.ops_ms - self.host_ms + self.timers_ms) / self.step_ms
 
     def table(self) -> list[dict[str, Any]]:
@@ -167,7 +168,8 @@ def from_kernels(model: KernelTimes, kind: StepKind, batch: int, context: int) -
 
 
 def measured(llm: LLM, kind: StepKind, batch: int, context: int, steps: int = 16) -> Ledger:
-    """Measures the ledger of the engine's own step on this machine.
+    """Measures the time of each op in an engine step on this machine.  Returns the times as a `Ledger`, with medians of
+    `steps` steps.
 
     In a decode step, `batch` sequences of `context` tokens decode.  In a prefill step, one prompt of `context` tokens
     is computed, and `batch` is 1.  Raises `ValueError` on sizes that no step of the engine has."""

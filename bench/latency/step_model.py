@@ -73,16 +73,17 @@ _OPS_BY_KIND = {"products": {"gemm"}, "attention": {"flash_attention", "paged_at
 class KernelTimes:
     """Models an engine step's time as the sum of its kernels' times and the host's time.
 
-    A kernel's time is published (`roofline/step_times.py`), or a roofline bound.  Between the points of a grid, times
-    are linear.
+    A kernel's time is published (`roofline/step_times.py`), or a roofline bound.  Times between two grid sizes are
+    interpolated linearly.
 
     - The output head and sampling depend on the number of sampled tokens.
     - Attention in decode depends on the number of sequences and their mean context.
     - Attention of a prompt's chunk from token `s` to token `e` takes the time of `e` tokens minus that of `s` tokens.
     - All other ops depend on the number of tokens.
 
-    Beyond the longest published context, attention takes its bound times the `time / bound` of that context.  Raises
-    `ValueError` on impossible dtypes or numbers of GPUs, and on a negative host time."""
+    Long contexts may have no published time of attention.  Then the roofline bound is multiplied by a factor: the
+    published time of the longest shorter context, divided by its bound.  Raises `ValueError` on impossible dtypes or
+    numbers of GPUs, and on a negative host time."""
 
     arch: Architecture
     device: Device

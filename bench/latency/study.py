@@ -108,12 +108,14 @@ def run_all_s(llm: LLM) -> float:
 
 
 def at_least(number: float, holds: float, part: float) -> Verdict:
-    """Returns "holds" if `number` is at least `holds`, "holds in part" if it is at least `part`, else "fails"."""
+    """Returns a verdict on a measured `number`, where larger is better.  The verdict is "holds" from the limit `holds`
+    up.  Below, it is "holds in part" from the limit `part` up.  Otherwise it is "fails"."""
     return "holds" if number >= holds else "holds in part" if number >= part else "fails"
 
 
 def at_most(number: float, holds: float, part: float) -> Verdict:
-    """Returns "holds" if `number` is at most `holds`, "holds in part" if it is at most `part`, else "fails"."""
+    """Returns a verdict on a measured `number`, where smaller is better.  The verdict is "holds" up to the limit
+    `holds`.  Above, it is "holds in part" up to the limit `part`.  Otherwise it is "fails"."""
     return at_least(-number, -holds, -part)
 
 

@@ -37,10 +37,10 @@ class Spike:
 def on_our_clock(
     steps: Iterable[Mapping[str, Any]], now_s: float, half_s: float, round_trip_s: float
 ) -> tuple[dict[str, Any], ...]:
-    """Converts the times of the server's steps to the client's clock.
+    """Shifts the times of the server's steps to the client's clock, and returns the shifted steps.
 
-    `half_s` is the middle of a request on the client's clock, and `now_s` the server's time at this moment.  The times
-    stay unchanged if both differ by at most `round_trip_s`, the request's duration."""
+    `now_s` and `half_s` are the same moment on the server's clock and on the client's clock.  It is the middle of a
+    request of `round_trip_s` seconds.  If the two clocks differ by at most `round_trip_s`, the times stay unchanged."""
     shift_s = half_s - now_s
     shift_s = 0.0 if abs(shift_s) <= round_trip_s else shift_s
     return tuple({**step, "begin_s": step["begin_s"] + shift_s, "end_s": step["end_s"] + shift_s} for step in steps)

@@ -17,8 +17,9 @@ def measure(options: Mapping[str, Any], sizes: Mapping[str, int], out: Path | No
     """Runs one batch of requests that arrive together.  Returns its results, and writes them to the folder `out` if
     given.
 
-    `sizes` maps option names to tokens per prompt, tokens per answer and requests, in this order.  Raises `ValueError`
-    on a number below 1, or if the model cannot serve these sizes."""
+    `sizes` has three values in this order: tokens per prompt, tokens per answer, number of requests.  Its keys are the
+    names of the command's options.  Raises `ValueError` on a number below 1, or if the model cannot serve these
+    sizes."""
     for option_name, option_value in sizes.items():
         if option_value < 1:
             raise ValueError(f"{option_name}: expected at least 1, got {option_value}")

@@ -185,8 +185,8 @@ async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
 
 
 async def _load(target: Endpoint, plan: Plan, pace: float) -> tuple[float, list[Shot], int]:
-    """Sends the load to the server. Returns the start time, the sent requests, and the number of requests made only
-    after the start."""
+    """Sends the load to the server.  Returns the start time, the sent requests, and the number of late requests.  A
+    request is late if the client created it during the load, and not before the start."""
     shots = plan.shots(plan.seed)
     if plan.arrivals is None:
         ready_requests = list(islice(shots, plan.num_prompts if plan.duration_s is None else plan.concurrency))

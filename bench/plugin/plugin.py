@@ -286,7 +286,8 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
 
 @pytest.fixture
 def emulated() -> Iterator[Emulation]:
-    """Runs every Triton kernel of the test in an emulator of an H100, with CPU tensors.  The value lists the launches.
+    """Runs every Triton kernel of the test in an emulator of an H100, with CPU tensors.  The fixture's value lists the
+    kernel launches.
 
     The test fails on an access out of bounds, a read of unwritten memory, an endless kernel, or a race.  Triton's
     interpreter (`TRITON_INTERPRET`) must be off."""
@@ -341,7 +342,8 @@ def _by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., 
 
 
 def _fail(benchmark: Any, fault: str) -> NoReturn:
-    """Fails the test. An error inside `benchmark.pedantic` comes first, so that pytest-benchmark saves no result."""
+    """Fails the test with the message `fault`.  First raises an error inside `benchmark.pedantic`, so that
+    pytest-benchmark saves no result."""
 
     def wrong() -> NoReturn:
         raise AssertionError(fault)

@@ -1,30 +1,31 @@
 """Models one Hopper SM: the rates of its pipes, the latencies of its instructions, and a simple in-order simulation.
 
 The rates are from the CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", compute capability
-9.0.  In lanes per clock and SM they are: 128 for fp32 and packed 16-bit multiply-adds; 64 for integer, logic, compare
-and conversion operations; 16 for special functions; 32 for shuffles, loads and stores.  Each of the four schedulers
-issues one instruction per clock.  Shared memory and L1 move 128 bytes per clock (same guide).
+9.0. In lanes per clock and SM they are: 128 for fp32 and packed 16-bit multiply-adds; 64 for integer, logic, compare
+and conversion operations; 16 for special functions; 32 for shuffles, loads and stores. Each of the four schedulers
+issues one instruction per clock. Shared memory and L1 move 128 bytes per clock (same guide).
 
-NVIDIA does not publish the rate of Hopper's L2 for all SMs.  The A100's L2 of 40 MB moves 5,120 bytes per clock (NVIDIA
-A100 whitepaper).  The model scales this rate by 50 / 40, because Hopper's L2 has 50 MB.  5,120 would be too low:
+NVIDIA does not publish the rate of Hopper's L2 for all SMs. The A100's L2 of 40 MB moves 5,120 bytes per clock (NVIDIA
+A100 whitepaper). The model scales this rate by 50 / 40, because Hopper's L2 has 50 MB. 5,120 would be too low:
 ThunderKittens' 855 TFLOP/s on an H100 need 5,470 (unshared 128 x 256 tiles, boost clock).
 
-Under full tensor load, an H100 lowers its clock at its power limit.  The clock depends on the card, its cooling and the
-data.  `TENSOR_CLOCK_HZ` is one published measurement on one card.
+Under full tensor load, an H100 lowers its clock at its power limit. The clock depends on the card, its cooling and the
+data. `TENSOR_CLOCK_HZ` is one published measurement on one card.
 
 The latencies, in clocks, have these sources:
 - shared memory 30, constants 21: pointer chasing on an H100 80GB HBM3 (a report of mt4g, TU Munich).
 - L2 281: pointer chasing on a GH200 over both L2 partitions (github.com/markdewing/AI_kernels).
-- HBM 500: fitted to published times of public attention kernels (`public.py`).  Pointer chasing gives 834 on that H100
-  and 690 on that GH200, but kernels mostly load sequentially.  The fit lowers the median error of these kernels from
-  46% to 27%; a value of 400 gives 26%.  Only one of these kernels depends on this value (`results/published`).
+- HBM 500: fitted to published times of public attention kernels (`public.py`). Pointer chasing gives 834 on that H100
+  and 690 on that GH200, but kernels mostly load sequentially. The median error over all these times is 46% with 834,
+  27% with 500 and 26% with 400. All of this gain comes from one kernel, SGLang's decode kernel, so no second kernel
+  confirms the value (`results/published`).
 - arithmetic 4: Jia et al., "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking", 2018.
 - mma.sync m16n8k16 33: Sun et al., "Dissecting Tensor Cores via Microbenchmarks", 2022, on an A100.
 - special functions 20, shuffles 24: assumptions without a published source.
 
 The simulation runs one role (a group of warps with the same code) in lockstep, without other warps on the SM.
-Instructions issue in order, and wait for their pipe and registers.  `WARPGROUP.DEPBAR` waits for its groups of wgmma.
-A wgmma does not wait for an earlier wgmma with the same accumulator.  Barriers cost nothing.
+Instructions issue in order, and wait for their pipe and registers. `WARPGROUP.DEPBAR` waits for its groups of wgmma. A
+wgmma does not wait for an earlier wgmma with the same accumulator. Barriers cost nothing.
 
 The simulation has two results: the least time of dependent steps, and the maximum bytes in flight per thread.
 """
@@ -90,8 +91,8 @@ class Chip:
         return self.hbm_latency / self.clock_hz
 
     def cycles(self, entry: SassInstruction) -> dict[Pipe, float]:
-        """Returns the clocks that one warp instruction occupies each pipe of an SM.  Four schedulers make 0.25 for
-        `issue`.
+        """Returns the clocks that one warp instruction occupies each pipe of an SM. The pipe `issue` is occupied for
+        0.25 clocks, because an SM has four schedulers.
         """
         clocks_by_pipe: dict[Pipe, float] = {"issue": 0.25}
         name = entry.name
@@ -218,8 +219,8 @@ class Walk:
         return self.now
 
     def _land(self, names: frozenset[str]) -> None:
-        """Removes the loads that have finished when an instruction uses the registers `names`. Loads finish in order,
-        so all earlier loads have finished too."""
+        """Removes finished loads from the list of loads in flight. An instruction that uses the registers `names` has
+        waited for the loads to these registers. Loads finish in order, so all earlier loads are removed too."""
         last_index = max((i for i, (_, registers) in enumerate(self._flying) if registers & names), default=-1)
         del self._flying[: last_index + 1]
 

@@ -2,23 +2,25 @@
 
 Every step replaces one ideal assumption by a real one, and adds the time that this costs:
 
-1. least work: the op's cost at the hardware's peak rates.  Memory and pipes overlap perfectly (the roofline).
+1. least work: the op's cost at the hardware's peak rates. Memory and pipes overlap perfectly (the roofline).
 2. launch: each launch takes at least the shortest time of an empty launch, and overlaps with nothing.
-3. sustained rate: memory reaches only a share of the data sheet's bandwidth.  Matrix products run at the lower clock
+3. sustained rate: memory reaches only a share of the data sheet's bandwidth. Matrix products run at the lower clock
    that the GPU sustains under full tensor load.
 4. bytes over the minimum: the kernel's own traffic replaces the least bytes.
 5. pipe: the compiled instructions and the copies from L2 run at each pipe's rate, spread evenly over the SMs.
-6. waves and tail: the SM with the most CTAs, or the CTA with the most tiles, sets the time.  A few CTAs reach only
-   their SMs' share of the bandwidth.
-7. occupancy and latency: by Little's law the bandwidth is at most the bytes in flight divided by the latency.  A CTA
-   takes at least the time of its dependent steps.  The first bytes arrive one latency after the launch.
+6. waves and tail: the SM with the most CTAs, or the CTA with the most tiles, sets the time. A few CTAs reach only their
+   SMs' share of the bandwidth.
+7. occupancy and latency: by Little's law the bandwidth is at most the bytes in flight divided by the latency. A CTA
+   takes at least the time of its dependent steps. The first bytes arrive one latency after the launch.
 
 The predicted time is the launch time, plus the first latency, plus the largest of memory, pipes and dependent steps.
 Without compiled code, a kernel with several launches does memory and arithmetic one after the other.
 
-A kernel may consist of several compiled kernels.  Those that multiply matrices share the matrix FLOPs, and all share
-the bytes, in proportion to their threads.  If two of them write more than the op's least bytes, the excess is
-intermediates.  The first kernel then writes the intermediates, and the second reads them.
+A kernel may consist of several compiled kernels. Those that multiply matrices share the matrix FLOPs, and all share the
+bytes, in proportion to their threads.
+
+A pair of compiled kernels may together write more bytes than the op's result has. The model counts the extra bytes as
+intermediate results. The first kernel writes them, and the second reads them.
 """
 
 from __future__ import annotations
@@ -131,7 +133,8 @@ def _sustained_why(by_memory: bool, chip: Chip) -> str:
 
 
 def _differences(stages: Sequence[tuple[str, float, str]]) -> Iterator[TimeStep]:
-    """Yields the seconds that each stage adds to the previous stage. The launch stage adds its own time."""
+    """Yields the parts of a predicted time, each with the seconds that it adds. `stages` has the total seconds after
+    each part, so the previous total is subtracted. Only the part `launch` comes with its own seconds."""
     previous_s = 0.0
     for name, seconds, reason in stages:
         if name == LAUNCH:
@@ -203,8 +206,8 @@ def _compiled_stages(
 
 
 def _dependent_s(work: LaunchWork, chip: Chip) -> float:
-    """Returns the seconds of steps that must run one after another: launches, times waves per launch, times the time of
-    one CTA."""
+    """Returns the seconds of the steps that must run one after another. This is the product of three numbers: launches,
+    waves per launch, and seconds of one CTA."""
     return work.launches * math.ceil(work.waves.waves) * work.cta_cycles / chip.clock_hz
 
 

@@ -1,7 +1,8 @@
 """Runs Nsight Compute (ncu) on one kernel call, compares its counts with the prediction, and makes a record.
 
-The counts are bytes, pipe use and stalls.  `ncu --csv --page raw` prints a line of names, a line of units, and a line
-for each launch.  Metrics that the installed ncu does not know are left out or have a newer name.
+The counts are bytes, pipe use and stalls. `ncu --csv --page raw` prints a line of names, a line of units, and a line
+for each launch. If the installed ncu does not know a metric, its newer name (`NEW_NAMES`) is tried. A metric without a
+newer name is left out.
 """
 
 from __future__ import annotations
@@ -322,7 +323,8 @@ def compared(modelled: Explanation, profile: Profile) -> list[dict[str, Any]]:
 
 
 def counted_record(explained: Explanation, profile: Profile, seed: int) -> Record:
-    """Makes a record of the counted values.  ncu runs each launch alone, so its duration is only a metric."""
+    """Makes a record of the values that Nsight Compute (ncu) counted. The record has no latency, because ncu runs each
+    launch alone. ncu's duration is stored as the metric `ncu_duration_ms`."""
     target = explained.target
     traffic, traffic_note = settled(target, profile)
     environment = Environment.now()

@@ -187,8 +187,9 @@ def measured_in(
 ) -> tuple[list[KernelCase], dict[KernelCase, float]]:
     """Returns all targets (kernel, case and dtypes), and the newest measured time of each on `device` in ms.
 
-    A target with a time gets the tuning config of this time.  Ignores times with a warm L2, of a removed config, or of
-    an A/B comparison, which may be from a slowed kernel.  Raises `ValueError` if no time is left."""
+    A measured target gets the tuning config that was used in the measurement. Three kinds of times are ignored: with a
+    warm L2, with a config that no longer exists, and from an A/B comparison, which may slow a kernel on purpose. Raises
+    `ValueError` if no target has a time."""
     target_by_name = {(target.op, target.kernel, target.case.id, target.scheme.name): target for target in targets}
     by_target: dict[KernelCase, tuple[KernelCase, float]] = {}
     for record in sorted(records, key=lambda entry: entry.timestamp):

@@ -1,25 +1,25 @@
 """Computes the work of one launch, from its compiled code and its share of the op's work.
 
-A *turn* is one iteration of an innermost loop that multiplies matrices or loads.  A *round* is the code that a CTA runs
-once for each of its tiles, such as an outer loop or an epilogue.  All other code runs once.
+A *turn* is one iteration of an innermost loop that multiplies matrices or loads. A *round* is the code that a CTA runs
+once for each of its tiles, such as an outer loop or an epilogue. All other code runs once.
 
-A *role* is a group of specialised warps, and begins where it sets its register budget (setmaxnreg).  Its named barriers
-give its number of warps.  Without them, a role that multiplies counts as one warpgroup, and a role that only loads as
-one warp.  If only one role multiplies, it gets all warpgroups without another role.
+A *role* is a group of specialised warps, and begins where it sets its register budget (setmaxnreg). Its named barriers
+give its number of warps. Without them, a role that multiplies counts as one warpgroup, and a role that only loads as
+one warp. If only one role multiplies, the other roles get their warpgroups first, and this role gets the rest.
 
-Code without register budgets may have a loop that copies operands for a multiplying loop.  Its warps count as one
-warpgroup, or as one warp if they copy by TMA.  Loops that only poll or distribute roles are ignored.
+Code without register budgets may have a loop that copies operands for a multiplying loop. Its warps count as one
+warpgroup, or as one warp if they copy by TMA. Loops that only poll or distribute roles are ignored.
 
-Compiled code does not say how many turns its loops have.  The model takes enough turns for the launch's matrix FLOPs
-and its bytes.  This is too low if lanes are masked off, as in a tile of 16 rows with one valid row, or if lanes load
-the same bytes.
+Compiled code does not say how many turns its loops have. The model takes enough turns for the launch's matrix FLOPs and
+its bytes. This is too low if lanes are masked off, as in a tile of 16 rows with one valid row, or if lanes load the
+same bytes.
 
-The number of rounds is the launch's written bytes divided by the bytes that one round stores.  A CTA does whole rounds,
-so the busiest CTA sets the time.  A launch that may split a tile over several CTAs is excepted.
+The number of rounds is the launch's written bytes divided by the bytes that one round stores. A CTA does whole rounds,
+so the busiest CTA sets the time. If several CTAs may share a tile, all CTAs count as equally busy.
 
-A CTA needs at least the time of its slowest role, and the busy time of each pipe.  The model assumes that one role
-multiplies during the epilogue of another, except in the last round.  With too few pipeline stages this is wrong,
-because both roles wait for the same stage.
+A CTA needs at least the time of its slowest role, and the busy time of each pipe. The model assumes that one role
+multiplies during the epilogue of another, except in the last round. With too few pipeline stages this is wrong, because
+both roles wait for the same stage.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Role:
 
     @property
     def turn(self) -> Body:
-        """Returns the instructions of one turn: one iteration of each loop of the role."""
+        """Returns the instructions of one iteration of each loop. The loops belong to one role, a group of warps that
+        run the same code."""
         return tuple(entry for body in self.loops for entry in body)
 
     @property
@@ -96,8 +97,8 @@ def _inside(code: Sequence[SassInstruction], loop: Loop) -> Body:
 
 
 def _working(code: Sequence[SassInstruction], loops: Sequence[Loop]) -> list[Loop]:
-    """Returns the innermost loops that multiply matrices. Adds loops that copy operands, if no multiplying loop does.
-    If no loop multiplies, returns the innermost loops that load."""
+    """Returns the innermost loops that multiply matrices. If these loops contain no asynchronous copies, adds the
+    innermost loops with such copies. If no loop multiplies, returns the innermost loops that load."""
     inner_loops = [(loop, _inside(code, loop)) for loop in loops if loop.innermost]
     multiplying_loops = [body for _, body in inner_loops if any(entry.mma_flops for entry in body)]
     if not multiplying_loops:
@@ -127,8 +128,8 @@ def _turn(code: Sequence[SassInstruction], loop: Loop) -> Body:
 
 
 def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) -> list[Role]:
-    """Makes one role (group of warps) from each code part with its own register budget and a loop. The last role gets
-    the remaining code."""
+    """Splits a kernel's code into roles (groups of warps). A new code part begins at each `setmaxnreg`, which sets a
+    register budget. Each part that contains a loop becomes a role. The last role gets the remaining code."""
     roles, shared_code = [], list(whole.once)
     end_address = max(entry.address for entry in (*whole.once, *whole.rounds, *whole.turn)) + 1
     for start, role_end in pairwise((*cuts, end_address)):

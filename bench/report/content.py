@@ -99,7 +99,8 @@ class StatusCount:
 
 
 def standings(ops: Iterable[OpLadder]) -> tuple[Standing, ...]:
-    """Returns one `Standing` for each machine, op and scheme (dtypes).  Times of two machines are never combined."""
+    """Compares the fastest kernels of each op with the library and the naive kernel. Returns one comparison for each
+    machine, op and scheme (dtypes). Times of two machines are never combined."""
     rows = []
     for op in ops:
         for op_ladder in op.ladders:

@@ -41,10 +41,12 @@ NO_BYTES_REASON = "its cost has no bytes, and so it has no intensity"
 def placed(
     records: Iterable[Record], roofs: Sequence[Ceilings], device: Device | None = None
 ) -> tuple[list[Point], list[str]]:
-    """Converts records into roofline points.  Also returns the reason for each correct kernel that has no point.
+    """Converts records into points of a roofline chart. Also returns the reasons why correct kernels have no point.
 
-    Failed checks, invalid times and, without `device`, records without a time are ignored.  With `device`, every bound
-    is for this device, and `roofs` are its ceilings.  A time then counts only if it was measured on this device."""
+    Failed checks and invalid times are ignored. If `device` is None, records without a time are ignored too.
+
+    If `device` is a GPU, `roofs` are its ceilings, and each bound is computed for it. A time measured on another GPU is
+    left out of its point."""
     points, unplaced_reasons = [], []
     for record in records:
         median_ms, bound_s = record.latency_median_ms, (record.bound_ms or 0.0) / 1e3
@@ -98,8 +100,8 @@ def cost_metrics(values: Mapping[str, Any]) -> dict[str, float]:
 def cost_of(record: Record) -> Cost | None:
     """Returns the cost (FLOPs and bytes) of a record, or None if it is unknown.
 
-    It comes from the record's metrics, or else from its op and case, or else from an imported record's own numbers.
-    Raises `ValueError` on any other record if its op does not have its case."""
+    The first of these sources that exists gives the cost: the record's metrics, its op and case, or the FLOPs and bytes
+    of an imported record. Raises `ValueError` if the op rejects the case and the record has no other source."""
     values: dict[str, Any] = {item.name: record.metrics.get(f"{COST_PREFIX}{item.name}", 0) for item in fields(Cost)}
     if any(values.values()):
         tensor = {name.removeprefix(TENSOR): flops for name, flops in record.metrics.items() if name.startswith(TENSOR)}

@@ -149,7 +149,8 @@ def ladder_lines(op: str) -> dict[str, str]:
 
 
 def ladder_rows(op: str) -> list[dict[str, str]]:
-    """Returns a table row for each described kernel of an op: its name, backend, description and source file."""
+    """Returns a table row for each kernel that the docstring of the op's folder describes. A row has the kernel's name,
+    backend, description and source file."""
     rows = []
     for name, line in ladder_lines(op).items():
         kernel = registry.get_kernel(op, name)

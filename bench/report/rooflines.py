@@ -81,10 +81,10 @@ def ceilings_for(items: Sequence[Located]) -> dict[CeilingKind, tuple[Ceilings, 
 
 
 def held_clock_mhz(items: Sequence[Located]) -> float | None:
-    """Returns the lowest SM clock of all records in MHz, which the GPU held.  Returns None without a clock.
+    """Returns the lowest SM clock of all records in MHz, or None if no record has a clock.
 
-    A record's clock is the clock that the device measured, or else the highest that NVML reported.  NVML's lowest clock
-    may be that of an idle GPU."""
+    Each record gives one clock: the clock that the device measured, or else the highest clock that NVML reported.
+    NVML's lowest clock is not used, because it may be that of an idle GPU."""
     clocks_mhz = []
     for item in items:
         record_clocks = item.record.clocks or {}

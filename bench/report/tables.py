@@ -159,10 +159,10 @@ class EngineTable:
 
 
 def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
-    """Groups engine runs with the same metrics into one table each.  Only the newest record of each machine, kind of
-    run, options and kernels is shown.
+    """Returns tables of engine runs, one row per run. Runs with the same metrics share a table. A repeated run, with
+    the same machine, kind, options and kernels, replaces the older run.
 
-    A run with one token per request has no ITL.  It is in the same table as runs with an ITL."""
+    A run with one token per request has no ITL. It is in the same table as runs with an ITL."""
     items = newest(
         (item for item in located if item.record.kind == "engine" and item.record.case_id != CASE_ID),
         lambda entry: (machine_of(entry), entry.case_id, str(entry.case), entry.scheme),

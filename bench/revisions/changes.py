@@ -81,10 +81,11 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterable[Path], root: Path) -> set[str]:
-    """Returns the kernel files in `files` that a change affects.  All paths are relative to the root `root`.
+    """Returns the kernel files in `files` that a change affects. All paths are relative to the root `root`.
 
-    A change affects a kernel if it touches a Python file that the kernel imports, also indirectly.  Tracked data files
-    in or below the folders of these files count too.  A change of the pinned packages affects all kernels."""
+    A change affects a kernel if it touches the kernel's file or a Python file that this file imports, also indirectly.
+    A changed data file counts too, if git tracks it in or below a folder of these Python files. A change of the pinned
+    packages affects all kernels."""
     affected_files, files = set[str](), {*files}
     if {*changed} & {*SETTING_FILES}:
         return files

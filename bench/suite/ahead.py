@@ -37,7 +37,8 @@ compiled_hashes: set[str] = set()
 
 
 def compilers() -> Pool:
-    """Returns at most four compiler processes, on half of the cores.  The entry on the GPU gets the other cores."""
+    """Returns a pool of at most four processes that compile kernels. They use half of the CPU cores. The other half is
+    for the command that runs on the GPU."""
     environment = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": ""}
     return Pool(
         MODULE, environment=environment, limit_s=LIMIT_S, size=min(4, max(1, len(os.sched_getaffinity(0)) // 2))

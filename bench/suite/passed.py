@@ -41,9 +41,10 @@ class Passed:
         return self._remembered().get(kernel.id) == self.code(kernel)
 
     def trust(self, folder: Path) -> None:
-        """Adds results of first checks from the records in `folder`.  Only records from a GPU of the same name count.
+        """Adds kernels that passed their first check in an earlier run. `folder` has the records of that run. Only
+        records from a GPU of the same name and for the kernel's present code count.
 
-        Code is not added if any record in the folder says that it is wrong."""
+        A kernel is added only if all these records are OK."""
         gpu = self._environment.gpu
         code_by_kernel = {kernel.id: self.code(kernel) for kernel in registry.every_kernel()}
         statuses_of: dict[str, set[str]] = {}

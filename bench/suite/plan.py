@@ -53,11 +53,14 @@ START_S = 8.0
 
 
 def make_plan(only: Sequence[str] = (), files: Sequence[Path] = (), trust: Path | None = None) -> list[Entry]:
-    """Returns the suite's entries, the most valuable first.  Prerequisites come before the entries that need them.
+    """Returns the suite's entries (one command each), the most valuable first. Prerequisites come before the entries
+    that need them.
 
-    `files` are paths of files with more entries.  `trust` is a folder with an earlier run's records, for the first
-    checks.  `only` selects entries and their prerequisites by an op, a family of ops, an entry's id, or the id's first
-    word.  A family is a word in the ops' names, such as `attention`, or a key of `FAMILY_OPS`.
+    `files` are paths of files with more entries. `trust` is a folder with records of an earlier run. A kernel's first
+    check is not repeated if it passed there.
+
+    `only` selects entries, and adds their prerequisites. It names an op, a family of ops, an entry's id, or the id's
+    first word. A family is a word in the ops' names, such as `attention`, or a key of `FAMILY_OPS`.
 
     Raises `ValueError` on a name that matches nothing, an invalid file, or two entries with one folder."""
     ops = list(registry.ops())
@@ -143,7 +146,9 @@ def _ordered(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def card_entries(ops: Sequence[str], trust: Path | None = None) -> list[Entry]:
-    """Returns the entries about the GPU, the entry that compiles in advance, and the entry with the first checks."""
+    """Returns the suite's entries (one command each) that serve all ops. They test the machine, compile kernels for
+    later entries, and check each kernel once. They also measure the GPU's ceilings, and test the A/B comparison
+    itself."""
     # Calls of torch itself neither hang nor write out of bounds.
     safe_backends = registry.CPU_BACKENDS
     risky = [kernel for op in ops for kernel in registry.kernels(op).values() if kernel.backend not in safe_backends]
@@ -168,7 +173,9 @@ def card_entries(ops: Sequence[str], trust: Path | None = None) -> list[Entry]:
 
 
 def latency_entries() -> list[Entry]:
-    """Returns entries that measure a model with random weights: two steps by op, other kernels, and the studies."""
+    """Returns four suite entries (one command each) for Llama-3.1-8B with random weights. Two entries time a decode
+    step and a prefill step, op by op. One entry tries other kernels in the engine. One entry tests six claims about LLM
+    inference."""
     return [
         Entry(
             f"latency:{name}",

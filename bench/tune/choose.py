@@ -115,8 +115,8 @@ def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
 
 
 def _configs(record: Record) -> list[str]:
-    """Returns the names of a record's config: its JSON text, and "" if the launcher itself would choose it. A record
-    without a config has only the name ""."""
+    """Returns the keys under which a record's time is stored. One key is the record's config as JSON text. If this
+    config is also the kernel's default, "" is a second key. A record without a config has only the key ""."""
     kernel = _kernel(record)
     if record.config is None or kernel is None or kernel.tuning is None:
         return [""]
@@ -126,8 +126,8 @@ def _configs(record: Record) -> list[str]:
 
 
 def _of_one_packing(op: str, best: Mapping[str, Mapping[str, _Contender]]) -> set[str]:
-    """Returns the kernels that share the weight layout with the least total time. Returns all kernels if the op packs
-    no weights."""
+    """Returns the kernels that use the fastest packed layout of the weights. A layout's time is the sum over all ranges
+    of row counts. Returns all kernels if the op packs no weights."""
     kernel_names = {name for row in best.values() for name in row}
     if registry.get_op(op).prepared is None:
         return kernel_names

@@ -1,7 +1,8 @@
-"""Searches the fastest config of a kernel.  Skips configs that cannot win, and times small groups of configs together
-with the best config so far.
+"""Searches for the fastest config of a kernel. Skips configs that cannot win, and times small groups of configs
+together with the best config so far.
 
-This module uses no device.  The caller provides the least possible time and the measured time of each config.
+This module uses no GPU. The caller passes two functions: one computes a config's least possible time, the other
+measures its time.
 """
 
 from __future__ import annotations

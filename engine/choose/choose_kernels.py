@@ -117,10 +117,11 @@ def choose_kernels(
 def replayed(
     bucket: str, fastest: Mapping[tuple[str, str], list[Choice]], times: Times, num_layers: int
 ) -> dict[tuple[str, str], list[Choice]]:
-    """Returns the C++ kernels for a replayed decode step in `bucket`, a range of row counts.
+    """Returns the C++ kernels for a decode step that is recorded once and then replayed. `bucket` is a range of row
+    counts.
 
-    Returns {} if a timed op has no C++ kernel, or if an eager step is faster.  A replayed step skips the Python code of
-    each launch.  This code is assumed to take as long as the fastest kernel."""
+    Returns {} if a timed op has no C++ kernel, or if an eager step is faster. A replayed step skips the Python code of
+    each launch. The estimated time of this code is the shortest measured time of any kernel call."""
     step = {op: choices for (op, op_bucket), choices in fastest.items() if op_bucket == bucket and op not in PREFILL}
     timed_ops = {op: choices for op, choices in step.items() if len(choices) > 1 and times[op].get(bucket)}
     native = {op: [choice for choice in choices if choice.kernel.backend == "cpp"] for op, choices in timed_ops.items()}
@@ -147,15 +148,16 @@ def replayed(
 def _ways(
     products: Mapping[str, list[Choice]], times: Mapping[str, Mapping[str, float]], limits: LargestSizes
 ) -> set[Any]:
-    """Chooses one packed layout of the matmul weights, or two if memory has room for two.  Takes the fewest layouts
-    that keep gemm within `TOLERATED_RATIO` of its best time in each bucket (range of row counts).  Of equal choices,
-    takes the one with the least product of slowdowns."""
+    """Chooses one packed layout of the matmul weights, or two if memory has room for two. One layout is enough if it is
+    fast for every bucket (range of row counts): within `TOLERATED_RATIO` of the best time. Of several possible choices,
+    takes the fastest over all buckets."""
     packers = list(dict.fromkeys(choice.kernel.prepare for choices in products.values() for choice in choices))
     fit = 2 * limits.arch.parameters().total * limits.dtype.itemsize < virtual_memory().available / 2
     subsets = [set(subset) for count in ((1, 2) if fit else (1,)) for subset in itertools.combinations(packers, count)]
 
     def losses(ways: set[Any]) -> list[float]:
-        """Returns each bucket's best time with the packings `ways`, divided by its best time with any packing."""
+        """Returns the slowdown in each bucket (range of row counts) if only the weight layouts in `ways` are used. A
+        slowdown is the best time with these layouts divided by the best time with any layout."""
         time_ratios = []
         for bucket, choices in products.items():
             measured_times = times.get(bucket) or {choice.kernel.name: 1.0 for choice in choices}
@@ -177,7 +179,8 @@ def _reason(choice: Choice, times: Mapping[str, float]) -> str:
 def time_kernels(
     op: str, rows: int, kernels: list[Kernel], limits: LargestSizes, ends: float = math.inf
 ) -> dict[str, float]:
-    """Returns microseconds by kernel: of a call, or of a step's matmuls.  Returns {} if the clock passes `ends`."""
+    """Returns the time of each kernel in microseconds. A kernel for matmuls is timed on the matmuls of a whole step.
+    Any other kernel is timed on one call. Returns {} if the clock passes `ends` before each kernel has run once."""
     inputs = [real(meta_inputs, limits.block_size) for meta_inputs in model_inputs(op, rows, limits)]
     if op not in MATMUL_OPS:
         (args,) = inputs
@@ -269,9 +272,10 @@ def folder() -> Path:
 
 
 def time_calls(calls: Mapping[str, Sequence[Callable[[], Any]]], ends: float = math.inf) -> dict[str, float]:
-    """Returns the median microseconds of a call, by name.  In each round, all functions of a name take turns.
+    """Returns the median microseconds of a call for each name. A name has one or more functions, such as a kernel with
+    several copies of its weights. They are called in turn.
 
-    Returns {} if the clock passes `ends` before the first round.  If it passes later, further rounds are skipped."""
+    Returns {} if the clock passes `ends` before the first round. If it passes later, further rounds are skipped."""
     call_counts = {}
     for name, functions in calls.items():
         for function in functions:  # also the first call, which may compile

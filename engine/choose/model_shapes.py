@@ -188,7 +188,8 @@ def _filled(name: str, like: torch.Tensor) -> torch.Tensor:
 
 
 def packed(way: Callable[..., Any] | None, b: torch.Tensor, **beside: torch.Tensor | None) -> Any:
-    """Packs `b` by `way` (a kernel's `prepare`), or returns `b` without `way`.  `beside` has tensors such as scales."""
+    """Packs the weight `b` with the function `way`, a kernel's `prepare`. If `way` is None, returns `b` unchanged.
+    `beside` has other tensors that `way` needs, such as scales."""
     if way is None:
         return b
     return way(b, *(beside[name] for name in list(inspect.signature(way).parameters)[1:]))

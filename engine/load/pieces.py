@@ -1,8 +1,8 @@
 """Converts a token to its bytes, and a stream of tokens to text.
 
-A streamed answer has the same text as an answer in one piece.  In invalid UTF-8, each incomplete character becomes one
-replacement character, as Unicode advises (chapter 3.9).  The package `tokenizers` instead replaces a whole run of bytes
-with one wrong byte.  A stream cannot do this, because it has already sent the first bytes.
+A streamed answer has the same text as an answer in one piece. In invalid UTF-8, each incomplete character becomes one
+replacement character, as Unicode advises (chapter 3.9). The package `tokenizers` is different: a single wrong byte
+makes it replace all bytes of the run around it. A stream cannot do this, because it has already sent the first bytes.
 """
 
 from __future__ import annotations

@@ -118,7 +118,8 @@ class Numbers:
         return "".join(f" {token}" for token in token_ids)
 
     def named(self, token_id: int) -> tuple[str, bytes]:
-        """Returns the text of the token as its name, and the bytes of this text."""
+        """Returns the name of a token and the bytes of the name. The name is a space and the token id, because a model
+        with random weights has no words."""
         return f" {token_id}", f" {token_id}".encode()
 
     def stream(self) -> TextStream:

@@ -87,8 +87,9 @@ class Service:
         self._encoder = ThreadPoolExecutor(1, "encode")  # one: a tokenizer may not be used by two threads at once
 
     async def encode(self, prompt: Prompt, param: str) -> list[int]:
-        """Returns the prompt's token ids, computed by a second thread.  Raises `ApiError` about the field `param` if
-        the prompt cannot be encoded or, before encoding, if a long prompt cannot fit into the context."""
+        """Returns the prompt's token ids, computed by a second thread. Raises `ApiError` about the request field
+        `param` if the prompt cannot be encoded. A prompt that is clearly too long for the context is refused before it
+        is encoded."""
         content: Any = prompt
         min_tokens = sum(len(message["content"]) for message in content) if is_chat(content) else len(content)
         if isinstance(content, str) or is_chat(content):

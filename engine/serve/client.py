@@ -79,7 +79,8 @@ class Call:
 
 
 class Inbox:
-    """Queues tokens for one reader.  The queue needs no limit, because every answer of the reader has one."""
+    """Queues tokens for one reader. The queue has no size limit, because every answer has a limited number of
+    tokens."""
 
     def __init__(self) -> None:
         self._come: asyncio.Queue[tuple[Call, Token] | EngineDied | TimeoutError] = asyncio.Queue()

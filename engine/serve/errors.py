@@ -68,8 +68,9 @@ class ApiError(Exception):
 
 
 def of_validation(errors: Sequence[Any]) -> ApiError:
-    """Converts one error of pydantic.  Prefers a wrong literal (a part's `type`), then an unknown field, a wrong value.
-    Among equals takes the most nested error, because a union reports the errors of all its members."""
+    """Converts the most helpful of pydantic's errors to an `ApiError`. A wrong literal (such as a part's `type`) comes
+    first, then an unknown field, then a wrong value, then a wrong type. Of equal errors, takes the most nested, because
+    a union reports the errors of all its members."""
     rank_of = {"literal_error": 3, "extra_forbidden": 2}
     error = max(errors, key=lambda err: (rank_of.get(err["type"], not err["type"].endswith("_type")), len(err["loc"])))
     path = [str(key)[:_MAX_TEXT_LENGTH] for key in error["loc"] if key != "body" and not _UNION_KEY.fullmatch(str(key))]

@@ -142,7 +142,8 @@ class CompletionRequest(Sampling):
     best_of: Literal[1] | None = None
 
     def asked(self) -> Asked:
-        """Returns the prompts, the length limit and the log-probabilities.  A chat request has other names for them."""
+        """Returns the request's prompts, its limit of new tokens, and its number of log-probabilities per token. A chat
+        request has other field names for these values."""
         is_single = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
         prompts: Any = [self.prompt] if is_single else self.prompt
         return Asked("prompt", prompts, "max_tokens", self.max_tokens, COMPLETION_TOKENS, self.logprobs)

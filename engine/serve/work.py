@@ -35,7 +35,8 @@ class RequestWork:
         self._answers = {answer_key: Answer(self.format, params, i) for i, answer_key in enumerate(answer_keys)}
 
     def close(self) -> None:
-        """Drops the unfinished calls.  The reader of `events` calls this: `events` cleans up only if it has begun."""
+        """Drops the request's unfinished prompts from the engine. The reader of the stream `events` calls this
+        function. The generator `events` cannot do this itself, because it may never start."""
         self._engine.drop(self.calls)
 
     @property

@@ -85,7 +85,8 @@ def build(
     swap: Mapping[str, str] | None,
     interpret: bool,
 ) -> Speculator | None:
-    """Builds the speculator, or returns None if `asked` is None.  `about` holds the arguments of `SpeculativeRunner`.
+    """Builds the object that runs speculative decoding. Returns None if `asked`, the options of speculation, is None.
+    `about` holds the arguments of the class `SpeculativeRunner`.
 
     Raises `ValueError` if a weight of the drafter has a wrong shape, or if no kernel can run the drafter."""
     if asked is None:

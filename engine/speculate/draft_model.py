@@ -72,7 +72,8 @@ class Chain(Drafter, ABC):
         return drafts
 
     def begin(self, sequences: Sequence[EngineSequence]) -> Any:
-        """Returns the first `state`, one row per sequence.  `forward` turns a `state` into the next token's."""
+        """Returns the drafter's state before its first token, one row per sequence. `forward` gets the state and
+        returns the new state after each token. By default, the rows are empty."""
         return np.empty((len(sequences), 0))
 
     @abstractmethod
@@ -90,8 +91,8 @@ class ModelDrafter(Chain):
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
     ) -> None:
-        """Writes the keys and values of all tokens of the step to the drafter's cache.  Drafting wrote none for
-        prompts, for sequences without a draft, and for the last token of each draft."""
+        """Runs the draft model on all tokens of the step, and writes their keys and values to its cache. The cache
+        lacks some of them: prompts, tokens of sequences without a draft, and the last token of each draft."""
         row_index = torch.zeros(1, dtype=torch.int64, device=self.runner.device)
         inputs = replace(inputs, drawn=row_index)  # hidden states behind the last layer are not needed
         self.model.hidden(inputs, self.cache, self.ops_of(inputs))

@@ -39,8 +39,9 @@ class Drafter:
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None
     ) -> None:
-        """Receives the tensors of each step after the model's forward pass.  Rows of `decoding` come first, those with
-        drafts last among them, then prompts.  With `reads_hidden`, `hidden` holds all rows' hidden states."""
+        """Receives the tensors of each step after the model's forward pass. The order of their rows is: sequences
+        without a draft, sequences with a draft, prompts. `decoding` lists the sequences in this order, without prompts.
+        If `reads_hidden` is True, `hidden` holds the hidden states of all rows."""
 
     def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], states: torch.Tensor) -> None:
         """Receives the number of new tokens of each sequence before they are appended.  The last new token was drawn

@@ -1,9 +1,13 @@
 """Chooses the length of drafts from the cost of a drafted token and the acceptance rate.
 
-The cost of a drafted token is the time to draft it plus the time that it adds to a step.  An accepted token saves
-`step_time / sequences`, where `step_time` is the time of a step without drafts.  The price is `cost / saving`.  If each
-token has the chance `c`, the first `i` tokens are all accepted with chance `c**i`.  A draft ends where `c**i` falls
-below the price.
+A step without drafts takes the time `step_time`, and gives one token to each of `sequences` sequences. So an accepted
+token saves the time `step_time / sequences`.
+
+A drafted token costs two times: the time to draft it, and the time that it adds to a step. The price of a token is its
+cost divided by the saved time.
+
+The first `i` tokens are all accepted with the chance `c**i`, if each token has the chance `c`. A draft ends where
+`c**i` falls below the price.
 """
 
 from __future__ import annotations

@@ -27,9 +27,11 @@ class Places:
 
 
 def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
-    """Finds the earlier occurrence of the last two tokens that has the longest equal text before it.  Returns the
-    position after it.  `place` is the position after the latest occurrence.  `older` maps each such position to that of
-    the previous occurrence."""
+    """Searches earlier text for the last two tokens. Takes the occurrence with the longest equal text before it, and
+    returns the position after this occurrence.
+
+    Each occurrence is known by the position after it. `place` is the position of the latest occurrence. `older` maps
+    each occurrence to the next older occurrence."""
     best_position, longest_match, end = place, -1, len(tokens)
     for _ in range(TRIED):
         count = 0

@@ -67,7 +67,8 @@ class SpeculativeRunner(ModelRunner):
             self.drawn = on_device(np.array([new_tokens[-1] for new_tokens in tokens.values()]), self.device)
 
     def logits(self, step: Step) -> torch.Tensor:
-        """Returns logits `[num_drawn, vocab_size]`, as `ModelRunner.logits` does.  Then calls `drafter.follow`."""
+        """Runs the model and returns logits `[num_drawn, vocab_size]`. Also passes the step's inputs and hidden states
+        to the drafter."""
         batch, rows, drafter, hidden_states = self.batch, self._rows, self.drafter, None
         plain_rows, draft_spans = (slice(len(batch)), []) if rows is None else (rows.plain, rows.spans)
         inputs = step_input(batch, plain_rows, [*draft_spans, *spans_of(step.chunks)], self.drawn)
@@ -87,5 +88,5 @@ class SpeculativeRunner(ModelRunner):
         return logits
 
     def step_ops(self, step: Step) -> SimpleNamespace:
-        """Returns the kernels for `step`.  The drafted tokens count as rows of the step."""
+        """Returns the kernels for `step`, which depend on its number of rows. Each drafted token adds one row."""
         return self.ops.step(step.num_decodes, step.num_prompt_tokens, sum(map(len, self.drafts.values())))

@@ -83,8 +83,8 @@ class Speculator:
         return granted_drafts
 
     def _give(self, blocks: BlockManager, tokens: Mapping[Sequence, list[int]], counts: Speculated) -> list[Sequence]:
-        """Appends the new tokens to each sequence, up to the token that ends the sequence.  Adds sequences that
-        continue to the batch.  Returns the sequence of each appended token."""
+        """Appends the new tokens to each sequence, up to the token that ends the sequence. An unfinished sequence joins
+        the decode batch, if it is not there yet. Returns one entry per appended token: the token's sequence."""
         self.runner.accept(tokens)
         sequences: list[Sequence] = []
         for row_index, (sequence, new_tokens) in enumerate(tokens.items()):

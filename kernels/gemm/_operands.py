@@ -41,7 +41,8 @@ def panels_traffic(inputs: Arguments, rows: int) -> Traffic:
 
 
 def tiles_traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of `a` once, and of `b` once per group of `group_m` tile rows, whose rows of `a` stay in L2."""
+    """Counts the bytes that a tiled matrix product moves. `a` counts once. `b` counts once for each group of output
+    tiles. A group has `group_m` rows of tiles, and its rows of `a` stay in L2."""
     return panels_traffic(inputs, inputs.config.block_m * inputs.config.group_m)
 
 
@@ -53,7 +54,8 @@ def constants(of: Arguments, *mapped: Stored) -> dict[str, Any]:
 
 
 def row_stride(addend: Tensor | None) -> int:
-    """Returns the row stride of a residual, in elements, or 0 if `addend` is None."""
+    """Returns the row stride of `addend` in elements. `addend` is the residual that a kernel adds to its result.
+    Returns 0 if it is None."""
     return 0 if addend is None else addend.stride(0)
 
 
@@ -105,7 +107,8 @@ def stored(operand: Tensor, k_dim: int) -> Stored | None:
 
 
 def stored_operands(a: Tensor, b: Tensor) -> tuple[Stored, Stored]:
-    """Describes `a`, and `b` or its first expert's matrix, as contiguous rows.  Asserts that TMA can load both."""
+    """Returns the memory layouts of `a` and `b` for TMA, as rows of contiguous elements. If `b` has one matrix per
+    expert, uses the first matrix. Asserts that TMA can load both operands."""
     stored_a, stored_b = stored(a, 1), stored(b if b.ndim == 2 else b[0], 0)
     assert stored_a is not None and stored_b is not None, "refused before"
     return stored_a, stored_b
@@ -181,5 +184,6 @@ def alignment_bytes(a: Tensor, b: Tensor, whole_k: bool) -> int:
 
 
 def along_k(*operands: str) -> dict[str, str]:
-    """Returns the option `holds` for the decorator `kernel`: it requires `operands` that are contiguous along K."""
+    """Returns a condition for the decorator `kernel`: the matrices in `operands` must be contiguous along K. The
+    decorator takes this condition as its argument `holds`."""
     return {f"{operand}[{1 if operand == 'a' else 0}] == 1 or K <= 1": "stride 1 along K" for operand in operands}

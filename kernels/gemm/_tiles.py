@@ -86,8 +86,9 @@ def space(
 ) -> Callable[..., tuple[Any, ...]]:
     """Returns a function that makes the configs to try, objects of the class `of`.
 
-    The configs combine all tile sizes and all values of `options`.  `sides` lists the tile sizes along M, N and K, in
-    bytes along K with `in_bytes`.  `exact` replaces `sides` for products by FMAs."""
+    The configs combine all tile sizes and all values of `options`. `sides` lists the tile sizes along M, N and K. If
+    `in_bytes` is True, the sizes along K are in bytes. Products by FMAs use the sizes in `exact`, if given, and not
+    those in `sides`."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Any, ...]:
         tile_sizes = exact if exact is not None and by_fma(scheme) else sides

@@ -33,7 +33,8 @@ WARP_ROWS = 16
 
 @dataclass(frozen=True)
 class TileInParts(Config):
-    """A config: a tile, and the number of parts in which TMA stores the tile."""
+    """Holds a config: the tile sizes, and the number of parts of a result tile. TMA stores these parts one after
+    another."""
 
     store_parts: int = 1
     """The number of parts of a tile's columns: 1, 2 or 4.  The parts are stored one after another."""
@@ -60,8 +61,9 @@ def _stored_in_parts(case: Case, scheme: Scheme = BF16) -> tuple[TileInParts, ..
 
 
 def _tiles(*tile: int) -> tuple[TileInParts, ...]:
-    """Returns three configs with the sizes `tile`.  The second has one pipeline stage less and the third two, to leave
-    memory for a residual."""
+    """Returns three configs that differ in their number of pipeline stages. The first config has the values in `tile`.
+    The second config has one stage less, and the third has two stages less. Fewer stages leave shared memory for a
+    residual."""
     full_config = TileInParts(*tile)
     return tuple(replace(full_config, num_stages=full_config.num_stages - less_stages) for less_stages in range(3))
 
@@ -146,7 +148,8 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes launch arguments from shapes, strides and options: functions for TMA maps, grid, scalars, constants."""
+    """Computes the arguments of a kernel launch: the grid, sizes, strides and constants.  Each of `a`, `b` and the
+    output also gets a function that makes its TMA map."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     a, b = _operands.stored_operands(of.a, of.b)
     c = _operands.stored_output(of.c).map(config.block_m, config.block_n // config.store_parts)

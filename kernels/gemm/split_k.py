@@ -54,7 +54,8 @@ def shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def is_shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a config is legal: a CTA fits on an SM, and a part of a split K has `block_k` values or more."""
+    """Returns whether the CTAs of an output tile can share its K as the config says.  One CTA must fit on an SM.  If
+    the number of parts `split` is above 1, K must be at least `split * block_k`."""
     split_fits = config.split == 1 or config.split * config.block_k <= int(case["K"])
     return split_fits and shared_k(config, case, scheme).fits
 

@@ -97,7 +97,8 @@ def tensor_core(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes `a @ b + bias + residual` on tensor cores.  Uses FMAs in fp32, unless `precision` is `tf32`."""
+    """Computes `c = a @ b + bias + residual`.  Tensor cores multiply 16-bit operands, and fp32 operands if `precision`
+    is `tf32`.  Other fp32 operands are multiplied by FMAs."""
     grid, scalar_args, kernel_constants = bound
     _gemm[grid](a, b, bias, residual, c, *scalar_args, **kernel_constants)
 

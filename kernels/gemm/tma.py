@@ -49,7 +49,8 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes launch arguments from shapes, strides and options: functions for TMA maps, grid, scalars, constants."""
+    """Computes the arguments of a kernel launch: the grid, sizes, strides and constants.  Each of `a` and `b` also gets
+    a function that makes its TMA map."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     a, b = _operands.stored_operands(of.a, of.b)
     tensor_maps = a.map(config.block_m, config.block_k), b.map(config.block_k, config.block_n)

@@ -114,7 +114,8 @@ def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
 
 
 def divided(of: Arguments) -> Any:
-    """Computes launch arguments from shapes, strides and options: the grid, scalars and constants."""
+    """Computes the arguments of a kernel launch: the grid, sizes, strides and constants.  The grid has at most one CTA
+    per SM."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     (a, b), c = _operands.stored_operands(of.a, of.b), _operands.stored_output(of.c)
     grid = (min(cdiv(M, config.block_m) * cdiv(N, config.block_n), sm_count(of.a.device)),)

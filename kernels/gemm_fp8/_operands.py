@@ -41,7 +41,8 @@ def why_no_tma(inputs: Arguments) -> str | None:
 
 
 def why_not_operands(inputs: Arguments, stores: bool = False) -> str | None:
-    """Returns `why_no_tma`, or None for empty operands.  With `stores`, also checks if TMA can store the result."""
+    """Returns the reason why TMA and wgmma cannot read `a` or `b`, or None.  With `stores`, also checks whether TMA can
+    store the output.  Empty matrices always give None."""
     a, b = inputs.a, inputs.b
     if not a.numel() or not b.numel():
         return None

@@ -56,10 +56,10 @@ class ConsumerTile:
 
 
 def footprint(config: ConsumerTile, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of a CTA, at most one CTA per SM.
+    """Returns the resources of a CTA, and the number of CTAs (at most one per SM).
 
     Shared memory holds the ring buffer, and a finished tile before its store.  `registers` is the number per thread at
-    launch.  The producer warp counts as four warps, because registers go to complete warpgroups."""
+    launch.  The producer warp counts as four warps, because registers are given to whole warpgroups."""
     warps = 4 * (config.block_m // 64 + 1)
     cta_resources = by_pointers(Config(config.block_m, config.block_n, BLOCK_K, warps, config.num_stages), case, scheme)
     registers = min(HOPPER.registers // cta_resources.threads // 8 * 8, config.block_n + SUM_REGISTERS)

@@ -19,7 +19,8 @@ def group_rows(offsets: torch.Tensor) -> Iterator[int]:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of `a` once, and of an expert's matrix once per `group_m` of the expert's rows of tiles."""
+    """Returns the memory traffic of a launch.  `a`, the offsets and the output count once.  An expert's matrix counts
+    once for each `block_m * group_m` rows of this expert."""
     a, b, row_offsets, config = inputs.a, inputs.b, inputs.offsets, inputs.config
     _, K, N = b.shape
     b_read_count = sum(cdiv(rows, config.block_m * config.group_m) for rows in group_rows(row_offsets))

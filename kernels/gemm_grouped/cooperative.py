@@ -51,7 +51,8 @@ def footprint(config: Ring, case: Case, scheme: Scheme = BF16) -> Footprint:
 
 
 def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a config is legal: a finished tile is copied to shared memory at once or in two halves."""
+    """Returns whether a config is legal: `store_n` must be `block_n` or half of it.  `store_n` is the number of columns
+    of a finished tile that are copied to shared memory at once."""
     return config.store_n in (config.block_n, config.block_n // 2)
 
 

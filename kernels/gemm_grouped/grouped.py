@@ -23,8 +23,8 @@ from rooflab.reference.spec import Arguments
 
 @triton.jit
 def _tile_of(offsets_ptr, E, tiles_n, BLOCK_M: tl.constexpr, GROUP_M: tl.constexpr, BLOCK_E: tl.constexpr):
-    """Returns the position of this program's output tile: its expert, its first row, the column in tiles, and the end
-    of the expert's rows. If the program has no tile, this end is not above the first row."""
+    """Returns the output tile of this program: its expert, its first row, its column in tiles, and the expert's end row
+    (the row after its last row). An end row at or below the first row means that the program has no tile."""
     expert_ids = tl.arange(0, BLOCK_E)
     expert_starts = tl.load(offsets_ptr + expert_ids, mask=expert_ids < E, other=2**31 - 1)
     panel_id = tl.program_id(0) // tiles_n

@@ -32,7 +32,8 @@ def tile_count(config: Any, case: Case) -> int:
 
 
 def by_pointers(config: Config, case: Case, scheme: Scheme = BF16, barriers: int = 0) -> Footprint:
-    """Returns the resources of a CTA, as in the op gemm.  `gate` and `up` together have `2 * I` columns."""
+    """Returns the resources of a CTA.  Its tile has `block_i` columns of `gate` and as many columns of `up`.
+    `barriers` is the number of mbarriers per pipeline stage: 0 for loads by pointers, 1 for loads by TMA."""
     return tile_footprint(config, 2 * config.block_i, tile_count(config, case), case, scheme, barriers=barriers)
 
 
@@ -41,13 +42,14 @@ by_tma = partial(by_pointers, barriers=1)
 
 
 def with_result(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns a CTA's resources with TMA, at most one CTA per SM.  The result's tile takes shared memory too."""
+    """Returns the resources of a CTA that loads by TMA, and the number of CTAs (at most one per SM).  Shared memory
+    holds the loaded tiles and a tile of the result."""
     return one_wave(by_tma(config, case, scheme), config.block_m * config.block_i * scheme.output.itemsize)
 
 
 def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
-    """Returns the sizes that select a default config: the number of result elements (`outputs`), and the values of
-    `tensor_cores`."""
+    """Returns the sizes that select a default config.  `outputs` is the number of elements of the result.
+    `tensor_cores` is 1 if tensor cores multiply, and 0 if FMAs do."""
     return {"outputs": int(case["M"]) * int(case["I"]), **tensor_cores(case, scheme)}
 
 

@@ -219,7 +219,8 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes launch arguments from shapes, strides and options: functions for TMA maps, the grid, and sizes."""
+    """Computes the arguments of a kernel launch: the grid, and the sizes M, I and K.  Each of `a`, the weight and the
+    output also gets a function that makes its TMA map."""
     (M, K), I, config = of.a.shape, of.out.shape[1], of.config
     (a, weight), out = stored_operands(of.a, of.b), stored_output(of.out)
     half_rows, rows = config.block_m // 2, weight._replace(transposed=False)

@@ -1,11 +1,12 @@
-"""Packs the codes of a four-bit weight once, at load.  The packed codes have the same size.
+"""Packs the codes of a four-bit weight once, at load.  Packing changes the order of the codes, and pads K to a multiple
+of 32 with zeros.
 
-A chunk holds 32 codes along K: 16 bytes, or four 32-bit words.  Four lanes multiply a chunk by two mma instructions.
-Lane t needs word t.
+32 neighbouring codes along K fill four 32-bit words.  Four lanes of a warp hold them: lane t has word t.  Two mma
+instructions multiply these codes.
 
-Each number s, h and e is 0 or 1.  Field `2 * s + h + 4 * e` of word t has the code at `k = 16 * s + 8 * h + 2 * t + e`.
-A kernel shifts a word and applies the mask 0x000f000f.  This gives two codes with neighbouring k, in the order of a
-bf16x2 register.  Codes past K are 0.
+A word has eight fields of 4 bits.  Field `2 * s + h + 4 * e` of word t has the code at `k = 16 * s + 8 * h + 2 * t +
+e`.  Each of s, h and e is 0 or 1.  A shift and the mask 0x000f000f give two codes with neighbouring k, in the order of
+a bf16x2 register.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""The kernel `gemv` improves on `naive` for few rows of `a`.  It reads each code once, into registers.
+"""The kernel `gemv` improves on `naive` for few rows of `a`.  It reads each code of the weight once, into registers.
 
-A warp reads packed codes (`lib/stream.cu`) with 4 KB in flight.  The conversion of codes to bf16 is exact.  A code
-becomes the low bits of a power of two, and a subtraction removes this power (Kim et al., arXiv 2211.10017, section 3).
+A warp reads packed codes (`lib/stream.cu`) with 4 KB in flight.  The conversion of codes to bf16 is exact.  A code is
+put into the low bits of a power of two, and a subtraction removes this power (Kim et al., arXiv 2211.10017, section 3).
 The sums of each group are scaled in fp32, so no weight is rounded.
 
-mma.m16n8k16 multiplies 16 rows of the weight by eight columns.  One row of `a` takes at most four columns, so a second
-row is free.  K is split over warps and CTAs until one wave fills the GPU.  Partial sums are added in a fixed order, so
-two runs agree bit for bit.
+mma.m16n8k16 multiplies 16 rows of the weight by eight columns.  Four lanes load 128 codes at once, which are one, two
+or four groups.  A row of `a` takes one column for each of these groups.  So two rows of `a` always fit in the eight
+columns.
+
+K is split over warps and CTAs until one wave of CTAs fills the GPU.  Partial sums are added in a fixed order, so two
+runs agree bit for bit.
 """
 
 from __future__ import annotations

@@ -36,9 +36,10 @@ class MarlinWeight(Packed):
 
 
 def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
-    """Packs `b` (uint8 `[N, K / 2]`) by Marlin's code, with scales 1 to keep the codes.  Reorders `scale`.
+    """Packs a weight for the package `marlin`.  `b` has its codes, uint8 `[N, K / 2]`.  Marlin's code packs them.  It
+    gets the value 1 for all scales, so it does not change the codes.  The real `scale` is put in Marlin's order.
 
-    Raises `ValueError` on sizes that Marlin does not accept."""
+    Raises `ValueError` unless N is a positive multiple of 256, and K a positive multiple of 128."""
     N, K = b.shape[0], 2 * b.shape[1]
     for (name, size_multiple), dim_size in zip(SIZE_MULTIPLES.items(), (N, K), strict=True):
         if dim_size % size_multiple or not dim_size:

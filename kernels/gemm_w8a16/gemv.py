@@ -1,8 +1,8 @@
-"""The kernel `gemv` improves on `naive` for few rows of `a`.  It reads each code once, into registers.
+"""The kernel `gemv` improves on `naive` for few rows of `a`.  It reads each code of the weight once, into registers.
 
-A warp reads a stream of packed codes (`lib/stream.cu`), and multiplies up to eight rows of `a`.  The conversion of
-codes to bf16 is exact.  The seven low bits of a code are added to 128, and a subtraction removes 128, or 256 if the
-sign bit is set.  The fp32 sums are scaled at the end.
+A warp reads a stream of packed codes (`lib/stream.cu`), and multiplies up to eight rows of `a`.  The conversion of an
+int8 code to bf16 is exact.  First the code's seven low bits become a bf16 number from 128 to 255.  Then 128 is
+subtracted from this number, or 256 if the code is negative.  The fp32 sums are scaled at the end.
 """
 
 from __future__ import annotations

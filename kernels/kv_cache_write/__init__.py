@@ -1,8 +1,10 @@
-"""Kernels of the op kv_cache_write: writes new keys and values to their slots (places of one token) in the paged cache.
+"""Kernels of the op kv_cache_write, which writes new keys and values to their slots in the paged cache.  A slot is the
+place of one token.
 
-naive       a mask picks the tokens with a slot, then index assignment to each cache; on CUDA the host waits for it
+naive       selects the tokens that have a slot by a mask, then writes each cache by index assignment;
+            on CUDA the host waits for the device
 library     torch has no call for it
-index_copy  over naive, on the CPU: needs no mask if every token has a slot, as in each decode step
-fused       over naive: keys and values in one Triton launch, which skips tokens without a slot;
+index_copy  improves on naive, on the CPU: needs no mask if every token has a slot, as in each decode step
+fused       improves on naive: one Triton launch writes keys and values, and skips tokens without a slot;
             the host never waits
 """

@@ -63,13 +63,15 @@ def footprint(
 
 
 def section_heads(k: torch.Tensor, group: int) -> int:
-    """Returns how many query heads have keys and values that fit in L2: a section.  `k` is (B, S, H_kv, D)."""
+    """Returns the number of query heads in a section.  The keys and values of all heads of a section fit in L2
+    together.  `k` is `[B, S, H_kv, D]`.  `group` is the number of query heads per KV head."""
     head_bytes = 2 * k.shape[1] * k.shape[3] * k.element_size()
     return max(1, MAX_SECTION_BYTES // head_bytes) * group
 
 
 def exponents(of: Arguments) -> tuple[float, float | None, float | None]:
-    """Returns factors for exponents of base 2: of scores, tanh's argument, tanh.  Without a cap, the last are None."""
+    """Returns three factors for a softmax by powers of 2: of the scores, of the argument of tanh, and of tanh.  tanh
+    limits the scores to the soft cap.  Without a soft cap, the second and the third factor are None."""
     scale = of.q.shape[-1] ** -0.5 if of.softmax_scale is None else abs(of.softmax_scale)
     scale = LOG2E.value * max(scale, _attention.SMALLEST_SCALE)
     return (1.0, 2 * scale / of.softcap, of.softcap * LOG2E.value) if of.softcap else (scale, None, None)
@@ -174,7 +176,8 @@ def packed(weights, dtype: gl.constexpr):
 
 @gluon.jit
 def as_factor(weights, dtype: gl.constexpr, product: gl.constexpr):
-    """Converts weights (16-bit pairs or fp32) to a matmul's left operand.  `product` is the layout of its result."""
+    """Converts attention weights to the left operand of a matmul.  The weights are fp32, or pairs of 16-bit values in
+    int32.  `product` is the register layout of the matmul's result."""
     if weights.dtype == gl.int32:
         even_exps, odd_exps = gl.inline_asm_elementwise(
             "mov.b32 {$0, $1}, $2;", "=h,=h,r", [weights], dtype=(gl.int16, gl.int16), is_pure=True, pack=1

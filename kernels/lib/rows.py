@@ -105,10 +105,8 @@ def tuning(op: str) -> Tuning:
     inputs = 1 + (op in TWO_INPUTS)
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-        """Returns the resources of a CTA.  Registers hold the row, the weights, and the next row of a persistent grid.
-
-        Other values take `28 + 6 * vectors / itemsize` registers, and 12 more for layernorm or a quantised output (read
-        in compiled code)."""
+        """Returns the resources of a CTA.  Registers hold the row and the weights, and in a persistent grid also the
+        next row.  The number of registers for all other values was read in compiled code."""
         has_extra_sums = op == "layernorm" or scheme.output.itemsize == 1
         weight_vectors = WEIGHT_COUNTS.get(op, 0) if config.vectors <= TARGET_THREAD_VECTORS else 0
         row_registers = 4 * config.vectors * (1 + weight_vectors + config.persistent * inputs)

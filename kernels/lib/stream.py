@@ -57,8 +57,8 @@ def chunks(K: int, bits: int) -> int:
 
 
 def column_tiles(M: int, subgroups: int) -> int:
-    """Returns the number of eight-column tiles for M rows of `a`.  A row takes `subgroups` columns, one for each group
-    in 64 bytes of codes."""
+    """Returns the number of mma tiles, of eight columns each, for M rows of `a`.  A row of `a` takes `subgroups`
+    columns.  `subgroups` is the number of scales that 64 bytes of weight codes have."""
     return -(-M * subgroups // TILE_COLUMNS)
 
 
@@ -69,7 +69,9 @@ def warps_per_sm(tiles: int, zeros: bool) -> int:
 
 
 def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
-    """Returns the tuning for codes of `bits` bits.  `subgroups(scheme)`: the number of groups in 64 bytes of codes."""
+    """Returns the configs of a `gemv` kernel, with their rules and resources.  The weight has codes of `bits` bits.
+    `subgroups` is a function.  For given dtypes (a scheme), it returns the number of scales that 64 bytes of codes
+    have."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
         """Returns all configs that split K over warps and over CTAs, with two to eight chunks in flight."""
@@ -77,12 +79,14 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
         return tuple(Config(*warps, split, depth) for warps, split, depth in size_sets)
 
     def tiles_of(case: Case, scheme: Scheme) -> tuple[int, int]:
-        """Returns how many rows of `a` one call takes (up to the kernel's limit), and their tiles of eight columns."""
+        """Returns two numbers: the rows of `a` in one call (up to the kernel's limit), and the mma tiles for these
+        rows.  A tile has eight columns, and a row of `a` takes one or more columns."""
         M = min(int(case["M"]), MAX_M, MAX_COLUMNS // subgroups(scheme))
         return M, column_tiles(M, subgroups(scheme))
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
-        """Returns registers for codes in flight and activations of two chunks, and shared memory for the sums."""
+        """Returns the least registers and shared memory of a CTA.  Registers hold the weight codes in flight, and the
+        activations for two chunks.  A chunk is 64 bytes of codes of a weight row.  Shared memory holds the sums."""
         M, tiles = tiles_of(case, scheme)
         return Footprint(
             threads=WARP_THREADS * config.warps,
@@ -92,13 +96,15 @@ def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
         )
 
     def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:
-        """Returns whether each part of a split K has a chunk, and whether registers hold the data in flight."""
+        """Returns whether a config is legal.  If K is split, each part must have at least 64 bytes of codes of a weight
+        row.  A thread's codes, activations and sums must fit in its registers."""
         k_shares, cta_resources = config.warps_k * config.split, footprint(config, case, scheme)
         has_enough_chunks = k_shares == 1 or k_shares <= chunks(int(case["K"]), bits)
         return has_enough_chunks and cta_resources.registers <= MAX_REGISTERS_PER_THREAD - OTHER_REGISTERS
 
     def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
-        """Returns a config with one wave of CTAs.  Splits K until every SM is full.  Each part has at least a chunk."""
+        """Returns the default config.  It splits K into more parts until the warps fill all SMs.  Each part has at
+        least 64 bytes of codes of a weight row."""
         row_tiles, max_k_shares = max(cdiv(int(case["N"]), WARP_ROWS), 1), chunks(int(case["K"]), bits)
         warps = warps_per_sm(tiles_of(case, scheme)[1], bool(case.get("zeros")))
         depth = 6 if warps <= 8 else 4

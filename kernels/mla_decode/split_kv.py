@@ -157,7 +157,8 @@ def splits_of(q: Tensor, kv_cache: Tensor, block_table: Tensor, config: Config) 
 
 
 def latents_once(inputs: Arguments) -> Traffic:
-    """Counts the bytes of each latent once: L2 keeps it for the other heads.  Adds `q`, lengths, table and result."""
+    """Returns the memory traffic of a call.  Each latent (the compressed key and value of a token) counts once, because
+    L2 keeps it for the other heads.  `q`, the lengths, the block table and the result count once too."""
     q, kv_cache, seq_lens = inputs.q, inputs.kv_cache, inputs.seq_lens
     B, H, D = q.shape
     _, table_entries = used_slots(inputs.block_table, seq_lens, *kv_cache.shape[:2])
@@ -166,7 +167,8 @@ def latents_once(inputs: Arguments) -> Traffic:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of `latents_once`, and a write and a read of the partial results of the splits."""
+    """Returns the memory traffic of a call.  The latents (compressed keys and values), the other operands and the
+    result count once.  If sequences are split, each partial result is written once and read once."""
     base_traffic, splits = latents_once(inputs), splits_of(inputs.q, inputs.kv_cache, inputs.block_table, inputs.config)
     if splits == 1:
         return base_traffic

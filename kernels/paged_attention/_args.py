@@ -30,7 +30,8 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def pages_from(least: int) -> dict[str, str]:
-    """Returns a condition for `Takes.holds`: a page has a power of two of tokens, from `least` tokens on."""
+    """Returns a kernel's condition on the page size: a power of two, and at least `least` tokens.  The dict maps the
+    condition in Python to its meaning in words."""
     page_size_text = f"pages of a power of two of at least {least} tokens"
     return {f"block_size >= {least} and block_size & (block_size - 1) == 0": page_size_text}
 

@@ -68,11 +68,12 @@ def _units(cache: Tensor) -> tuple[int, int, int, int]:
 
 
 def cache_map(cache: Tensor, box: int, whole: bool) -> tuple[Any, int, int]:
-    """Returns a function that makes a cache's tensor map, the distance between two pages, and that between two heads.
+    """Returns three values: a function that makes the tensor map of a cache, the stride from page to page, and the
+    stride from head to head.
 
-    Both distances are in steps of the map's first dimension, which pages and heads share.  A box, the data of one TMA
-    copy, holds `box` keys of one page and head.  If `whole`, it has all columns, else 64 columns.  wgmma reads atoms of
-    8 rows and 64 columns, which need four dimensions.  A map has at most five."""
+    Both strides are in steps of the map's first dimension.  Pages and heads share this dimension, because a map has at
+    most five.  The other four describe wgmma's atoms of 8 rows and 64 columns.  One TMA copy loads `box` keys of one
+    page and head.  If `whole`, it loads all columns, else 64 columns."""
     block_size, D = cache.shape[1], cache.shape[3]
     unit_elements, cache_units, page, head = _units(cache)
     row = cache.stride(1)

@@ -35,8 +35,9 @@ def _first_query(cu_ptr, b):
 
 @triton.jit
 def _sequence(tile, cu_ptr, B, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Finds the sequence of tile number `tile` by bisection.  Sequence b begins at tile `rows_before // BLOCK_M + b`,
-    where `rows_before` counts the rows of earlier sequences.  Each of these sequences may end in a partial tile."""
+    """Returns the sequence of tile number `tile`, found by bisection.  A row of a tile is one query of one head.  The
+    tiles of sequence b begin at number `rows // BLOCK_M + b`.  Here `rows` counts the rows of all sequences before b.
+    The `+ b` leaves one more tile for each of these sequences, because its last tile may be partial."""
     low_sequence = 0
     high_sequence = B
     while high_sequence - low_sequence > 1:

@@ -99,8 +99,9 @@ def footprint(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> Footpri
 
 
 def rule(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a config meets three conditions.  `warps` divides the number of virtual heads.  `ctas_per_sm`
-    CTAs fit on an SM.  A ring holds two units of 16 keys, so that a warp can load one while it multiplies the other."""
+    """Returns whether a config is legal.  The number of warps must divide the number of virtual heads (up to 16 query
+    heads that share a KV head).  `ctas_per_sm` CTAs must fit on an SM.  The ring buffer of a warp must have two slots
+    of 16 keys, so that the warp can load one while it multiplies the other."""
     usage = footprint(config, case.but(context=0), scheme)
     ctas_fit = occupancy((9, 0), usage.threads, usage.registers, usage.shared_bytes).ctas_per_sm >= config.ctas_per_sm
     warps_divide_heads = virtual_heads(int(case["H"]), int(case["H_kv"])) % config.warps == 0
@@ -127,8 +128,9 @@ SPLIT_KV_TUNING = Tuning(SplitConfig, configs, heuristic, footprint, rule)
 
 
 def grid(q: Tensor, k_cache: Tensor, block_table: Tensor, window: int | None, config: SplitConfig) -> tuple[int, int]:
-    """Returns the number of CTAs, and of head sets (heads that share a CTA).  The CTAs fill the GPU, but each gets at
-    least `config.least` units of 16 keys if all sequences fill the table."""
+    """Returns two numbers: the CTAs of a launch, and the sets of heads.  A CTA works on one set of heads at a time.
+    There are at most as many CTAs as the GPU runs at once.  There are fewer if a CTA would get less than `config.least`
+    units of 16 keys.  Each sequence counts with the length for which the block table has space."""
     head_sets = virtual_heads(q.shape[1], k_cache.shape[2]) // config.warps
     table_slots = block_table.shape[1] * k_cache.shape[1]
     max_units = q.shape[0] * head_sets * -(-min(table_slots, window or table_slots) // UNIT_KEYS)
@@ -136,8 +138,9 @@ def grid(q: Tensor, k_cache: Tensor, block_table: Tensor, window: int | None, co
 
 
 def parts(lengths: Sequence[int], sets: int, ctas: int, least: int) -> int:
-    """Returns the number of partial results.  If several CTAs share the work of one sequence and one set of heads, each
-    of them has one partial result.  A CTA that does all of this work has none."""
+    """Returns the number of partial results that all CTAs of a launch write.  One task is the attention of one sequence
+    for one set of heads.  If several CTAs share a task, each writes one partial result for it.  A CTA that computes a
+    task alone writes the final result."""
     unit_counts = [-(-length // UNIT_KEYS) for length in lengths]
     units = sum(unit_counts) * sets
     share_count = max(min(ctas, units // least), 1)
@@ -171,14 +174,15 @@ _unused_counters: dict[int, Tensor] = {}
 
 
 def counters(count: int, parts: Tensor) -> Tensor:
-    """Returns at least `count` int32 zeros: the counters that find the last warp of a merge in the next launch.
+    """Returns at least `count` int32 zeros, which the next launch uses as counters.  By its counter, a warp knows that
+    it is the last to finish, and merges the partial results.  The launch sets the counters to zero again.
 
-    The launch sets them to zero again at its end.  Launches of one stream share counters, because they never run at
-    once.  A captured launch has its own counters, because a CUDA graph may be replayed on any stream.  The address of
-    `parts`, its partial results, identifies them.
+    Launches of one stream share counters, because they never run at once.  A launch that a CUDA graph captures has its
+    own counters, because the graph may be replayed on any stream.  The address of the partial results, `parts`,
+    identifies these counters.  They were zeroed before the capture if enough were left, because a memset would cost a
+    launch at each replay.
 
-    A captured launch takes zeros that were made before the capture, because a memset would cost a launch at each
-    replay.  On a CPU each launch has new counters, because an emulated launch may be aborted."""
+    On a CPU each launch has new counters, because an emulated launch may be aborted."""
     device = parts.device
     if device.type != "cuda":
         return _zeros(count, device)

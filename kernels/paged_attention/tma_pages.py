@@ -53,9 +53,9 @@ def _bound(cu, b):
 
 @gluon.jit
 def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Returns the tile of this CTA in round `turn`: KV head, sequence, first query, number of queries, first row,
-    sequence length, the first and the end of the visible key blocks, and the first visible key.  The last tiles of a
-    sequence come first, because they see the most keys.
+    """Returns the tile of this CTA in round `turn`: its sequence, KV head and first row, and the range of key blocks
+    that it sees.  Also returns the first query, the number of queries, the sequence length and the first visible key.
+    The last tiles of a sequence come first.
     """
     cu, lengths, B, H_kv, tiles, window = work
     work_id = turn * gl.num_programs(0) + gl.program_id(0)
@@ -84,8 +84,8 @@ def _place(turn, work, GROUP: gl.constexpr, BLOCK_N: gl.constexpr):
 
 @gluon.constexpr_function
 def tile_layout(rows, columns, copies):
-    """Returns a slot's layout in wgmma's swizzled atoms (8 rows, 64 columns).  If one copy loads all columns, the next
-    columns of its 8 rows follow an atom.  If each copy loads 64 columns, the next 8 rows follow it."""
+    """Returns the layout of a tile in shared memory: wgmma's swizzled atoms of 8 rows and 64 columns.  If one TMA copy
+    loads all columns, atoms of the same rows are neighbours, else atoms of the same columns."""
     atom = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [1, 8], [2, 16], [4, 32]]
     column_bases = [[0, column] for column in (64, 128) if column < columns]
     row_base = [[row, 0] for row in (8, 16, 32, 64, 128) if row < rows]
@@ -110,10 +110,10 @@ def _pages(table, start, begin, length, BLOCK_SIZE: gl.constexpr, BOX: gl.conste
 
 @gluon.jit
 def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.constexpr, COPIES: gl.constexpr):
-    """Loads a block of keys or values from several pages, from row `row` of a page on.  TMA gives zeros for page -1.
+    """Loads a block of keys or values by TMA, from row `row` of each page on.  A page number of -1 gives zeros.
 
-    Lane i has the page of part i of the block.  A sum over the warp passes this page on, by one instruction.  The loop
-    is unrolled only in part: 16 parts would spill."""
+    Lane i holds the page number of part i of the block.  All lanes get this number as a sum over the warp, to which the
+    other lanes add 0.  At most four parts are unrolled, because 16 would spill registers."""
     BLOCK_N: gl.constexpr = slot.shape[0]
     D: gl.constexpr = slot.shape[1]
     UNROLLED_BOXES: gl.constexpr = min(4, BLOCK_N // BOX)
@@ -199,8 +199,9 @@ def _steps(
     q_tile, memory, state, from_block, to_block, low, positions, scales, window,
     MASKED: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
-    """Computes the key blocks from `from_block - 1` down to `to_block`.  The exponentials of a block overlap the value
-    matmul of the previous block. Each step also waits for the next keys, except at the final block `low`."""
+    """Computes attention for the key blocks from `from_block - 1` down to `to_block`.  The exponentials of a block
+    overlap the value matmul of the block computed before it.  Each step also waits for the keys of the next block.
+    Block `low` is the last block of the tile, so its step does not wait."""
     weights, rescale, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase = state
     keys, values, k_full, k_empty, v_full, v_empty = memory
     BLOCK_N: gl.constexpr = keys.shape[1]

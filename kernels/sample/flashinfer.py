@@ -1,7 +1,8 @@
-"""Calls FlashInfer's sampling (package `flashinfer-python`), which uses rounds of rejection and no sort.
+"""Calls FlashInfer's sampling (package `flashinfer-python`), which draws in rounds of rejection and does not sort.
 
-With top-k, the call is `top_k_top_p_sampling_from_logits`, faster if all rows have the same k.  Without top-k, it is
-`top_p_sampling_from_probs`.  All tokens as probable as the last kept token stay (read in 0.6.18 and 0.7.2).
+With top-k, the call is `top_k_top_p_sampling_from_logits`, which is faster if all rows have the same k.  Without top-k,
+the call is `top_p_sampling_from_probs`.  FlashInfer keeps all ties: a token stays if it is as probable as the last
+token that top-k or top-p keeps (read in versions 0.6.18 and 0.7.2).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from rooflab.roofline.model import Traffic
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the bytes of the division, of a softmax if top-k is off, and of the first round of sampling."""
+    """Returns the memory traffic of a call.  It counts the division of the logits by the temperature, and the first
+    round of sampling.  If no row has top-k, it also counts a softmax."""
     n, rows = inputs.logits.numel(), 24 * len(inputs.logits)
     passes = 1 if any(inputs.top_k.tolist()) else 2
     return Traffic(n * (inputs.logits.element_size() + 4 * passes) + rows, 4 * n * passes + rows, launches=2 + passes)

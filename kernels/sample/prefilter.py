@@ -85,7 +85,8 @@ def draw_rows(
 
 
 def fill_logprobs(logits: Tensor, tokens: Tensor, ids: Tensor, values: Tensor) -> None:
-    """Fills `ids` and `values` (log-probabilities), (B, 1 + n).  Sorts only tokens from the n-th largest logit on."""
+    """Fills `ids` and `values`, both `[B, 1 + n]`, with token ids and log-probabilities.  The drawn token comes first,
+    then the n tokens with the largest logits.  Only tokens whose logit is at least the n-th largest are sorted."""
     top_n = ids.shape[1] - 1
     ids[:, 0] = tokens
     for b, row in enumerate(logits.float()):

@@ -64,9 +64,9 @@ def ceilings_for(device: torch.device) -> Ceilings | None:
 def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
     """Returns the rates that no reading on `device` can exceed, or None if they are unknown.
 
-    On a CPU, these are `ceilings`, unless they are NOISY.  On CUDA, these are the data sheet's rates at the highest
-    clock. If the data sheet has no L2 rate (Hopper), `ceilings` give it.  The launch time of an empty kernel is 0
-    here."""
+    On a CPU these are the measured `ceilings`.  NOISY ceilings count as unknown.  On CUDA these are the data sheet's
+    rates at the highest clock.  The L2 rate comes from `ceilings` if the data sheet has none (Hopper).  A GPU without a
+    data sheet gets only the L2 rate."""
     if device.type == "cpu":
         return None if ceilings.noise else ceilings
     data_sheet = identify(torch.cuda.get_device_name(device))
@@ -87,7 +87,8 @@ class MachineLimits(NamedTuple):
     """Why the records give no ceilings; empty if they give ceilings."""
 
     def best(self) -> dict[str, Record]:
-        """Maps each limit to its fastest record, or a failed one if all failed, in the order of `records`."""
+        """Maps the name of each limit to the record with its best value.  If every record of a limit failed, it maps to
+        the first of them."""
 
         def merit(record: Record) -> float:
             value = value_of(record) or 0.0
@@ -112,11 +113,11 @@ class MachineLimits(NamedTuple):
 
     @classmethod
     def kept(cls, device: torch.device) -> MachineLimits:
-        """Returns the stored limits of this machine, without records if the stored limits are not valid now.
+        """Returns the limits (peak rates) that were measured earlier and stored for this machine.  If there are none,
+        or the machine has changed since, returns the reason in place of stored limits.
 
-        On CUDA, limits are valid only with the same card, driver, power limit, clocks and microkernels.  On a CPU, they
-        are valid only with the same torch, CPU and threads.  NVML cannot report a locked clock (`nvidia-smi -lgc`), but
-        the records' throttle reasons and clocks show it."""
+        A GPU must have the same card, driver, power limit, clocks and microkernels.  A CPU must have the same torch,
+        CPU and threads.  NVML cannot report a locked clock (`nvidia-smi -lgc`); the clocks in the records show it."""
         environment, limits_path = _here(device)
         noisy_records = _noisy_records.get((limits_path, environment.threads), [])
         if not limits_path.is_file():

@@ -109,7 +109,8 @@ LIMIT_KINDS = {
 
 
 def kind_of(limit: str) -> tuple[str, str]:
-    """Returns a limit's unit and its field in `Ceilings`.  Ignore a matrix rate's field: its dtype is the key there."""
+    """Returns the unit of a limit (peak rate), and the name of its field in `Ceilings`.  The field is not valid for
+    matrix products, whose rates `Ceilings` stores by dtype."""
     return next(
         (kind for prefix, kind in LIMIT_KINDS.items() if limit.startswith(prefix)), ("FLOP/s", "vector_flops_per_s")
     )
@@ -145,8 +146,8 @@ def _checked(kernel: Microkernel, repeats: int, blank: Record) -> Record:
 
 
 def _shapes(kernels: Sequence[Microkernel], blank: Record, time: TimeFunction, share_s: float) -> list[Record]:
-    """Measures one hardware limit with microkernels in several launch shapes, and returns their records.  Times only
-    correct kernels, each with full and with half work."""
+    """Measures one hardware limit with microkernels in several launch shapes, and returns their records.  A microkernel
+    with wrong results is not timed.  Each other one is timed with all of its work and with half of it."""
     check_records = [_checked(kernel, 2, blank) for kernel in kernels]
     failed_records = [record for record in check_records if record.status != "OK"]
     right_kernels = [kernel for kernel, record in zip(kernels, check_records, strict=True) if record.status == "OK"]

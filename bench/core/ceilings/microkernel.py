@@ -58,7 +58,8 @@ class Microkernel:
 
 
 def compiled(load: Load, file: str, name: str, macros: Mapping[str, int], prelude: str) -> Launchable:
-    """Compiles the kernel `name` from `common.cu`, the text `prelude` and `file`.  Macro names become upper case."""
+    """Compiles the CUDA kernel `name`.  The source is `common.cu`, the text `prelude` and `file`, in this order.  Each
+    name in `macros` becomes an upper-case macro with the given value."""
     source_text = f"{(SOURCE_FOLDER / 'common.cu').read_text()}\n{prelude}\n{(SOURCE_FOLDER / file).read_text()}"
     return load(source_text, name, options=tuple(f"-D{macro.upper()}={value}" for macro, value in macros.items()))
 
@@ -80,8 +81,8 @@ def summing(
     """Makes a microkernel from a kernel that stores one sum per thread, and checks these sums.
 
     The kernel's arguments are, in this order, `inputs`, `sums`, an array for clock readings, and `scalars(repeats)`.
-    `sums` has shape `[thread blocks, threads, ...]`.  `expected(repeats)` returns the right sums in fp64.
-    `disagreement` explains `tolerance`."""
+    `sums` has shape `[thread blocks, threads, ...]`.  `expected(repeats)` returns the right sums.  The largest allowed
+    error is `tolerance` times the root mean square of the right sums."""
     block_count, cta_size = sums.shape[:2]
     # The cycles and the nanoseconds of each block's work in the last launch.
     clock_readings = torch.zeros(block_count, 2, dtype=torch.int64, device=sums.device)

@@ -111,8 +111,8 @@ def kernels_in(events: Iterable[JsonObject]) -> list[DeviceKernel]:
 def activity_hash(kernels: Sequence[DeviceKernel], launched: Sequence[tuple[str, str]] = ()) -> str | None:
     """Returns a hash of the device kernels, or None if there are no kernels.
 
-    The hash covers each kernel's name, grid, block and byte counts.  `launched` lists launches as pairs `(kernel_name,
-    code_hash)`.  A code hash counts only if both lists have equally many launches of the kernel."""
+    The hash covers each kernel's name, grid, block and byte counts.  `launched` lists pairs `(kernel name, hash of its
+    code)`.  A code hash is included only if `launched` and `kernels` contain its kernel equally often."""
     if not kernels:
         return None
     run_counts = Counter(kernel.name for kernel in kernels)

@@ -77,12 +77,13 @@ class ClockWatch(ExitStack):
         )
 
     def summary(self) -> JsonObject | None:
-        """Returns the clock readings of the GPU as JSON values; None if there are no readings and no reason for that.
+        """Returns a summary of the GPU's clock readings as JSON values.  Without readings, returns the reason, or None
+        if no reason is known.
 
         The summary has the minimum and maximum of NVML's readings, and all throttle reasons.  `throttled` lists the
-        reasons that make a reading invalid.  `other_processes` counts the other processes on the GPU, or is None if
+        reasons that make a reading invalid.  `other_processes` is the number of other processes on the GPU; None if
         NVML does not list this process, as in some containers.  `sm_clock_hz` and `sm_clock_range_hz` were read on the
-        device. `sm_clock_unread` and `throttle_unread` say why values are missing.
+        device.  `sm_clock_unread` and `throttle_unread` say why values are missing.
         """
         sm_clocks = self._device_clock.readings_hz() if self._device_clock is not None else []
         if not self._readings and not sm_clocks:

@@ -35,8 +35,9 @@ MIN_STEADY_RATIO = 0.95
 
 
 def timer_for(device: torch.device, cold: bool = True, flush: str = "read") -> Timer:
-    """Returns the timer of a device.  With `cold`, the timer empties the cache before each sample.  Raises `ValueError`
-    on a device other than cpu and cuda, and on an unknown `flush`."""
+    """Returns the timer of a device.  With `cold`, the timer empties the cache before each sample.  `flush` says
+    whether it reads or writes memory for this: "read" or "write".  Raises `ValueError` on another value of `flush`, and
+    on a device other than cpu and cuda."""
     check_device(device.type)
     if device.type == "cpu":
         return CpuTimer(cold, flush)
@@ -68,8 +69,8 @@ def time_functions(
        order is drawn from `seed`, reversed in the next round, and then rotated by one position.
     3. Empty the last-level cache before each sample, by *reading* a buffer of twice the cache's reported size.  Written
        (dirty) lines would be copied back to memory during the next sample.  `flush="write"` writes, for GPUs on which
-       writing empties the cache better (`results/targets/flush.py`).  `cold=False` does not flush.  `renew` changes the
-       values of the inputs before each round, except the last three.
+       writing empties the cache better (`results/targets/flush.py`).  `cold=False` does not flush.  `renew` is called
+       before each round and changes the values of the inputs.  It is not called in the last three rounds.
     4. On a CPU, a sample is the difference of two `perf_counter` readings.  torch's threads are pinned, or the method's
        name says why they are not.  The allocator keeps freed memory (`cpu.keep_freed_memory`).
     5. On CUDA, a sample is the time between two events on the current stream.  Enqueue it behind a wait on the device,

@@ -93,7 +93,8 @@ def write_shared_map(c: LaneContext, address: int, data: bytes, lane: int, instr
 
 
 def _warp(c: LaneContext, lane: int) -> tuple[int, int]:
-    """Returns the race detector's slot of a lane, and the lane's warp in this slot. A slot is a CTA or a cluster."""
+    """Returns the index of a lane's CTA, and the number of the lane's warp in this CTA.  In a grid of clusters, the
+    cluster replaces the CTA."""
     return divmod(int(c.warps[lane]), c.group.race_warps)
 
 

@@ -193,8 +193,8 @@ def _land(group: CtaGroup, values: Sequence[Any]) -> None:
 
 
 def _whole_row(group: CtaGroup, values: Sequence[Any]) -> Any:
-    """Returns the accumulator register that consists of the parts `values`. Returns None unless an unfinished wgmma
-    will write it."""
+    """Returns the accumulator register that an unfinished wgmma will write, if the parts `values` make up all of it.
+    Each part holds the values of some lanes.  Otherwise returns None."""
     chain = _in_flight(group, values[0])
     if chain is None or sum(np.size(value) for value in values) != chain.buffer.shape[1]:
         return None

@@ -28,8 +28,11 @@ def load_located(
     copy: bool = False,
     reduces: bool = False,
 ) -> Any:
-    """Locates units of `size` bytes in global memory and loads them.  With `copy`, the reader is an asynchronous copy,
-    not the lanes.  With `reduces`, the read is part of a reduction, which also stores its result in the same step."""
+    """Loads a value of `size` bytes from each of `addresses` in global memory.  Raises `Fault` on an address outside
+    every allocation.
+
+    With `copy`, an asynchronous copy loads the values, and not the lanes.  With `reduces`, the load is one step of a
+    reduction, which also stores."""
     unit_location = _located(c, addresses, size, active, instruction)
     if unit_location is None:
         return _each(c, addresses, size, active, instruction, copy, reduces)
@@ -53,7 +56,11 @@ def store_located(
     copy: bool = False,
     reduces: bool = False,
 ) -> None:
-    """Stores units of `size` bytes to global memory.  `copy` and `reduces` mean the same as for `load_located`."""
+    """Stores a value of `size` bytes to each of `addresses` in global memory.  Raises `Fault` on an address outside
+    every allocation.
+
+    With `copy`, an asynchronous copy stores the values, and not the lanes.  With `reduces`, the store is one step of a
+    reduction."""
     unit_location = _located(c, addresses, size, active, instruction)
     if unit_location is None:
         for lane_position, address in enumerate(addresses):

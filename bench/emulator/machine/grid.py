@@ -116,8 +116,10 @@ class _Places:
         return resident_ctas(x * y * z, registers, self._run.shared_limit)
 
     def free(self, taken: int, more: int) -> int:
-        """Returns how many more CTAs fit beside `taken` CTAs.  First reads the kernel's exact register count if `more`
-        further CTAs may not fit."""
+        """Returns how many more CTAs fit on an H100 while `taken` CTAs run.
+
+        The count first assumes the most registers per thread.  If the next `more` CTAs do not fit then, it uses the
+        kernel's real register count."""
         if taken + more > self._room and not self._exact:
             self._room, self._exact = self._with(self._registers()), True
         return self._room - taken

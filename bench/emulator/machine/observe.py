@@ -21,7 +21,7 @@ MAX_BLOCK_BYTES = 1024
 
 
 class Ctas(Protocol):
-    """Describes the attributes that the observer reads from a group of CTAs."""
+    """Describes a group of CTAs for `Observer`, which detects data races and counts memory traffic."""
 
     ctas: list[int]
     memory: GlobalMemory

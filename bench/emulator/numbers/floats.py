@@ -59,8 +59,8 @@ def round_fraction(value: Fraction, rounding: str) -> float:
 
 
 def _away(rounding: str, sign: int, whole: int, twice_rest: int, unit: int) -> bool:
-    """Tells whether the mode `rounding` rounds the number away from zero. The number is `sign * (whole + twice_rest /
-    (2 * unit))`."""
+    """Tells whether the mode `rounding` (such as rn) rounds a number away from zero.  `whole` is the integer part of
+    the number, and `sign` its sign.  `twice_rest / unit` is twice the fraction."""
     if rounding == "rn":
         return twice_rest > unit or (twice_rest == unit and whole % 2 == 1)
     return (rounding == "rp" and sign > 0) or (rounding == "rm" and sign < 0)
@@ -163,8 +163,12 @@ def _rounded(
     ftz: bool,
     sat: bool,
 ) -> Value:
-    """Computes a float instruction with the rounding mode `rounding`. `nearest` serves rn. Other modes use `exact` for
-    each float64 lane, and `wide` in float64 for float32."""
+    """Computes one float instruction on `operands` in the mode `rounding`.  The mode selects the function that computes
+    it.
+
+    - `nearest` computes rn.
+    - `exact` computes float64 in the other modes, one lane at a time.
+    - `wide` computes float32 in the other modes: in float64, with a final rounding."""
     if ftz:
         operands = [flush(operand) for operand in operands]
     if rounding == "rn":

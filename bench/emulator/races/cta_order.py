@@ -30,20 +30,23 @@ _CLOSED_CLOCK = -1
 
 
 class _Log:
-    """Stores which epochs (periods of work) each warp of a CTA knows, and since which value of the warp's clock."""
+    """Stores a history for each warp of a CTA: sets of epochs (periods of work), each with a value of the warp's
+    logical clock."""
 
     def __init__(self, warps: int) -> None:
         self._clocks: list[list[int]] = [[] for _ in range(warps)]
         self._sets: list[list[int]] = [[] for _ in range(warps)]
 
     def add(self, warp: int, clock: int, epochs: int) -> None:
-        """Records that `warp` learns the set `epochs` when the warp's clock shows `clock`.  `clock` never decreases."""
+        """Adds the set `epochs` (periods of work, one bit each) to the history of `warp`.  `clock` is the current value
+        of the warp's logical clock, and never decreases."""
         epoch_sets = self._sets[warp]
         epoch_sets.append(epochs | (epoch_sets[-1] if epoch_sets else 0))
         self._clocks[warp].append(clock)
 
     def seen_by(self, limits: Sequence[int]) -> int:
-        """Returns the union of the epochs that each warp learned before its clock value in `limits` (one per warp)."""
+        """Returns the union of all sets of epochs (periods of work) that were added below given clock values.  `limits`
+        has one clock value for each warp."""
         known_epochs = 0
         for clocks, epoch_sets, clock_limit in zip(self._clocks, self._sets, limits, strict=True):
             set_count = bisect_left(clocks, clock_limit)
@@ -95,17 +98,18 @@ class CtaOrder:
         self._released: dict[Hashable, int] = {}
 
     def attach(self, cta: int, clocks: VectorClocks, slot: int, first: int = 0, leader: int | None = None) -> None:
-        """Connects `cta` with the vector clocks `clocks`, which record the barriers of the CTA's warps.
+        """Stores for the CTA `cta` the vector clocks `clocks`, which record the order of the CTA's warps.
 
-        `slot` is the CTA or cluster in `clocks` that contains `cta`.  `first` is the number of the CTA's first warp in
-        it.  All CTAs of a cluster pass the same CTA as `leader`.
+        In `clocks`, `slot` is the index of the CTA or of its cluster.  `first` is the number of the CTA's first warp
+        there.  `leader` is one fixed CTA of the cluster, the same for all its CTAs.  It is None without clusters.
         """
         self._clocks[cta] = clocks, slot, first
         if leader is not None:
             self._leaders[cta] = leader
 
     def epochs(self, actors: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-        """Returns the current epoch of each of `actors` (n,).  If an actor's epoch has ended, begins a new one."""
+        """Returns the number of the current epoch (period of work) of n warps or CTAs: `[n]`.  `actors` `[n]` has their
+        numbers in the grid.  A warp or CTA without an open epoch begins a new one."""
         if self._clocks:
             # A warp's lanes are adjacent: finding the few runs of equal actors costs less than finding distinct values.
             for actor in map(int, actors[np.flatnonzero(np.diff(actors, prepend=-1))]):
@@ -118,8 +122,9 @@ class CtaOrder:
         return self.current.take(actors)
 
     def fence(self, actor: int, near: bool = False) -> None:
-        """Records a fence of `actor`.  The actor acquires the releases that its earlier atomics and strong loads read.
-        Its later atomics and strong stores release its work before the fence."""
+        """Records a memory fence of `actor`, a warp or a CTA.  The fence makes the actor's earlier strong loads and
+        atomics acquires.  It makes the actor's later strong stores and atomics releases.  `near` means .cluster
+        scope."""
         observed_epochs = self._seen(self._observed_near, actor) | (0 if near else self._seen(self._observed, actor))
         if observed_epochs:
             self._note(self._known, actor, observed_epochs)
@@ -157,9 +162,11 @@ class CtaOrder:
             self._since[actor] = _CLOSED_CLOCK
 
     def unknown(self, actor: int, epochs: int, beyond: bool = False) -> int:
-        """Returns those of `epochs` that belong to other CTAs and are not ordered before the next access of `actor`.
+        """Returns the part of `epochs` that may race with the next access of `actor`, a warp or a CTA.
 
-        With `beyond`, the CTAs of the actor's own cluster do not count as other CTAs."""
+        An epoch is a period of a CTA's work.  A set of epochs is an integer with one bit per epoch.  The result leaves
+        out epochs of the actor's own CTA, and epochs that are ordered before the access.  With `beyond`, it also leaves
+        out epochs of the actor's cluster."""
         cta = actor // self.warps
         other_epochs = epochs & ~(self._clusters.get(self._leaders[cta], 0) if beyond else self._epochs_of.get(cta, 0))
         return other_epochs and other_epochs & ~self._seen(self._known, actor)

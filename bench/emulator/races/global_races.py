@@ -32,7 +32,8 @@ class EpochSets:
         self._single: Int32Array = np.zeros(1024, np.int32)
 
     def of_epochs(self, epochs: Int32Array) -> Int32Array:
-        """Returns, for each epoch of `epochs` (n,), the number of the set that has only this epoch: (n,)."""
+        """Returns the ids of n sets with one epoch each: `[n]`.  The set i contains only `epochs[i]`.  An epoch is a
+        period of a CTA's work."""
         if int(epochs.max()) >= self._single.size:
             self._single = np.concatenate([self._single, np.zeros(int(epochs.max()) + 1, np.int32)])
         set_numbers = self._single.take(epochs)
@@ -43,7 +44,8 @@ class EpochSets:
         return set_numbers
 
     def joined(self, number: int, epoch: int) -> int:
-        """Adds `epoch` to the set with the number `number`.  Returns the number of the resulting set."""
+        """Returns the id of a union: the set with the id `number`, plus `epoch`.  An epoch is a period of a CTA's
+        work."""
         joined_number = self._joined.get((number, epoch))
         if joined_number is None:
             joined_number = self._joined[(number, epoch)] = self._number(self.members[number] | 1 << epoch)
@@ -65,7 +67,9 @@ class Touched:
         self.untouched = True
 
     def join(self, cells: Ints, epochs: Int32Array, instruction: int, sets: EpochSets) -> None:
-        """Adds each lane's epoch, `epochs` (n,), to the sets of the lane's k granules: `cells` (n, k)."""
+        """Records which epochs (periods of a CTA's work) access which granules (small groups of bytes).  Lane i is in
+        the epoch `epochs[i]`, and accesses the granules `cells[i]`.  `epochs` is `[n]`, and `cells` is `[n, k]`.
+        Earlier epochs stay recorded."""
         own_set_ids = sets.of_epochs(epochs)[:, None]
         self._touch()
         old_set_ids = self.sets.take(cells)
@@ -86,7 +90,8 @@ class Touched:
                 self.sets[epoch_cells] = joined_numbers[inverse_index].reshape(epoch_cells.shape)
 
     def replace(self, cells: Ints, numbers: Int32Array, instruction: int) -> None:
-        """Replaces the sets of the granules `cells` (n, k).  `numbers` (n,) gives the number of each lane's new set."""
+        """Replaces the recorded epochs (periods of a CTA's work) of granules (small groups of bytes).  The granules
+        `cells[i]` get the set of epochs with the id `numbers[i]`.  `cells` is `[n, k]`, and `numbers` is `[n]`."""
         self._touch()
         self.sets[cells] = numbers[:, None]
         self.instructions[cells] = instruction
@@ -169,10 +174,11 @@ class GlobalRaces(CtaOrder):
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
     ) -> None:
-        """Records writes of n lanes.  The arguments up to `instruction` are those of `read`.
+        """Records that n lanes write `width` bytes each, at `addresses` `[n]`.  `actors` `[n]` gives each lane's warp
+        or CTA.
 
         `values` are the stored registers.  `old()` returns the memory's earlier values, and is called only at a race.
-        With both, a race's `same_value` tells whether the memory is unchanged."""
+        If both are given, a race's field `same_value` tells whether the write left the memory unchanged."""
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         for race_kind, touched_cells in (
             ("write-write", self._writes),
@@ -191,9 +197,10 @@ class GlobalRaces(CtaOrder):
         self._collide(actors, epochs, cells, instruction, values)
 
     def atomic(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
-        """Records an atomic operation of lanes, with the arguments of `read`.  Only `synchronise` records an order.
+        """Records an atomic operation of n lanes on `width` bytes each, at `addresses` `[n]`.  `actors` `[n]` gives
+        each lane's warp or CTA.  If the atomic orders other accesses, callers also call `synchronise`.
 
-        An operation of .cluster scope (`near`) is not atomic for CTAs of other clusters."""
+        `near` means .cluster scope.  Such an operation races with atomics of other clusters."""
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         self._meet("write-write", self._writes, actors, epochs, cells, instruction)
         self._meet("read-write", self._readers, actors, epochs, cells, instruction)
@@ -213,8 +220,8 @@ class GlobalRaces(CtaOrder):
         self._polls.join(cells, epochs, instruction, self._sets)
 
     def _cells(self, addresses: Ints, width: int) -> Ints:
-        """Returns the numbers of the granules (memory units) that each access covers: `[accesses, granules]`. The
-        numbers run over all allocations."""
+        """Returns the indices of the granules that each access covers: `[accesses, granules]`.  A granule is a small
+        aligned group of bytes.  One index counts the granules of all allocations together."""
         granules_per_access = width >> self._shift or 1
         granule_offsets = self._spans.get(granules_per_access)
         if granule_offsets is None:
@@ -235,10 +242,10 @@ class GlobalRaces(CtaOrder):
         old: Callable[[], Values] | None = None,
         beyond: bool = False,
     ) -> None:
-        """Reports a race for each earlier access to the granules `cells` by another CTA. Accesses that are ordered
-        before this one do not race.
+        """Compares new accesses with the earlier accesses in `touched`, and reports their races.  Two accesses of
+        different CTAs race if they touch the same memory and nothing orders them.
 
-        With `beyond`, considers only CTAs of other clusters."""
+        With `beyond`, reports only races between CTAs of different clusters."""
         if touched.untouched:
             return
         set_numbers = touched.sets.take(cells)

@@ -1,10 +1,11 @@
 """Stores the last accesses to shared memory, and finds accesses that are not ordered before a new access.
 
-A stamp holds an access's actor, clock and instruction in one integer.  Each granule (a small aligned group of bytes)
-has the stamps of its last write, and of each warp's or stream's last read.
+A stamp is an integer that identifies an access by its actor, clock and instruction.  An actor is a warp or a stream of
+asynchronous operations.  Each granule (a small aligned group of bytes) has the stamps of its last write, and of each
+actor's last read.
 
-Each block of 1 KiB also has each reader's latest stamp.  If this read is ordered before a write, all earlier reads are
-too, and the granules need no check.
+Each block of 1 KiB has the stamp of each actor's last read in the block.  If a write comes after this read, it also
+comes after the actor's earlier reads.  Then the block's granules need no check.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _LANES = np.arange(1024, dtype=np.int32)
 
 
 class Cells(NamedTuple):
-    """Holds the k granules of each of n accesses, and the memory block (of 1 KiB) of each access."""
+    """Holds the memory of n accesses in two units.  Each access covers k granules (small aligned groups of bytes), and
+    lies in one block of 1 KiB."""
 
     granules: Ints
     """The granules of each access: (n, k)."""
@@ -71,21 +73,24 @@ class LastOf:
         self._flat_blocks = self._blocks.reshape(-1)
 
     def record(self, actors: Ints, cells: Cells, stamps: Stamps) -> None:
-        """Stores the stamp of each of n accesses for the granules of the access.  `actors` and `stamps` are (n,)."""
+        """Stores n accesses in the table of last accesses.  `stamps` `[n]` are integers that identify the accesses.
+        `actors` `[n]` are the warps or asynchronous streams that made them.  `cells` is the memory that they cover."""
         flat_index = cells.granules + (actors * self._granules)[:, None]
         self._stamps[flat_index] = stamps[:, None]
         self._flat_blocks[cells.blocks * self._actors + actors] = stamps
 
     def record_one(self, actor: int, cells: Cells, stamp: int) -> None:
-        """Stores `stamp`, made by `actor`, for the granules of all accesses in `cells`."""
+        """Stores that `actor`, a warp or an asynchronous stream, made the last access to all memory in `cells`.
+        `stamp` is an integer that identifies this access."""
         self._stamps[actor * self._granules : (actor + 1) * self._granules][cells.granules] = stamp
         self._blocks[cells.blocks, actor] = stamp
 
     def late(self, cells: Cells, known: Stamps) -> Late | None:
-        """Returns the stamps that are not ordered before the accesses of `cells`, or None if there are none.
+        """Returns the stored accesses that are not ordered before n new accesses, or None if there are none.
 
-        `known` is (n, actors), or (1, actors) for all n accesses.  It has a limit for each actor: the actor's stamps
-        below this limit are ordered."""
+        `cells` is the memory of the new accesses.  `known` is `[n, actors]`, or `[1, actors]` for all n.  It gives, for
+        each actor (a warp or an asynchronous stream), the stamp of the first access that is not ordered.  A stamp is a
+        number that grows with each access of the actor."""
         blocks = self._blocks.take(cells.blocks, axis=0) >= known
         if not blocks.any():
             return None
@@ -98,7 +103,8 @@ class LastOf:
 
 
 class Shadow:
-    """Stores the stamps of reads, writes and atomics on `size` bytes, in granules of `2 ** shift` bytes."""
+    """Stores the last reads, writes and atomics on `size` bytes of shared memory.  It stores them for each granule, a
+    group of `2 ** shift` bytes."""
 
     def __init__(self, size: int, shift: int, readers: int, warps: int) -> None:
         self.shift = shift
@@ -112,7 +118,8 @@ class Shadow:
         self._spans: dict[int, Ints] = {}
 
     def cells(self, addresses: npt.NDArray[np.integer], width: int) -> Cells:
-        """Returns the granules and memory blocks of n accesses of `width` bytes at `addresses` (n,)."""
+        """Returns the memory of n accesses in two units: granules (small aligned groups of bytes) and blocks of 1 KiB.
+        Each access covers `width` bytes.  `addresses` `[n]` are their first bytes."""
         granules_per_access = width >> self.shift
         granule_offsets = self._spans.get(granules_per_access)
         if granule_offsets is None:
@@ -163,7 +170,8 @@ class Lanes:
         return _late(is_late, self.cells, stamps) if is_late.any() else None
 
     def late(self, table: LastOf | None, actors: int) -> Late | None:
-        """Returns the stamps in `table` that are not ordered before the accesses.  Returns None if `table` is None."""
+        """Returns the accesses in `table` that are not ordered before the lanes' new accesses.  Returns None if there
+        are none, or if `table` is None."""
         if table is None:
             return None
         known_stamps = self._clocks.known[GENERIC, :, :, :actors].reshape(-1, actors)
@@ -174,7 +182,8 @@ class Lanes:
         return self.actors[late.access]
 
     def but_for_proxy(self, late: Late) -> Bools:
-        """Returns whether only a proxy fence is missing: False for all stamps (m,).  The generic proxy needs none."""
+        """Tells for each of m races whether only a proxy fence is missing: always False, bool `[m]`.  These lanes use
+        the generic proxy, which needs no proxy fence."""
         return np.zeros(late.access.size, np.bool_)
 
     def collisions(self) -> tuple[Ints, Ints] | None:
@@ -206,9 +215,10 @@ class Operation:
         self.stamp = transfer.stamp + (instruction << ACTOR_BITS)
 
     def late_writes(self, plane: int = ASYNC) -> Late | None:
-        """Returns the last writes that are not ordered before the operation.
+        """Returns the last writes that are not ordered before the operation, or None if there are none.
 
-        The kind of order to check is `plane`: ASYNC, GENERIC or INIT (see `vector_clocks.py`)."""
+        `plane` is the kind of order.  ASYNC is the order for the async proxy.  GENERIC is plain happens-before.  INIT
+        is the order of mbarrier inits."""
         stamps = self._shadow.writes.take(self.cells.granules)
         is_late_write = stamps >= self._transfer.known[plane].take(stamps & ACTOR_MASK)
         return _late(is_late_write, self.cells, stamps) if is_late_write.any() else None
@@ -220,18 +230,20 @@ class Operation:
         return table.late(self.cells, self._transfer.known[plane, None, :actors])
 
     def actors_of(self, late: Late) -> Ints:
-        """Returns the operation's actor, repeated for each stamp of `late`: (m,)."""
+        """Returns the number of the operation's asynchronous stream, repeated for each of m races: `[m]`."""
         return np.full(late.access.size, self._transfer.actor)
 
     def but_for_proxy(self, late: Late) -> Bools:
-        """Returns, per stamp (m,), whether only a proxy fence is missing: plain happens-before order exists."""
+        """Tells for each of m races whether only a proxy fence is missing: bool `[m]`.  If so, the earlier access
+        happens before the operation, but no fence orders it for the async proxy."""
         known_stamps = self._transfer.known[GENERIC].take(late.stamps & ACTOR_MASK)
         is_ordered: Bools = late.stamps < known_stamps
         return is_ordered
 
 
 def last_of(keys: Ints) -> Ints:
-    """Returns, for each key of `keys` (n,), the index of the last key that is equal to it: (n,)."""
+    """Returns, for each element of `keys` `[n]`, the index of the last equal element: `[n]`.  For example, `[5, 7, 5]`
+    gives `[2, 1, 2]`."""
     sort_order = keys.argsort(kind="stable")
     last_index: Ints = sort_order[keys[sort_order].searchsorted(keys, side="right") - 1]
     return last_index

@@ -45,12 +45,14 @@ MBARRIER_BYTES = 8
 
 
 class SharedRaces(VectorClocks):
-    """Detects races on the shared memory of `slots` CTAs.  With `ctas`, the one slot is the cluster of these CTAs.
+    """Detects races on the shared memory of CTAs or of one cluster.
 
-    Each slot has `warps` warps, `size` bytes, and `async_slots` actors for TMA loads (see `vector_clocks.py`).
-    `granule_bytes`, the width of the narrowest access, is 1, 2, 4, 8 or 16.  At most `limit` races are stored.
+    A slot is a CTA, or a whole cluster.  For a cluster, `slots` is 1, and `ctas` has the numbers of its CTAs.  Each
+    slot has `warps` warps and `size` bytes.  It tracks `async_slots` TMA loads separately.  `granule_bytes` is the
+    width of the narrowest access.  At most `limit` races are stored.
 
-    Raises `ValueError` on any other `granule_bytes`, if `size` is not a multiple of 1024, or on more than 4096 actors.
+    Raises `ValueError` if `size` is not a multiple of 1024, or `granule_bytes` is not 1, 2, 4, 8 or 16.  Also raises it
+    if `4 * warps + async_slots` is above 4096.
     """
 
     def __init__(
@@ -98,11 +100,11 @@ class SharedRaces(VectorClocks):
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
     ) -> None:
-        """Records writes of n lanes.  The arguments up to `instruction` are those of `read`.
+        """Records that n lanes write `width` bytes each, at `addresses`.  `warps` `[n]` gives each lane's warp, and
+        `slots` its CTA or cluster.  `slots` and `addresses` are `[n]`, or one value for all lanes.
 
-        `values` are the stored registers, compared between lanes that write to one address.  `old()` returns the
-        memory's earlier values, and is called only at a race.  With `old`, a race's `same_value` tells whether the
-        memory is unchanged."""
+        `values` are the stored registers.  `old()` returns the memory's earlier values, and is called only at a race.
+        If both are given, a race's field `same_value` tells whether the write left the memory unchanged."""
         lane_access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
         self._meet_all(lane_access, instruction, values, old)
         self._shadow.writes[lane_access.cells.granules] = lane_access.stamps[:, None]
@@ -127,9 +129,10 @@ class SharedRaces(VectorClocks):
         self._collide(lane_access, instruction, None)
 
     def async_read(self, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
-        """Records that a transfer of kind WGMMA or BULK reads `width` bytes at `addresses` (n,) by the async proxy.
+        """Records that a wgmma or a bulk store reads `width` bytes at each of `addresses` `[n]`, through the async
+        proxy.
 
-        This is fastest if a tile is given as whole blocks of 1024 bytes."""
+        The call is fastest with a `width` of 1024 bytes."""
         op_access = Operation(self._shadow, transfer, addresses, width, instruction)
         self._meet(op_access, op_access.late_writes(), "write-read", instruction)
         self._meet(op_access, op_access.late(self._shadow.atomics, self.warps), "write-read", instruction)
@@ -140,7 +143,8 @@ class SharedRaces(VectorClocks):
         """Records that a TMA load (kind `TMA_LOAD`) writes `width` bytes at each of `addresses` `[n]`.
 
         An earlier write needs a proxy fence before the load.  An earlier read needs only ordinary order; CUTLASS relies
-        on this.  So does an mbarrier init, because loads overwrite unused mbarriers of Triton 3.7."""
+        on this.  An earlier mbarrier init also needs only ordinary order, because loads of Triton 3.7 overwrite unused
+        mbarriers."""
         op_access = Operation(self._shadow, transfer, addresses, width, instruction)
         self._meet(op_access, op_access.late_writes(), "write-write", instruction)
         self._meet(op_access, op_access.late(self._shadow.reads, self.readers, GENERIC), "read-write", instruction)

@@ -1,23 +1,24 @@
-"""Tracks the order of memory accesses by warps and asynchronous operations, with vector clocks.
+"""Tracks the order of memory accesses by warps and asynchronous operations, with vector clocks (FastTrack, Flanagan and
+Freund, 2009).
 
 An actor is a warp or a stream of asynchronous operations, and has a clock.  An actor knows an access if the access is
-ordered before the actor's next access (FastTrack, Flanagan and Freund, 2009).  Three kinds of order (planes) are kept
-apart:
+ordered before everything that the actor does next.  Three kinds of order (planes) are kept apart:
 
 - GENERIC is plain happens-before.
 - ASYNC is the order before operations of the async proxy (TMA, wgmma).  A fence.proxy.async copies GENERIC into ASYNC
   (PTX ISA 8.7, sections "Proxies" and "membar/fence").
 - INIT is the order of mbarrier inits before uses of the mbarriers.  A fence.mbarrier_init is enough for it.
 
-A stamp identifies an access by an int64: the clock in the upper 32 bits, the instruction in bits 12 to 31, the actor in
-the lower 12.  Each warp stores one limit per actor, and knows all stamps below it.
+A stamp is an int64 that identifies an access.  The clock is in the upper 32 bits, the instruction in bits 12 to 31, the
+actor in the lower 12.  An actor's stamps grow with time.  Each warp stores one stamp for each actor.  The warp knows
+all accesses of this actor with smaller stamps.
 
 A slot is a CTA, or a cluster with CTAs that access each other's memory.  A slot with W warps has these actors:
 
 - W warps;
 - W wgmma streams and W bulk streams for reads, which complete in order;
 - W cp.async streams for writes, also in order;
-- a pool for TMA loads, which complete in any order: each load takes the next actor.
+- a pool of actors for TMA loads, which complete in any order: each load takes the next actor of the pool.
 
 If the pool is too small, two loads share an actor.  A wait for the later load then counts for both.
 """
@@ -53,7 +54,8 @@ _Stamp = TypeVar("_Stamp", int, npt.NDArray[np.int64])
 
 @dataclass(frozen=True, slots=True)
 class AsyncOperation:
-    """Describes one asynchronous operation: its actor, its stamp, and the stamps that are ordered before it."""
+    """Describes one asynchronous operation: the stream that runs it, its time on the stream's clock, and the accesses
+    that are ordered before it."""
 
     slot: int
     actor: int
@@ -115,13 +117,15 @@ class VectorClocks:
         self._advance(s, w)
 
     def fence_proxy_async(self, slots: IndexOrArray, warps: IndexOrArray) -> None:
-        """Executes `fence.proxy.async`: what the warps know is ordered before their later async-proxy operations."""
+        """Executes `fence.proxy.async` in the given warps.  Accesses that happen before the fence are then ordered
+        before later operations of the async proxy."""
         s, w = _outer(slots, warps)
         self.known[ASYNC, s, w] = self.known[GENERIC, s, w]
         self.fence_mbarrier_init(slots, warps)
 
     def fence_mbarrier_init(self, slots: IndexOrArray, warps: IndexOrArray) -> None:
-        """Executes `fence.mbarrier_init`: mbarrier inits that the warps know are ordered before later mbarrier uses."""
+        """Executes `fence.mbarrier_init` in the given warps.  Earlier mbarrier inits are then ordered before later uses
+        of the mbarriers."""
         s, w = _outer(slots, warps)
         self.known[INIT, s, w] = self.known[GENERIC, s, w]
         self._advance(s, w)
@@ -137,11 +141,12 @@ class VectorClocks:
         self._object(slot, key).join_one(INIT, slice(None), self.known[INIT, slot, _flat(warps)].max(axis=0))
 
     def complete(self, slot: int, key: Hashable) -> None:
-        """Ends the current phase of the barrier `key`.  A wait for this phase learns nothing signalled later."""
+        """Ends the current phase of the barrier `key`.  Later signals belong to the next phase."""
         self._object(slot, key).complete()
 
     def wait(self, slot: int, warps: IndexOrArray, key: Hashable) -> None:
-        """Records a wait: the warps acquire all that was released to `key` before its last completed phase ended."""
+        """Records that the warps wait for the last completed phase of the barrier `key`.  Work that was released to the
+        barrier before the end of this phase is then ordered before the warps' next accesses."""
         completed_stamps = self._object(slot, key).completed
         if completed_stamps is not None:
             w = _flat(warps)
@@ -172,7 +177,8 @@ class VectorClocks:
         self.known[:, slot, _flat(warps), transfer.actor] = np.maximum(known_limits, _next_tick(transfer.stamp))
 
     def signal_async(self, transfer: AsyncOperation, key: Hashable) -> None:
-        """Records complete_tx: `transfer` arrives at `key`.  It releases its own actions, not what its issuer knows."""
+        """Records complete_tx: the asynchronous `transfer` arrives at the mbarrier `key`.  A wait for the mbarrier
+        orders only the transfer's own accesses, not other work of the warp that issued it."""
         self._object(transfer.slot, key).join_one(slice(None), transfer.actor, _next_tick(transfer.stamp))
 
     def commit_copies(self, slots: IndexOrArray, warps: IndexOrArray) -> None:
@@ -183,8 +189,8 @@ class VectorClocks:
     def wait_copies(self, slots: IndexOrArray, warps: IndexOrArray, pending: int = 0) -> None:
         """Records cp.async.wait_group: all committed groups except the last `pending` groups are complete.
 
-        Only the GENERIC plane changes, because cp.async writes through the generic proxy.  For cp.async.wait_all, call
-        `commit_copies` first.
+        Operations of the async proxy still need a proxy fence, because cp.async writes through the generic proxy.  For
+        cp.async.wait_all, call `commit_copies` first.
         """
         s, w = _outer(slots, warps)
         done_stamps = (self.current[s, self.copies + w] & ~LOWER_MASK) - pending * CLOCK_STEP
@@ -198,14 +204,16 @@ class VectorClocks:
         self.current[slot, copy_streams] += CLOCK_STEP
 
     def unwaited(self, slot: int, warp: int, key: Hashable) -> list[int]:
-        """Returns the actors of TMA loads that arrived at `key` and that `warp` does not know to be complete."""
+        """Returns the TMA loads that arrived at the mbarrier `key`, but are not ordered before the next access of
+        `warp`.  Each load is given by the number of its asynchronous stream."""
         arrived_stamps = self._object(slot, key).pending[GENERIC, self._pool :]
         return [
             self._pool + int(i) for i in np.flatnonzero(arrived_stamps > self.known[GENERIC, slot, warp, self._pool :])
         ]
 
     def never_awaited(self, slot: int) -> list[int]:
-        """Returns the latest stamp of each stream or TMA load in `slot`, if no warp knows that it is complete."""
+        """Returns the last access of each asynchronous stream in `slot` (a CTA or a cluster), if no warp has waited for
+        it.  An access is given by its stamp: an integer with its clock, instruction and stream."""
         latest_stamps = self.latest[slot]
         return [int(stamp) for stamp in latest_stamps[latest_stamps >= self.known[GENERIC, slot].max(axis=0)]]
 

@@ -54,7 +54,8 @@ def waits(instruction: Instruction) -> bool:
 
 
 class Flow:
-    """Computes a kernel's basic blocks for groups of 128, 32 or 1 lanes, and the live registers at their starts."""
+    """Computes a kernel's basic blocks, and the live registers at the start of each block.  The blocks depend on the
+    number of lanes that run together: 128, 32 or 1."""
 
     def __init__(self, kernel: PtxKernel):
         self.kernel = kernel
@@ -83,7 +84,8 @@ class Flow:
         return self._targets[number]
 
     def starts(self, grain: int) -> frozenset[int]:
-        """Returns the numbers of instructions that begin basic blocks for groups of `grain` lanes (128, 32 or 1)."""
+        """Returns the indices of the instructions where basic blocks begin.  `grain` is the number of lanes that run
+        together: 128, 32 or 1.  An instruction that needs more lanes begins a new block."""
         if grain not in self._starts:
             self._starts[grain] = self._find_starts(grain)
         return self._starts[grain]
@@ -101,7 +103,8 @@ class Flow:
         return frozenset(start for start in block_starts if start < self.size)
 
     def block(self, start: int, grain: int) -> BasicBlock:
-        """Returns the basic block that begins at instruction `start`, for groups of `grain` lanes."""
+        """Returns the basic block that begins at the instruction number `start`.  `grain` is the number of lanes that
+        run the block together: 128, 32 or 1."""
         block_starts = self.starts(grain)
         position = start
         while position < self.size:
@@ -116,7 +119,8 @@ class Flow:
 
     @cached_property
     def live(self) -> dict[int, frozenset[int]]:
-        """Returns the live registers at the start of each basic block.  The blocks are those for single lanes."""
+        """Returns the live registers at the start of each basic block, by the number of the block's first instruction.
+        The basic blocks are those of a lane that runs alone."""
         start_order = sorted(self.starts(1))
         block_by_start = {start: self.block(start, 1) for start in start_order}
         used_by_block: dict[int, set[int]] = {}

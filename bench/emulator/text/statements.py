@@ -277,8 +277,9 @@ def declared_variable(text: str) -> syntax.Variable | None:
 def _initial(
     text: str, kind: str, width: int, references: list[syntax.Reference], sizes: list[int], start: int = 0
 ) -> bytes:
-    """Returns the bytes of a PTX variable's initial value, from byte `start` of the variable on. Addresses are still
-    zero; each appends a `Reference` to `references`."""
+    """Converts `text`, the initial value of a PTX variable, to bytes.  If the text contains an address, the bytes of
+    the address are 0, and `references` gets a `Reference` to it.  `start` is the offset of the bytes in the
+    variable."""
     value_texts = split(text[1:-1]) if text.startswith("{") else [text]
     initial_bytes = b""
     for value_text in value_texts:

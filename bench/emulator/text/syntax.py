@@ -145,7 +145,7 @@ class Instruction:
 
 
 class Reference(NamedTuple):
-    """Describes an address in the initial bytes of a variable."""
+    """Describes one address inside the initial value of a variable: the address of `symbol`, plus `offset` bytes."""
 
     at: int
     """The index of the address's first byte in the variable."""

@@ -43,10 +43,11 @@ def accumulators(kernel: PtxKernel) -> frozenset[int]:
 
 
 def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
-    """Returns each wgmma that lacks a `wgmma.fence` on some path, with the earlier access that needs the fence.
+    """Returns each wgmma that lacks a `wgmma.fence` on some path, with the earlier instruction that makes the fence
+    necessary.
 
-    The access is a write of a register of the wgmma, or a read after another wgmma.  None stands for the kernel's
-    start.  Consecutive wgmmas of one shape need no fence between them."""
+    This instruction writes a register of the wgmma, or reads such a register after an earlier wgmma used it.  It is
+    None if a path from the kernel's start has no fence.  Consecutive wgmmas of one shape need no fence between them."""
     kernel = flow.kernel
     used_registers = {used_register for instruction in kernel.instructions for used_register in _registers(instruction)}
     if not used_registers:
@@ -63,11 +64,12 @@ def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
 def _follow(
     flow: Flow, entry: _Facts, step: Callable[[Instruction, _Facts], set[int]], new: Callable[[_Facts, _Facts], _Facts]
 ) -> list[tuple[Instruction, int]]:
-    """Follows every path through a kernel and collects facts on registers, until no basic block gets new facts.
+    """Follows every path through a kernel, and finds instructions that conflict with earlier instructions.  Returns
+    pairs: an instruction, and the number of the earlier instruction.
 
-    `entry` has the facts at the kernel's start.  `step` updates the facts by one instruction, and returns the numbers
-    of conflicting earlier instructions.  `new(facts, known)` returns the facts that are not in `known`.  Returns each
-    instruction with a conflicting number."""
+    Facts say what happened to the registers so far.  `entry` has the facts at the kernel's start.  `step(instruction,
+    facts)` updates the facts, and returns the numbers of the earlier instructions in conflict.  `new(facts, known)`
+    returns the facts that `known` lacks.  The search ends when no path has new facts."""
     block_by_start = {block_id: flow.block(block_id, 128) for block_id in sorted(flow.starts(128))}
     facts_by_start: dict[int, _Facts] = {block_id: type(entry)() for block_id in block_by_start}
     facts_by_start[0].update(entry)

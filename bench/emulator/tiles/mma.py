@@ -1,18 +1,17 @@
 """Computes the matrix products of mma.sync and wgmma for many warps at once, and maps their matrices to registers.
 
-mma.sync: all layouts of PTX ISA 8.7, "Matrix Fragments for mma.m16n8k...", follow the formulas below.  `group` is the
-lane divided by 4, and `thread` is the remainder.  `per` is the number of elements along K in one register of A or B,
-and `e` is an element's index in its register.  `half` is 0 or 1, but always 0 with 8 rows (m8).  `step` counts blocks
-of `4 * per` along K:
+The layouts are those of PTX ISA 8.7.  For mma.sync ("Matrix Fragments for mma.m16n8k..."), lane `4 * g + t` holds these
+elements:
 
-- A: register `2 * step + half`, element `e` is row `8 * half + group`, column `(4 * step + thread) * per + e`;
-- B: register `step`, element `e` is row `(4 * step + thread) * per + e`, column `group`;
-- C, D: register `2 * half + e` is row `8 * half + group`, column `2 * thread + e`; 16-bit types hold both `e` in one
-  register.
+- A: rows `g` and `g + 8`, in alternating registers.  The four lanes with the same `g` share the row's elements.
+- B: column `g`.  The four lanes with the same `g` share the column's elements.
+- C, D: columns `2 * t` and `2 * t + 1` of row `g`, then of row `g + 8`.
 
-wgmma ("Register Fragments for wgmma.mma_async.m64nNk..."): each of the four warps holds 16 rows.  A has the layout of
-mma.sync.  For D, lane `4 * g + t` of warp `w` holds row `16 * w + 8 * half + g`, column `8 * block + 2 * t + e`.  This
-element is in register `4 * block + 2 * half + e`.  In packed f16 it is half `e` of register `2 * block + half`.
+Matrices of 8 rows (m8) have no row `g + 8`.  A register of A or B holds 4 bytes of adjacent elements along K, or one
+f64.  A register of 16-bit C or D holds both columns.
+
+For wgmma ("Register Fragments for wgmma.mma_async.m64nNk..."), each of the four warps holds 16 rows.  A has the layout
+of mma.sync.  D has the layout of mma.sync in each block of 8 columns, one block after the other.
 
 Products of 16-bit, tf32 and fp8 types are exact in float32.  NumPy sums them in float32 in its own order; the ISA
 defines no order.  C is added last.
@@ -21,9 +20,9 @@ defines no order.  C is added last.
 GEMM on H800 keeps about 14 bits.  The model is from MMA-Sim (arXiv 2511.10909), and agrees bit for bit with an H100.
 This code itself has not been compared with a GPU.
 
-The model first finds `top`, the largest exponent of the accumulator and of all products.  It truncates them towards
-zero to multiples of `2**(top - F)`, and adds them exactly.  Then it truncates the sum to `F` bits of mantissa.  `F` is
-13 for fp8 into f32.  For the 16-bit types and tf32, MMA-Sim gives 25, and the sum keeps 23 bits.
+The model finds the largest exponent of the accumulator and of all products.  It truncates each of them `F` bits below
+this exponent, and adds them exactly.  Then it truncates the sum to `F` bits of mantissa.  `F` is 13 for fp8 into f32.
+For the 16-bit types and tf32, MMA-Sim gives 25, and the sum keeps 23 bits.
 """
 
 from __future__ import annotations
@@ -144,7 +143,8 @@ def spread_pairs(matrices: np.ndarray) -> np.ndarray:
 
 
 def gathered(registers: np.ndarray, m: int = 16) -> np.ndarray:
-    """Converts registers (m // 4, lanes) of one element each to accumulators (warps, m, 8): the inverse of `spread`."""
+    """Collects accumulators with `m` rows and 8 columns from the registers of all lanes.  Registers are `[m // 4,
+    lanes]`, with one element each.  The result is `[warps, m, 8]`."""
     warps = registers.shape[1] // WARP
     split_axes = registers.reshape(m // 8, 2, warps, 8, 4).transpose(2, 0, 3, 4, 1)
     return split_axes.reshape(warps, m, 8)

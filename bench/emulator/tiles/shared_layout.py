@@ -7,14 +7,22 @@ ldmatrix and stmatrix (PTX ISA 8.7, "Warp-level matrix load instruction: ldmatri
 `8 * i + r` gives the address of row `r` of matrix `i`; a row is 16 bytes.  In register `i`, lane `4 * g + t` holds
 elements `2 * t` and `2 * t + 1` of row `g` (.trans: column `g`).
 
-wgmma ("Asynchronous Warpgroup Level Matrix Shared Memory Layout"): one wgmma reads 32 bytes of K per row.  In K-major
-order these are two chunks, and `half` is 0 or 1.  In MN-major order, a chunk holds 8 rows of one `k`, and all types
-have 2 bytes.  `leading` and `stride` are the byte offsets in the descriptor.  `W` is the width of the swizzle in chunks
-(8, 4 or 2), or 1 without a swizzle.  Before the swizzle, a chunk is at:
+wgmma ("Asynchronous Warpgroup Level Matrix Shared Memory Layout"): `leading` and `stride` are the two byte offsets in
+the descriptor.  `W` is the width of the swizzle in chunks (8, 4 or 2), or 1 without a swizzle.
 
-- K-major: `(row % 8) * 16 * W + (row // 8) * stride + half * step`; `step` is 16, or `leading` without a swizzle;
-- MN-major, swizzled: `(c % W) * 16 + (c // W) * leading + (k % 8) * 16 * W + (k // 8) * stride`, with `c = row // 8`;
-- MN-major, not swizzled: `c * stride + (k % 8) * 16 + (k // 8) * leading`.
+In K-major order, each row has two chunks (32 bytes of K).  The distances before the swizzle are:
+
+- between rows: `16 * W` bytes;
+- between groups of 8 rows: `stride`;
+- between a row's two chunks: 16 bytes, or `leading` without a swizzle.
+
+In MN-major order, a chunk holds 8 rows at one position of K.  All types have 2 bytes.  The distances before the swizzle
+are:
+
+- between positions of K: `16 * W` bytes;
+- between groups of 8 positions: `stride`, or `leading` without a swizzle;
+- between chunks at one position: 16 bytes within a group of `W` chunks, and `leading` between groups;
+- between chunks at one position without a swizzle: `stride`.
 """
 
 from __future__ import annotations
@@ -141,11 +149,12 @@ def decode_descriptor(bits: int) -> Descriptor:
 
 @lru_cache(maxsize=8192)
 def operand_chunks(bits: int, rows: int, mn_major: bool) -> tuple[np.ndarray, int]:
-    """Returns the numbers (address / 16) of the 16-byte chunks that a wgmma reads, and the highest number.
+    """Returns the indices (address / 16) of the 16-byte chunks of a wgmma's operand in shared memory, and the highest
+    index.
 
-    `bits` is the wgmma's descriptor.  The shape is `[rows, 2]` in K-major order, with two chunks per row.  It is `[16,
-    rows // 8]` in MN-major order, with 8 rows of one `k` per chunk.  Raises `ValueError` if `rows` is not a multiple of
-    8."""
+    `bits` is the operand's matrix descriptor.  In K-major order the indices are `[rows, 2]`: two chunks per row.  In
+    MN-major order they are `[16, rows // 8]`: each chunk holds 8 rows at one of 16 positions of K.  Raises `ValueError`
+    if `rows` is not a multiple of 8."""
     if rows <= 0 or rows % 8:
         raise ValueError(f"rows: expected a multiple of 8, got {rows}")
     fields = decode_descriptor(bits)

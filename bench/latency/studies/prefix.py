@@ -13,10 +13,10 @@ SUFFIX_TOKENS = 16
 
 
 def run(lab: Lab) -> Study:
-    """Measures the TTFT of prompts with a cached prefix, and of prompts without a cached prefix.
+    """Measures how much a cached prefix shortens the TTFT of prompts.
 
-    With the cache, only the tokens after the prefix are computed.  The predicted TTFT is the TTFT without the cache,
-    multiplied by the share of computed tokens."""
+    With the cache, the engine computes only the tokens after the prefix.  The study predicts that the TTFT falls in
+    proportion to the number of computed tokens."""
     prefixes = (16, 32) if lab.quick else (64, 128, 256, 448)
     llm = lab.llm(max_model_len=prefixes[-1] + 64, max_num_seqs=4, num_kv_blocks=2048)
     rows: list[dict[str, Any]] = []

@@ -65,10 +65,12 @@ META = torch.device("meta")
 
 
 def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, seed: int = 0) -> list[Record]:
-    """Counts the bytes that each kernel moves on one case.  Returns one record per kernel, in the order of `kernels`.
+    """Counts the bytes that each kernel moves on one case. Returns one record per kernel, in the order of `kernels`.
 
-    Raises `ValueError` on an unknown name, on a kernel that rejects the case or is wrong on it, and on a kernel that
-    has no compiled code and is not naive."""
+    Raises `ValueError` in these cases:
+    - A name is unknown.
+    - A kernel rejects the case, or its result is wrong.
+    - A kernel has no compiled code, unless it is the naive kernel in torch."""
     spec = registry.get_op(op)
     dtypes = choose_scheme(spec, scheme)
     (shape,) = choose_cases(spec, [case], dtypes)

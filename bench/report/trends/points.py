@@ -131,9 +131,10 @@ def setting(record: Record) -> str:
 
 
 def points_of(records: Iterable[tuple[Record, Any]]) -> list[TrendPoint]:
-    """Makes a trend point for each run, at the time of its fastest config.
+    """Makes one point of a trend for each kernel, case and run. The point has the time of the fastest config.
 
-    `records` has pairs of a record and its file.  Runs in a file from another tool differ only in their timestamps."""
+    `records` has pairs of a record and its file. Records from another tool's file count as one run only if their
+    timestamps are equal."""
 
     def run(pair: tuple[Record, Any]) -> tuple[object, ...]:
         record = pair[0]

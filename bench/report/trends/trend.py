@@ -30,19 +30,20 @@ MAX_SPARK_POINTS = 24
 
 
 def find_steps(logs: Sequence[float]) -> list[int]:
-    """Finds the points at which the level of the times changes.  Returns the index of the first point of each new
-    level.
+    """Finds lasting changes in a series of times. Returns the index of the first time after each change.
 
-    `logs` are the natural logarithms of the times, in order.  The function finds the cheapest partition into pieces of
-    2 points or more.  With the noise (one standard deviation) as unit, a partition of `n` points costs
+    `logs` are the natural logarithms of the times, in order. The function finds the cheapest partition into pieces of 2
+    points or more. With the noise (one standard deviation) as unit, a partition of `n` points costs
 
         sum over all pieces and their logarithms x of |x - median of the piece|  +  (4 + 1.5 ln n) * (pieces - 1)
 
-    Absolute values are used, so one slow run hardly raises the cost.  `tests/report/test_history.py` simulates 5 to 100
-    points.  With normal noise, at most 1% of the series show a false step.  If every tenth run is 8 deviations slow, 2%
-    do.  A step of 5 deviations is found in over 75% of series with 3 points after it, and in 98% with 5.
+    Absolute values are used, so one slow run hardly raises the cost. The run time is quadratic in the number of points.
 
-    The run time is quadratic in the number of points.  Raises `ValueError` on values that are not finite."""
+    `tests/report/test_history.py` simulates such series. With normal noise, at most 1% of the series show a false
+    change. If every tenth run is slow by 8 deviations, 2% of the series show one. A change of 5 deviations is found in
+    over 75% of series with 3 points after it, and in 98% with 5.
+
+    Raises `ValueError` on values that are not finite."""
     if not np.isfinite(np.asarray(logs, float)).all():
         raise ValueError("values: expected finite numbers, got one that is not")
     if len(logs) < 4:
@@ -188,13 +189,15 @@ def _marks(ordered: Sequence[TrendPoint]) -> dict[int, str]:
 
 
 def _judge(logs: np.ndarray, begin: int, last: int, limit: float) -> tuple[float | None, bool]:
-    """Returns the robust z-score of the last point, and whether the point is unusual in its level.
+    """Compares the last time of a series with the times before it. Returns its robust z-score, and whether the time is
+    unusual.
 
-    The level begins at index `begin`.  An unusual point differs from the earlier points' median by more than the share
-    `limit`.  Its z-score is also beyond `3.5 * (1 + 6 / n)` for `n` earlier points.
+    `logs` has the logarithms of the times. At most `last` earlier times count, from index `begin` on. An unusual time
+    differs from their median by more than the share `limit`. Its z-score is also beyond `3.5 * (1 + 6 / n)` for `n`
+    earlier times.
 
-    The 3.5 is from Iglewicz and Hoaglin, "How to detect and handle outliers", 1993.  The factor allows for few points.
-    About 0.5% of normal points have a larger z-score."""
+    The 3.5 is from Iglewicz and Hoaglin, "How to detect and handle outliers", 1993. The factor allows for few times.
+    About 0.5% of normally distributed times have a larger z-score."""
     earlier_logs, value = logs[max(begin, len(logs) - 1 - last) : -1], float(logs[-1])
     if len(earlier_logs) < MIN_HISTORY:
         return None, False
