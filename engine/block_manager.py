@@ -16,8 +16,9 @@ class BlockManager:
     A page is free, held by sequences, or cached.  A cached page has no holder, but its content may be used again.  If
     no page is free, the least recently used cached page is given away.
 
-    A page's key is its tokens and the content number of the page before it.  So one lookup per page finds the longest
-    reusable prefix.  Keys are compared in full, not by hashes, so two prefixes are never confused."""
+    Each full page has a key: its own tokens, and a number that stands for all tokens before the page.  So one lookup
+    per page finds the longest reusable prefix.  Keys are compared in full, not by hashes, so two prefixes are never
+    confused."""
 
     def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True):
         self.num_blocks = num_blocks
@@ -102,9 +103,9 @@ class BlockManager:
             content_ids.append(published_page[0])
 
     def trim(self, sequence: Sequence, num_tokens: int) -> None:
-        """Frees the pages of `sequence` after its first `num_tokens` tokens. These pages were for a draft, so no other
-        sequence uses them. The counter `released` does not change, because no more pages are free than before the
-        draft."""
+        """Frees the pages of `sequence` after its first `num_tokens` tokens. A draft took these pages, so no other
+        sequence uses them. They were free before the draft and make no new room for waiting sequences. So the counter
+        `released` stays the same."""
         first_index = self.blocks_for(num_tokens)
         for block in reversed(sequence.block_ids[first_index:]):
             self._holders[block] = 0

@@ -71,7 +71,9 @@ class OpSet:
         return self._by_rows[rows_key]
 
     def prepare(self, weight: torch.Tensor) -> Any:
-        """Packs `weight` `[out, in]` as the argument `b` of gemm, once for each layout that a chosen kernel needs."""
+        """Packs `weight` `[out, in]` in each layout that a chosen matmul kernel needs.  Returns a tuple with one
+        element per layout: the weight arguments of that kernel.  The element is None if the kernel cannot multiply by
+        this kind of weight (floats or codes)."""
         ops = {choice.op for choice in self.choices}
         if "gemm_w8a16" in ops:
             weight_codes, scale = quantize_int8(weight)
@@ -99,8 +101,9 @@ def resolve(
     """Chooses a kernel for each op of a model and each bucket (range of row counts).
 
     `swaps` maps an op to the kernel that the op must use.  `interpret` allows Triton kernels on the CPU.  `replays`
-    allows replayed decode steps on a CPU.  Raises `ValueError`, with reasons, if an op has no usable kernel, or if a
-    kernel in `swaps` is unusable."""
+    says that the engine can record a decode step on a CPU and replay it.  Recorded steps need C++ kernels.
+
+    Raises `ValueError`, with reasons, if an op has no usable kernel, or if a kernel in `swaps` is unusable."""
     swaps = dict(swaps or {})
     for op, name in swaps.items():
         if op not in (engine_ops := [op for op in (*limits.ops, *limits.fused) if op != DECODE_OP]):
@@ -204,6 +207,7 @@ def _product(
     b: Sequence[tuple[Any, ...]],
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Calls `gemm` on `a` and a weight.  `b` holds the weight in several packed layouts, and the index `form` selects
-    one."""
+    """Computes `a @ b + bias`.  `b` holds the same weight in several layouts, and None for layouts that the weight
+    lacks.  `products` is a list of kernels, each with the index of its layout in `b`.  The first kernel whose layout is
+    present is called."""
     return gemm(a, *b[form], bias)

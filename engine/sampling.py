@@ -77,8 +77,8 @@ class SamplingTensors:
         return token_ids, logprob_ids, all_logprobs.gather(1, logprob_ids)
 
     def edits(self) -> dict[str, torch.Tensor]:
-        """Returns arguments of `sample` that change the logits of the rows in `special`: biases, end tokens that are
-        not allowed yet, and the counts of earlier tokens."""
+        """Returns the arguments of the op `sample` that change logits: biases, end tokens that are not allowed yet, and
+        counts of earlier tokens.  Only sequences with such sampling options have changes."""
         lengths = np.zeros(len(self._arguments[0]) + 1, np.int32)
         ids: list[int] = []
         token_counts: list[int] = []

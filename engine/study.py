@@ -23,11 +23,11 @@ class StudyOptions:
 
 
 def switched(study: StudyOptions | None, beside: Mapping[str, Any]) -> StudyOptions:
-    """Returns `study`, the switches that turn off parts of the engine. If `study` is None, no part is turned off.
-    `beside` holds options that `LLM` does not know, and any such option is an error.
+    """Returns `study`, the switches that turn off parts of the engine. If `study` is None, returns switches that turn
+    off nothing.
 
-    Raises `ValueError` with the right spelling on an option that is a field of `StudyOptions`. Raises `TypeError` on
-    any other option."""
+    `beside` holds unknown options of `LLM`, and must be empty. Raises `ValueError` on an option that belongs in
+    `StudyOptions`, and shows the right spelling. Raises `TypeError` on any other option."""
     for option_name, option_value in beside.items():
         if option_name not in StudyOptions.__dataclass_fields__:
             raise TypeError(f"LLM: got an option that it does not have, {option_name}")

@@ -20,7 +20,8 @@ counted_device_type: str | None = None
 
 
 def kind_of(x: torch.Tensor) -> str:
-    """Returns the device type of `x`.  While memory traffic is counted for another type, returns that type."""
+    """Returns the device type of the tensor `x`, such as `cuda`.  While torch calls are only counted, `x` may be a
+    `meta` tensor.  Then returns the device type for which they are counted."""
     return counted_device_type or x.device.type
 
 

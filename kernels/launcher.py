@@ -236,7 +236,8 @@ class Launcher:
 
 
 def _getter(names: Iterable[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    """Returns a function that reads the values of `names` from a mapping.  Several names take only one call into C."""
+    """Returns a function that reads the values of `names` from a mapping, as a tuple.  `operator.itemgetter` reads two
+    or more values faster than a Python loop."""
     getter_keys = tuple(names)
     if len(getter_keys) > 1:
         return itemgetter(*getter_keys)
@@ -262,16 +263,16 @@ def kernel(
     Each call checks the arguments, allocates the results, and chooses the `config`.  The launcher gets the arguments
     and results that its parameters name.
 
-    - `op` is by default the name of the folder.
-    - `role` is by default `naive` or `library` for kernels with these names, else `optimized`.
-    - `unsupported` is a further check.  It returns why a call is refused, or None.
-    - `aligned` names tensors whose addresses `unsupported` or `bind` read.
-    - `bind` is called once for each layout.  The launcher gets its value as `bound`.
-    - `empty` computes the results if an argument is empty.
-    - `packed` describes the weight that `prepare` makes.
-    - `allocates` lets the launcher allocate the results, for speed.
-    - `traffic` computes the bytes that a call moves.
-    - `options` are fields of `Takes` (the calls that the kernel takes) and of `Kernel`.
+    - `op`: the name of the op, by default the name of the folder.
+    - `role`: by default `naive` or `library` for kernels with these names, else `optimized`.
+    - `unsupported`: a further check, which returns the reason why a call is refused, or None.
+    - `bind`: a function that is called once for each layout of the tensors.  The launcher gets its result as `bound`.
+    - `aligned`: the names of tensors whose address matters to `unsupported` or `bind`.
+    - `empty`: a function that computes the results if an argument is empty.
+    - `packed`: a description of the weight that the option `prepare` makes.
+    - `allocates`: whether the launcher allocates the results, for speed.
+    - `traffic`: a function that computes the bytes that a call moves.
+    - `options`: fields of `Takes` (the calls that the kernel takes) and of `Kernel`.
 
     Raises `TypeError` and `ValueError` as `registry.register` does."""
     traffic = "counted" if traffic is None and backend == "torch" and op is None else traffic

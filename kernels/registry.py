@@ -145,8 +145,8 @@ class Kernel:
         return f"Triton {version('triton')} compiles it with a race; {self.fenced_since} does not"
 
     def why_not_args(self, inputs: Mapping[str, Any], spec: OpSpec | None = None) -> Refusal | None:
-        """Returns the reason why the kernel cannot take these arguments, or None.  If the op is not registered, `spec`
-        describes it.  Without `spec`, the reason also names a kernel that can take the arguments."""
+        """Returns the reason why the kernel cannot take these arguments, or None.  The reason also names another kernel
+        that can take them.  `spec` describes an op that is not registered.  With `spec`, no other kernel is named."""
         defaults = {parameter.name: parameter.default for parameter in (spec or get_op(self.op)).parameters}
         others = [name for name in inputs if name not in self.accepted and inputs[name] is not defaults.get(name, self)]
         refusal_text = f"it has no {others[0]!r}" if others else self.unsupported(self._arguments(inputs, spec))

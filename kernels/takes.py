@@ -115,7 +115,8 @@ def _compiled(text: str) -> CodeType:
 
 
 def why_not_mapped(x: torch.Tensor, inner: Inner = -1, tma: bool = True) -> str | None:
-    """Returns why TMA cannot make a tensor map of `x`, or None.  If not `tma`, checks only for 16-byte copies."""
+    """Returns the reason why TMA cannot make a tensor map of `x`, or None.  With `tma=False`, only checks that the
+    address and the outer strides are multiples of 16 bytes."""
     dims = [dim % x.ndim for dim in (inner if isinstance(inner, tuple) else (inner,))]
     address, strides = address_of(x) % ALIGNMENT, [stride * x.element_size() for stride in x.stride()]
     for dim in dims:

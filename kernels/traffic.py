@@ -79,7 +79,8 @@ def counted(kernel: Callable[..., Any], inputs: Mapping[str, Any], device: str) 
 
 
 def calls_of(run: Callable[[], object], device: str = "cuda") -> list[TorchCall]:
-    """Returns the torch calls that `run()` makes and that move data, in order, as on `device` (cpu or cuda)."""
+    """Calls `run()` and returns its torch calls that move data, in order.  Kernels in `run` make the calls that they
+    would make on `device` (cpu or cuda)."""
     torch_calls: list[TorchCall] = []
     previous_device, _device.counted_device_type = _device.counted_device_type, device
     try:
@@ -118,8 +119,8 @@ class _Whole(TorchFunctionMode):
 
 
 class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the torch calls that move data.  The class `_Whole` records some functions instead, such as `layer_norm`,
-    which are one kernel on a GPU."""
+    """Records the torch calls that move data.  Functions that are one kernel on a GPU, such as `layer_norm`, do not
+    reach this class.  The class `_Whole` records them."""
 
     def __init__(self, calls: list[TorchCall]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

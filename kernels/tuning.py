@@ -71,10 +71,11 @@ def space(config_type: type, **values: Sequence[Any]) -> Callable[..., tuple[Any
 
 @dataclass(frozen=True)
 class Defaults:
-    """Holds a table of default configs, the `heuristic` of a `Tuning`.  The first row that applies and is legal counts.
+    """Holds a table of default configs, the `heuristic` of a `Tuning`.  A call gets the config of the first row that
+    fits its sizes.  A row whose config is illegal is skipped.
 
-    The row `({"M": 64, "itemsize": 2}, config)` applies if M is at most 64 and `itemsize`, the bytes of an activation,
-    at most 2.  Other keys are the sizes in `case` and the keys of `sizes(case, scheme)`."""
+    The row `({"M": 64, "itemsize": 2}, config)` fits if M is at most 64 and `itemsize`, the bytes of an activation, at
+    most 2.  Other keys are the sizes in `case` and the keys of `sizes(case, scheme)`."""
 
     rows: tuple[tuple[Mapping[str, int], Any], ...]
     sizes: Callable[[Case, Scheme], Mapping[str, int]] | None = None

@@ -109,7 +109,8 @@ class KeyRange:
 
 
 def seen_keys(T: int, S: int, causal: bool, window: int | None = None) -> KeyRange:
-    """Returns the range of keys that each query sees. Raises `ValueError` on a `window` that is < 1 or not causal."""
+    """Returns the range of keys that each query sees. Raises `ValueError` if `window` is below 1, or if a `window` is
+    given without `causal`."""
     _check_window(window, causal)
     end_keys = (torch.arange(T) + S - T + 1).clamp(0, S) if causal else torch.full((T,), S)
     first_keys = torch.zeros_like(end_keys) if window is None else (torch.arange(T) + S - T + 1 - window).clamp(0, S)
@@ -221,10 +222,11 @@ def error_bounds(
     scheme: Scheme,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the tolerance of one sequence: (T, H, Dv) for the output, and (T, H) for the log-sum-exp.
+    """Returns the tolerance of the attention of one sequence: (T, H, Dv) for the output, and (T, H) for the
+    log-sum-exp.
 
-    The caller adds the term u_out * |ref|. q, k and v have the shapes of `attend`. The caller has already multiplied
-    quantised tensors by their scales."""
+    q: (T, H, D); k: (S, H_kv, D); v: (S, H_kv, Dv). Quantised tensors are already multiplied by their scales. The
+    caller adds the error of rounding the output to its dtype."""
     (T, H, D), (S, H_kv, _) = q.shape, k.shape
     p_dtype = scheme.activation
     weight_roundoff = torch.finfo(p_dtype).eps / 2
@@ -327,9 +329,11 @@ def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]
 
 
 def low_precision(inputs: Inputs, q: str, k: str, v: str) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs that reveal a kernel with 16-bit intermediate results: values of one sign in v, a large
-    score that all keys share, and scores in the thousands. The exponentials of such scores overflow unless the kernel
-    subtracts the largest score. `q`, `k` and `v` are the op's names of these arguments."""
+    """Yields adversarial inputs that reveal a kernel with 16-bit intermediate results. They have values of one sign, a
+    large score that all keys share, or scores in the thousands. The exponentials of scores in the thousands overflow
+    unless the kernel subtracts the largest score.
+
+    `q`, `k` and `v` are the keys of the query, key and value tensors in `inputs`."""
     yield "values of one sign", inputs | {v: (1 + inputs[v].float().abs() / 8).to(inputs[v])}
     shared_score_inputs = {name: inputs[name].clone() for name in (q, k)}
     shared_score_inputs[q][..., 0] = 8.0

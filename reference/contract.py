@@ -267,7 +267,9 @@ def _names(dtypes: Iterable[torch.dtype]) -> str:
 
 
 def check_shape(name: str, tensor: torch.Tensor, expected: tuple[Dim, ...], dims: Dims) -> None:
-    """Raises `ValueError` unless `tensor` has the dimensions `expected`. Adds the value of each new name to `dims`."""
+    """Raises `ValueError` unless the shape of `tensor` fits `expected`, a tuple of named dimensions such as (T, H).
+    `dims` maps the names to sizes that earlier tensors have set. If a name is not in `dims` yet, adds it with its
+    size."""
     shape_fits = len(expected) == tensor.ndim
     for dim, size in zip(expected, tensor.shape, strict=False) if shape_fits else ():
         expected_size = dim.size(dims)

@@ -119,8 +119,8 @@ class Domain:
         """Yields at most `count` test cases of an op. Together they cover many pairs of values of two axes (sizes or
         options). Each test case is the random candidate with the most new pairs.
 
-        `sizes` are integers from a kernel's source file, and some drawn sizes are near them. If `sizes` is empty, the
-        first test cases have one size of 0 each."""
+        `sizes` are integers from a kernel's source file, and some drawn sizes are near them. Without `sizes`, the first
+        test cases have empty tensors: one case for each dimension that may be 0."""
         random_state = random.Random(seed)
         covered_pairs: set[frozenset[tuple[str, object]]] = set()
         yielded_cases: set[C] = set()

@@ -107,11 +107,12 @@ def cost(args: Arguments) -> Cost:
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance of `gemm` for each expert:
+    """Returns the tolerance of each output value, as in the op `gemm`:
 
-        c * u_acc * sqrt(K) * size  +  u_out * |ref|  +  half a subnormal
+        4 * 2**-24 * sqrt(K) * size  +  u_out * |ref|  +  half a subnormal
 
-    `size` bounds the partial sums: |A| |B| in 16 bits, and |ref| + sqrt((A*A) (B*B)) in fp32. `gemm` explains c and u.
+    `size` bounds the partial sums of the expert's product A B. With 16-bit inputs, `size` is |A| |B|. In fp32, it is
+    |ref| + sqrt((A*A) (B*B)). u_out is the unit roundoff of the output dtype.
     """
     a, b = inputs["a"], inputs["b"]
     partial_sums = torch.zeros_like(oracle[0])

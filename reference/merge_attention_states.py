@@ -90,7 +90,8 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-    """Yields adversarial inputs: one part outweighs the rest, or parts without keys, or log-sum-exps far from 0."""
+    """Yields adversarial inputs. In some, one part of the keys outweighs all other parts. In others, some parts contain
+    no keys, or all log-sum-exps are far from 0."""
     for part_index in sorted({0, int(case["P"]) - 1}):
         inputs = make_inputs(case, scheme, device, seed)
         inputs["lses"][part_index] = 40.0

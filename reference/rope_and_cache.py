@@ -135,15 +135,18 @@ def _pairs(x: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.Tens
 
 
 def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
-    """Returns the tolerance of q and the caches, for a rotated pair (first, second) and for any other value x:
+    """Returns the tolerance of q and of the caches. It is error + rounding. The error of a value in a rotated pair
+    (first, second), and of any other value x, is:
 
-        (4 + n) * u_32 * (|first| + |second|)  +  rounding
-        (2 + n) * u_32 * |x|  +  rounding
+        (4 + n) * u_32 * (|first| + |second|)
+        (2 + n) * u_32 * |x|
+
+    4 u_32 is for the rotation, as in `rope`. 2 u_32 is for the division by the cache's scale. n is 2 sqrt(D) + 4 if q
+    and k are normalised first, else 0. D is the head size.
+
         rounding = u_out * (|ref| + error) + half a subnormal
 
-    4 u_32 is the error of the rotation, as in `rope`. 2 u_32 is the error of the division by a scale. n is 0 without
-    norms, and c/2 sqrt(D) + 4 with norms, as in `rmsnorm`. u_32 and u_out are the unit roundoffs of fp32 and of the
-    result. `error` is the term before `rounding`. A value that is only copied must be equal."""
+    u_32 and u_out are the unit roundoffs of fp32 and of the result. A value that is only copied must be equal."""
     R = 2 * inputs["cos"].shape[1]
     slot_ids = inputs["slot_mapping"]
     slot_mask = slot_ids >= 0

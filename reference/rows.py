@@ -59,8 +59,8 @@ def planted_columns(width: int) -> list[int]:
 
 
 def magnitudes(dtype: torch.dtype, terms: int) -> list[tuple[str, float]]:
-    """Returns (label, magnitude) pairs. The squares of some magnitudes overflow or underflow `dtype`. The largest one
-    still allows an fp32 sum of `terms` squares without overflow."""
+    """Returns (label, magnitude) pairs for test inputs, from very small to very large. Some of their squares overflow
+    or underflow in `dtype`. But an fp32 sum of `terms` squares never overflows."""
     dtype_info = torch.finfo(dtype)
     max_size = min(0.9 * dtype_info.max, (0.2 * torch.finfo(torch.float32).max / max(terms, 1)) ** 0.5)
     all_sizes = {"300": 300.0, "10,000": 1e4, "the largest": max_size, "the least": 4.0 * dtype_info.smallest_normal}

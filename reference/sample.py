@@ -86,8 +86,8 @@ def reference(
 
 def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
     """Makes normal logits with standard deviation `sigma` (default 3, as in language models). All rows have the same
-    settings. With `penalties`, up to 24 tokens of a row are edited. With `allowed`, about half of the tokens are
-    allowed."""
+    settings. With `penalties`, each row gets penalties, and a bias and a count for up to 24 tokens. With `allowed`,
+    about half of the tokens are allowed."""
     B, V = int(case["B"]), int(case["V"])
     sigma, top_n = float(case.get("sigma", 3.0)), int(case.get("top_n", 0))
     logits = randn(B, V, dtype=scheme.activation, device=device, seed=seed, scale=sigma)
@@ -110,8 +110,9 @@ def _place(device: torch.device) -> torch.device:
 
 
 def _edits(B: int, V: int, device: torch.device, seed: int) -> Inputs:
-    """Makes random penalties for each row of logits, and edits of up to 24 tokens in each row. An edit holds a token's
-    count (-1 to 3) and its bias. Some biases are -inf. Token 0 has no edit."""
+    """Makes random penalties for each row of logits, and edits of up to 24 tokens in each row. An edit is a bias, and
+    the count of the token in the output so far. A count of -1 means that no penalty applies. Some biases are -inf.
+    Token 0 has no edit."""
     generator = torch.Generator().manual_seed(seed)
     max_edits = min(V - 1, 24)
     edits_per_row = torch.randint(0, max_edits + 1, (B,), generator=generator)
@@ -216,9 +217,11 @@ def _deciding(B: int, V: int, device: torch.device) -> Inputs:
 
 
 def cost(args: Arguments) -> Cost:
-    """Returns the bytes and operations of the op. Each logit is read once. top_p needs an exponential for each token
-    that top_k keeps. Each token that may be drawn needs two logarithms. With top_p or min_p, this is counted for one
-    token, the least number. Log-probabilities need an exponential for each token."""
+    """Returns the least bytes and operations of the op. Each logit is read once.
+
+    A top_p below 1 needs an exponential for each token that top_k keeps. A random draw needs two logarithms for each
+    candidate token. With top_p or min_p, the number of candidates depends on the logits, so one candidate is counted.
+    Log-probabilities need an exponential for each token."""
     B, V = args.logits.shape
     sfu_ops = 0 if args.top_n is None else B * V
     settings = args.temperature, args.top_k, args.top_p, args.min_p

@@ -68,7 +68,8 @@ def finite_rows(arguments: CallArguments, dims: Dims) -> None:
 
 
 def edits_of(arguments: CallArguments) -> Edits:
-    """Returns the edit tensors among the arguments of a call."""
+    """Returns the arguments of a call of `sample` that change logits: penalties, token counts, biases and allowed
+    tokens."""
     return Edits(**{edit_field.name: arguments.get(edit_field.name) for edit_field in fields(Edits)})
 
 
@@ -85,8 +86,8 @@ def _check_row(row: int, temperature: float, top_k: int, top_p: float, min_p: fl
 
 
 def _check_edit_values(edits: Edits, V: int) -> None:
-    """Raises `ValueError` if a penalty, an edited token, its count or its bias is out of range. Also raises it if a row
-    edits a token twice. The error names the row."""
+    """Raises `ValueError` if a value that changes logits is out of range: a penalty, or the id, count or bias of a
+    token. Also raises it if a row of logits has two biases for one token. The error names the row."""
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
         values = edits.tensors.get(name)
         for row, edit_value in enumerate(() if values is None else values.tolist()):

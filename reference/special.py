@@ -34,10 +34,10 @@ def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) ->
 
 
 def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the index of the row dimension of each float tensor that has rows.
+    """Finds the row dimension of an op's float inputs. Returns its index in each tensor that has it.
 
-    The first float tensor with two or more dimensions decides which dimension is the row dimension. It is the tensor's
-    first dimension that has a size above 1 and is also a dimension of a result."""
+    The first float tensor with two or more dimensions decides. Its row dimension is its first dimension that a result
+    of the op has too. Dimensions of size 1 are skipped."""
     float_arguments = {
         arg_name: argument
         for arg_name, argument in contract.arguments.items()

@@ -52,8 +52,10 @@ def _laws(row: int, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _weights(i: int, p: torch.Tensor, q: torch.Tensor, drafts: int) -> torch.Tensor:
-    """Returns the weights (V,) for drawing a token after `i` of `drafts` draft tokens are accepted. `p` and `q` are the
-    target's and the draft's probabilities."""
+    """Returns the weights (V,) for drawing the token after the first `i` draft tokens, which are accepted. `drafts` is
+    the number of draft tokens. `p` and `q` are the probabilities of the target and of the draft.
+
+    If draft token `i` is rejected, the weights are max(p - q, 0). After the last draft token, they are p."""
     weights = (p[i] - q[i]).clamp(min=0) if i < drafts else p[i]
     return weights if bool(weights.any()) else p[i]  # p = q up to rounding: nothing is left to draw from
 

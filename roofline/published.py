@@ -109,9 +109,9 @@ class Table:
     def least_s(self, shape: Mapping[str, int], cached: bool = False) -> float:
         """Returns the roofline bound of a shape in seconds, from the data sheet.
 
-        With `cached`, L2 keeps data from one call to the next. The published benchmark uses `copies` sets of weights in
-        turn. So L2 saves a call, on average, the reading of its size divided by `copies`. Reads from L2 add no time,
-        because no L2 rate is published."""
+        With `cached`, data in L2 from earlier calls need not be read from HBM. The published benchmark uses `copies`
+        sets of weights in turn, which share L2. So a call finds `1 / copies` of the L2 size there. Reads from L2 add no
+        time, because no L2 rate is published."""
         device = get_device(self.gpu)
         if self.op == "all_reduce":
             return all_reduce_s(shape["bytes"], shape["gpus"], link(device, shape["gpus"]))
@@ -143,9 +143,11 @@ class Table:
         return self.least_s(dict(zip((*self.exact, *self.axes), key + point, strict=True))) + _KERNEL_START_S
 
     def _log_ratio(self, key: Shape, point: Shape) -> float | None:
-        """Returns log(published time / roofline bound) at `point`, which has one size for each axis. If a size is not
-        published, interpolates along the first such axis. If all sizes are published, but not in this combination,
-        interpolates along each axis and returns the median. Returns None if the times around `point` are missing."""
+        """Returns log(published time / roofline bound) at `point`, which has one size for each axis of the table.
+        Interpolates if the table lacks `point`.
+
+        If a size is not in the table, interpolates along its axis. If only the combination of sizes is missing,
+        interpolates along each axis and returns the median. Returns None if the table has no neighbours of `point`."""
         if (key + point) in self.times:
             return log(self.times[key + point] / self._scale(key, point))
         for axis, axis_value in enumerate(point):

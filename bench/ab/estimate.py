@@ -99,6 +99,9 @@ def _distribution(pairs: int) -> np.ndarray:
 
 @cache
 def _skipped(pairs: int) -> int:
-    """Returns which Walsh average (mean of two effects) is the lower confidence bound at level `ALPHA`: its rank, from
-    1.  Returns 0 if `pairs` is too small for a bound."""
+    """Returns the rank of the lower confidence bound in the sorted Walsh averages.  A Walsh average is the mean of two
+    measured effects.  The smallest average has rank 1.
+
+    `pairs` is the number of measured effects, and `ALPHA` is the error probability of the bound.  Returns 0 if there
+    are too few effects for a bound."""
     return int(np.searchsorted(np.cumsum(_distribution(pairs)), ALPHA, side="right"))

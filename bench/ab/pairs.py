@@ -49,7 +49,8 @@ Measure = Callable[[SideName, Collection[str]], dict[str, Record]]
 
 @dataclass
 class Batch:
-    """Holds the measurements of one batch of pairs."""
+    """Holds the measurements of one part of an A/B comparison.  The kernels were measured in pairs: one process for
+    side A, and one for side B."""
 
     read: list[tuple[SideName, str, Record]] = field(default_factory=list)
     """The side, the key and the record of every reading, in time order."""
@@ -79,15 +80,16 @@ def run_pairs(
     clock: Callable[[], float] = time.monotonic,
     done: Callable[[str], None] = lambda text: None,
 ) -> Batch:
-    """Measures kernels in pairs of processes, one process for each side of the A/B comparison.  `keys` names the
-    kernels' comparisons.
+    """Measures kernels in pairs of processes: one process for side A of the comparison, and one for side B.  `keys`
+    names the kernels' comparisons.
 
-    Runs at most `pairs` pairs, and starts no pair that would end after the time `deadline` of `clock`.  The first pair
-    always runs.  A verdict needs `least` pairs from this call and `later` pairs from the next call.  If the time is too
-    short for all of them, the run ends after the first pair.  Time for the next call is always left.
+    Runs at most `pairs` pairs before the time `deadline` of `clock`.  The first pair always runs.  The last pair leaves
+    enough time for `later` pairs, which a second call will measure.
 
-    A comparison is not measured again after a record with a fault.  If a record is NOISY, only its own pair does not
-    count."""
+    A verdict needs `least` pairs from this call.  If the time is too short for `least` and `later` pairs together, the
+    run ends after the first pair.
+
+    A fault ends the measurement of its kernel.  A NOISY record spoils only its own pair."""
     pair_batch, side_orders = Batch(), orders(seed)
     broken_keys: set[str] = set()
     noisy_reasons: dict[tuple[str, int], str] = {}

@@ -1,7 +1,7 @@
 """Makes verdicts from the measured times of two sides, and an exit status from verdicts.  This file runs no kernel.
 
-A change counts only above a limit: the larger of the threshold and 0.5 us (`Rules`).  The noise floor of a machine is
-the effect that comparisons of identical code (A/A) showed there.
+A pair is one measurement of each side.  A change counts only above a limit: the larger of the threshold and 0.5 us
+(`Rules`).  The noise floor of a machine is the effect that comparisons of identical code (A/A) showed there.
 
 SLOWER (side B takes longer) needs all of these conditions:
 
@@ -17,11 +17,11 @@ These rules find a change of 3% in 60% of runs.  With a bound on the second batc
 FASTER needs the same conditions for a shorter time.  SAME needs a lower and an upper bound inside the limit.
 Everything else is UNRESOLVED.
 
-The sides must alternate in time, because the machine may drift.  If they do not alternate, no comparison is SAME.  The
-bound of a difference must then be above `BEYOND_DRIFT` times the machine's possible drift (`evidence.drift`).
+The speed of a machine may drift, so the sides must alternate in time.  If they do not alternate, no comparison is SAME.
+A difference then needs a bound above `BEYOND_DRIFT` times the estimated drift (`evidence.drift`).
 
-A comparison that cannot be made never passes.  An UNRESOLVED comparison passes only if the pairs could have shown a
-change of three times the limit.
+A comparison that cannot be made never passes.  An UNRESOLVED comparison passes only if its measurements were precise.
+They must be able to show a change of three times the limit.
 """
 
 from __future__ import annotations
@@ -269,8 +269,11 @@ def _unless_noise(verdict: Verdict, item: Evidence, size: float) -> tuple[Verdic
 
 
 def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
-    """Returns the noise floor: the 95th percentile of the A/A results `effects` (from `effects_of`), or with few
-    results the largest bound.  Returns None if `effects` is empty."""
+    """Returns the noise floor of a machine, or None if `effects` is empty.  `effects` holds `(effect, bound)` for each
+    comparison of identical code.  `bound` is the largest effect that the measurements allow.
+
+    With `MIN_FLOOR_EFFECTS` comparisons or more, the noise floor is the 95th percentile of the effects.  With fewer, it
+    is the largest bound."""
     if not effects:
         return None
     if len(effects) < MIN_FLOOR_EFFECTS:

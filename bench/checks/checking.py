@@ -88,8 +88,8 @@ def check_rows(results: Iterable[CheckResult]) -> list[dict[str, Any]]:
 def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] = ()) -> list[dict[str, Any]]:
     """Returns one row per kernel: the number of right cases, the number of wrong cases, and the worst error.
 
-    A kernel in the requested checks `asked` has a row even without results.  The row's field `unknown` is True if some
-    results are missing and the kernel refused the cases of all others."""
+    `asked` holds the requested checks, and each of their kernels has a row.  The field `unknown` is True if no run can
+    judge the kernel.  Then some checks have no result, and the kernel refused the cases of all results."""
     summary_rows = []
     check_counts = Counter((check_task.kernel.op, check_task.kernel.name) for check_task in asked)
     for op, name in dict.fromkeys([*check_counts, *((result.op, result.kernel) for result in results)]):

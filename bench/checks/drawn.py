@@ -115,7 +115,7 @@ def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]
 
 
 def _is_empty(spec: OpSpec, case: Case, scheme: Scheme) -> str:
-    """Returns the text `EMPTY_PRINCIPLE` if an input tensor of the case has no elements, else an empty text."""
+    """Returns the word "empty" if an input tensor of the case has no elements.  Otherwise returns ""."""
     inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0).values()
     return EMPTY_PRINCIPLE if any(isinstance(value, torch.Tensor) and not value.numel() for value in inputs) else ""
 
@@ -127,10 +127,11 @@ def most_work(kernel: Kernel, device: torch.device) -> Most:
 
 
 def drawn_points(spec: OpSpec, seed: int, most: Most, numbers: tuple[int, ...] = ()) -> list[DomainPoint[Case]]:
-    """Draws cases of an op from the op's domain.  An op without a domain has no cases.
+    """Draws random input cases of an op.  Returns each case with the values from which it was made: sizes, options, and
+    the kind of additional run.
 
-    A point is a case with its value on each axis of the domain.  One more axis is the kind of adversarial inputs.
-    `numbers` are integers from the kernel's file.  With `numbers`, every third point lies near one of them.
+    `numbers` holds integers from the kernel's source file, such as tile sizes.  If there are any, a third of the cases
+    have sizes near these integers.  Returns no cases if the op does not describe its valid inputs (`spec.domain`).
     """
     if spec.domain is None:
         return []
@@ -210,8 +211,9 @@ def smallest(spec: OpSpec, point: DomainPoint[Case], most: Most, fails: Callable
 
 
 def _wider(domain: Domain) -> Domain:
-    """Adds one axis to an op's domain (the valid input cases).  The new axis selects a kind of additional run for the
-    check, and changes no case."""
+    """Returns an op's domain with one more axis.  A domain describes the valid input cases by axes (sizes and options).
+    The new axis selects an additional run of a check, such as a run with huge strides.  It has no effect on the input
+    case."""
 
     def make(**values: Scalar) -> Mapping[str, Scalar] | None:
         return domain.make(**{name: value for name, value in values.items() if name != WAY_AXIS})

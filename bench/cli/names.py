@@ -1,4 +1,5 @@
-"""Checks device, GPU and model names, and turns on Triton's interpreter without a GPU, before torch's slow import."""
+"""Checks the names of devices, GPUs and models in the options of a command.  Turns on Triton's interpreter if there is
+no CUDA device.  It asks the CUDA driver for devices, because an import of torch takes more than a second."""
 
 from __future__ import annotations
 

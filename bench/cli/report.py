@@ -100,8 +100,9 @@ def history(
 
 
 def _by_kernel(rows: list[Row]) -> list[Row]:
-    """Sums up the table rows of single cases to one row per kernel.  The new row counts the cases in each state, such
-    as STEADY or SLOWER.  It also names the case with the largest last step (sudden slowdown)."""
+    """Combines the table rows of a kernel's input cases into one row per kernel.  The new row counts the cases in each
+    state, such as STEADY or SLOWER.  A case's time may have changed suddenly.  The new row names the case whose newest
+    sudden change is the largest slowdown."""
     from rooflab.bench.report.sources import grouped
 
     kernel_rows = []

@@ -66,8 +66,9 @@ def own_side() -> CompiledTree:
 
 @contextmanager
 def two_sides(revision: str, files: Sequence[str]) -> Iterator[tuple[CompiledTree, CompiledTree]]:
-    """Yields the source trees of a git revision and of the working tree.  They belong to the repository of `files`.
-    Without `files`, they belong to the repository of the working directory, else to Rooflab's."""
+    """Yields two source trees to compare: a git revision of a repository, and its working tree.  The repository is the
+    one that contains the kernel files `files`.  If `files` is empty, it is the repository of the working directory.
+    Outside of any repository, it is Rooflab's own."""
     repository = repository_of(files, OWN_TREE)
     if repository is None:
         with revision_side(OWN_TREE, revision) as base_tree:

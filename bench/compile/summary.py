@@ -85,7 +85,8 @@ class Summary:
 
     @property
     def in_loop(self) -> Mapping[str, int]:
-        """Counts instructions by family in the hot loop and the loop that feeds it; without a loop, in all code."""
+        """Returns the number of instructions of each kind, such as `wgmma` or `tma`, in the main loop.  If another loop
+        loads the data for the main loop, its instructions are added.  A kernel without a loop counts its whole code."""
         if self.loop is None:
             return self.counts
         return {family: self.loop.counts.get(family, 0) + self.loop.fed_by.get(family, 0) for family in self.counts}
@@ -192,7 +193,8 @@ class Dot:
 
 
 def options(info: CompiledInfo, scheme: str) -> list[Option]:
-    """Returns the options that the kernel or the dtypes of `scheme` request, and whether each option took effect."""
+    """Checks whether the compiler did what was requested, such as TMA, pipelining or exact fp32 products.  A request
+    comes from the kernel, or from the dtypes of `scheme`.  Returns one result for each request."""
     option_checks = (_precision, _wgmma, _serialized, _pipelining, _tma, _warp_specialization)
     return [option for option_check in option_checks for option in option_check(info, scheme)]
 

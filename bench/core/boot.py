@@ -35,7 +35,8 @@ class OnlyHere:
     Without this class, Python would find a missing module in an editable installation of Rooflab."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
-        """Returns a module's spec; None for other packages.  Raises `ModuleNotFoundError` if the module is missing."""
+        """Returns the import spec of a module of `rooflab`.  Returns None for a module of any other package.  Raises
+        `ModuleNotFoundError` if `rooflab` has no such module here."""
         if not name.startswith("rooflab."):
             return None
         module_spec = PathFinder.find_spec(name, path)

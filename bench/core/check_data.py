@@ -48,10 +48,10 @@ class CheckTask(NamedTuple):
         return EXTRA_RUNS
 
     def taken(self, spec: OpSpec, refused: Collection[str] = ()) -> CheckTask | None:
-        """Returns this check with a scheme (dtypes) and an input case that the kernel supports, or None.
+        """Returns this check with dtypes and an input case that the kernel supports.  Returns None if there are none.
 
-        Tries the schemes in order.  For each scheme it tries the whole case first, then the case without optional keys.
-        `refused` holds names of options that the check must not use."""
+        Tries the dtype schemes in order.  For each scheme, it tries the full input case first, and then the case
+        without optional values.  `refused` holds names of arguments that the kernel must not get."""
         for scheme in self.schemes:
             for case in (self.case, *_plainer(spec, self.case)):
                 inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
@@ -144,9 +144,13 @@ class CheckData:
         return [elementwise(name, *self._of_numbers(output, oracle), limit) for name, output, oracle, limit in checks]
 
     def _of_numbers(self, output: torch.Tensor, oracle: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Changes the elements at which the reference output `oracle` is NaN, and returns `output` and `oracle`.  There
-        `oracle` becomes 0.  A NaN in `output` becomes 0 (right), and any other value becomes infinity (wrong).  An
-        8-bit `output` becomes 0 there, because its dtype or clamping removes NaN."""
+        """Removes NaN from the reference result `oracle`, so that the kernel's `output` can be compared with it.
+        Returns `output` and `oracle`.  Only the elements where `oracle` is NaN change:
+
+        - `oracle` becomes 0.
+        - `output` becomes 0 if it is NaN, so it counts as right.
+        - `output` becomes infinity if it is not NaN, so it counts as wrong.
+        - `output` always becomes 0 if the op has an 8-bit output, because the dtype or clamping removes NaN."""
         nan_mask = oracle.isnan()
         if not nan_mask.any():
             return output, oracle
@@ -156,9 +160,10 @@ class CheckData:
 
     @cached_property
     def weak(self) -> tuple[str, ...]:
-        """Returns the wrong answers that this check accepts, such as `c: zeros`.  Tries zeros, the mean, a shift, and
-        for an in-place op the unchanged argument.  The mean and the shift need two elements or more.  An empty output
-        has no wrong answer."""
+        """Returns the wrong answers that would pass this check, such as `c: zeros` for the output `c`.
+
+        Tries three wrong answers: zeros, the mean of the right output, and the right output moved by one element.  For
+        an op that works in place, also tries the unchanged input."""
         return tuple(self._passing_wrong_answers())
 
     @property

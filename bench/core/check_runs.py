@@ -129,8 +129,10 @@ class Check:
             yield data_label, data
 
     def _on_two_sets_of_data(self, first: CheckData) -> CheckData:
-        """Runs the kernel on two sets of random data, in several ways.  `first` is the first set.  Returns the second
-        set."""
+        """Checks a kernel on two sets of random inputs, and returns the second set.  `first` is the first set.
+
+        The second set has padded strides.  Further runs repeat the first set, and put new inputs into the same
+        memory."""
         self._judged("first data", first, Layout(poisoned=True))
         self.weak.extend(first.weak)
         other_data = self._kept_as("other", partial(self._drawn, self.seed + OTHER_SEED))
@@ -366,8 +368,11 @@ def _differing(spec: OpSpec, one: Outputs, other: Outputs) -> str:
 
 
 def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Outputs | None:
-    """Calls `run` with the set `names`.  If the kernel refuses some names, repeats the call with the other names.
-    Returns the outputs, or None if no name is left."""
+    """Runs a kernel with a changed memory layout of its tensors, and returns the outputs.  `names` are the tensors to
+    change, and `run(names)` calls the kernel.
+
+    The kernel may refuse the layout of some tensors.  Then these tensors keep their own layout in the next run.
+    Returns None if the kernel refuses all."""
     while names:
         try:
             return run(names)

@@ -127,9 +127,9 @@ class Environment:
         """Makes a record: the kernel, its inputs, and the environment.  The caller adds the other fields with
         `replace`.
 
-        Without `run_id` the record gets a new run id.  `commit` is the commit of the kernel's repository.  For a kernel
-        outside Rooflab, the environment also has Rooflab's commit and the hash of the kernel's file.  Without git, it
-        has a hash of the source files (`tree`)."""
+        Without `run_id`, the record gets a new run id.  The field `commit` is the git commit of the kernel's
+        repository.  For a kernel outside of Rooflab, the environment also has Rooflab's version and a hash of the
+        kernel's file.  If Rooflab's own commit is unknown, the environment has a hash of its source files (`tree`)."""
         environment, (commit, dirty) = self.to_dict(), (self.commit, self.dirty)
         if kernel_file := file_of(kernel):
             environment["kernel_file_sha256"] = hashlib.sha256(kernel_file.read_bytes()).hexdigest()
@@ -325,7 +325,10 @@ _own_tree = cache(tree_hash)
 
 @cache  # as the run begins: its own results change the repository
 def file_state(file: Path) -> tuple[str | None, bool | None]:
-    """Returns the `git_state` of a file.  The result is cached, so later calls return the state at the first call."""
+    """Returns the git commit of a file's repository, and whether its files have changed since.  A new file counts as a
+    change.  Returns `(None, None)` without git, or if git ignores the file.
+
+    The first result is cached, because a run itself may change the repository."""
     folder, name = file.absolute().parent, file.name
     known_files = git_says(folder, "ls-files", "--cached", "--others", "--exclude-standard", "--", name)
     commit = git_says(folder, "rev-parse", "--verify", "HEAD") if known_files else None

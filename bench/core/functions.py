@@ -95,7 +95,8 @@ class FunctionOp(NamedTuple):
         return output_verdicts
 
     def checked(self, seed: int) -> CheckResult:
-        """Checks the function like a kernel (guards, other data, repeats, aliases), but without adversarial inputs."""
+        """Checks the function against its reference on random inputs.  It finds writes outside of the tensors, and
+        results that differ between calls.  A function gets no adversarial inputs."""
         return check_kernel(self.kernel, self.spec, self.case, self.scheme, self.device, seed)
 
 

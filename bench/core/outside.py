@@ -43,8 +43,10 @@ class Checkers:
     """Runs checks of kernels in child processes.  On a CPU there is one child per core, with one thread.
 
     With the process pool `emulators`, kernels with compiled code run in the emulator.  A check ends after `limit_s`
-    seconds (by default the pool's limit), or when the event `over` is set.  If a kernel has refused an option, its
-    later random cases leave the option out."""
+    seconds (by default the pool's limit), or when the event `over` is set.
+
+    A kernel may refuse an optional argument with a `ValueError`.  Then later checks of this kernel with random input
+    cases leave out the argument."""
 
     def __init__(self, device: torch.device, emulators: Pool | None = None, limit_s: float | None = None):
         self.device, self.over, self._emulators, self._limit_s = device, threading.Event(), emulators, limit_s

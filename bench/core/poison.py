@@ -122,7 +122,9 @@ def _gap(cache: torch.Tensor) -> int:
 
 
 def far_slots(slots: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    """Converts token positions (slots) in `cache`, `[pages, page size, ...]`, to positions in its `FarPages` copy."""
+    """Converts positions of tokens (slots) in a paged KV cache.  The new positions belong to a copy that has many
+    unused pages after the first page.  So the copy needs 64-bit offsets.  `cache`, `[pages, page size, ...]`, is the
+    original cache."""
     return slots + (slots >= cache.shape[1]) * (_gap(cache) * cache.shape[1])
 
 
@@ -256,11 +258,12 @@ def strides_of(tensor: torch.Tensor, arranged: Arrangement, place: int = 0) -> t
 
 
 def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: int) -> list[int]:
-    """Returns strides that put rows up to 2**31 elements apart, to test 64-bit offsets.  Returns [] if `shape` does not
-    allow such strides.
+    """Returns strides, in elements, that put the rows of a tensor very far apart.  The distance is up to 2**31
+    elements, which tests 64-bit offsets.  Returns [] if `shape` does not allow this.
 
-    `order` lists the dimensions, smallest stride first.  One dimension gets the far stride, normally the outermost with
-    at least three rows.  With `inside`, one of the other dimensions gets it, and `place` selects which."""
+    `order` lists the dimensions, smallest stride first.  One dimension gets the huge stride.  Normally this is the
+    outermost dimension with at least three rows.  With `inside`, it is another dimension; the search begins at number
+    `place` of the others."""
     outer_dims = [dim for dim in order[1:] if shape[dim] > 1]
     outer_dim = next((dim for dim in reversed(outer_dims) if shape[dim] > 2), outer_dims[-1] if outer_dims else None)
     other_dims = [dim for dim in outer_dims if dim != outer_dim]
@@ -329,7 +332,8 @@ def aliases(output: torch.Tensor, buffer: torch.Tensor) -> bool:
 
 
 def changes_later(outputs: Outputs, read: Outputs) -> str | None:
-    """Watches `outputs` for `LATE_S` seconds.  Describes the fault if they differ from `read`, or returns None."""
+    """Watches the outputs of a finished kernel call for `LATE_S` seconds.  `read` holds the values right after the
+    call.  Returns a description of the fault if an output changes, or else None."""
     deadline = time.monotonic() + LATE_S
     while all(same_bits(output, expected_output) for output, expected_output in zip(outputs, read, strict=True)):
         if time.monotonic() > deadline:

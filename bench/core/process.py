@@ -75,9 +75,10 @@ class ChildFailed(RuntimeError):
 
 
 def command_for(modules: Sequence[str], tree: Path | None = None, python: str = sys.executable) -> list[str]:
-    """Returns the command of a child that imports `modules` and answers with `answer` of the last module.
+    """Returns the command line of a child process that answers requests.  The child imports `modules`.  The last of
+    these modules has the function `answer`, which gets each request.
 
-    With `tree` the child takes the kernels from this folder, and `bench` from the running program's folder."""
+    With the folder `tree`, the child imports kernels from `tree`, and `bench` from the running program's folder."""
     # -P: imports must not look into the script's folder first.
     return [python, "-P", str(BOOT_FILE), *(("--tree", str(tree), str(ROOT)) if tree else ()), *modules]
 
@@ -317,7 +318,7 @@ class Pool:
 def kill_whole(pid: int) -> None:
     """Kills a process, the process group that it leads, and all its descendants.
 
-    A child that makes a kernel's first check leads its own session, so killing the group does not reach it."""
+    A descendant may lead its own session.  The kill of the group does not reach such a descendant."""
     family_processes = family(pid)  # before the kill: the children of a dead process cannot be found
     with suppress(ProcessLookupError):  # it leads no group, or the group is gone
         os.killpg(pid, signal.SIGKILL)

@@ -66,9 +66,10 @@ def _read_file(path: Path) -> Iterator[Record]:
 
 
 class RunWriter:
-    """Writes the records of a run to its own file, `<folder>/<run_id>.jsonl`, so that two git branches merge easily.
+    """Writes the records of a run to its own file, `<folder>/<run_id>.jsonl`.  So two git branches merge easily.
 
-    With `part` the file is `<run_id><part>.jsonl`.  It also takes child runs, with ids such as `<run_id>-first-0A`."""
+    With `part`, the file is `<run_id><part>.jsonl`.  Such a file may also hold records with longer run ids, such as
+    `<run_id>-first-0A`."""
 
     def __init__(self, folder: Path, run_id: str | None = None, part: str = ""):
         self.run_id, self._part = run_id or new_run_id(), part

@@ -216,8 +216,9 @@ class Runner:
         """Turns an exception of the kernel or the device into `Failed`.  With `may_refuse`, a `ValueError` becomes
         `LayoutRefused`.
 
-        If a `ValueError` names an option of the op, the status is UNSUPPORTED.  The exception is an error from
-        `reference/contract.py`: it refuses values that the kernel computed."""
+        If a `ValueError` names an optional argument, the kernel does not support it, and the status is UNSUPPORTED.  A
+        `ValueError` from `reference/contract.py` never has this status, because it concerns values that the kernel
+        computed."""
         try:
             yield
         except Failed.errors() as error:
@@ -255,7 +256,8 @@ class Runner:
         return {"checked_by": self.by}
 
     def around(self) -> AbstractContextManager[object]:
-        """Returns the context manager around each request that a worker process answers (`outside.Serving`)."""
+        """Returns a context manager.  A worker process enters it for each request that it answers about the kernel.
+        Here the context manager does nothing.  The emulator's subclass uses it to emulate the kernel's launches."""
         return nullcontext()
 
 

@@ -33,9 +33,10 @@ class Look:
     own_stream: bool
 
     def fault(self, read: Outputs, data: CheckData, layout: Layout, answers: Sequence[Earlier], before: bool) -> str:
-        """Explains the wrong output `read`, or returns "" if no cause is found.  `answers` lists earlier calls.  The
-        kernel may have returned the output of one of them again.  `before` is true if an earlier call on the same data
-        was right."""
+        """Explains a wrong output of a kernel.  Returns "" if no cause is found.
+
+        `read` holds the wrong values.  `answers` holds the outputs of earlier calls, because the kernel may return an
+        old output again.  `before` is true if an earlier call on the same inputs was right."""
         if layout.sms and self._is_right(data, replace(layout, sms=None)) and not self._is_right(data, layout):
             grid_text = f"a grid for {layout.sms} SMs, where a CTA takes several tiles"
             return f"with {grid_text}; with a grid for all SMs it is right"
@@ -129,8 +130,9 @@ class Look:
         return f"it reaches rows of {' and '.join(far_names)} by offsets of 32 bits: near rows come out right"
 
     def _rounded(self, data: CheckData, layout: Layout) -> str:
-        """Names a format with fewer bits than fp32 if the kernel is right on inputs rounded to this format. Returns ""
-        if there is none."""
+        """Tests whether an fp32 kernel computes in a shorter format, such as bf16.  For this, it rounds the inputs to
+        the shorter format, and runs the kernel on them.  If the result is then right, returns a text that names the
+        format.  Otherwise returns ""."""
         float_inputs = [v for v in data.inputs.values() if isinstance(v, torch.Tensor) and v.dtype == torch.float32]
         if data.scheme.name != "fp32" or not float_inputs:
             return ""

@@ -163,7 +163,8 @@ def traffic_of(answer: Mapping[str, Any]) -> Traffic:
 
 
 def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
-    """Writes one record for each call to a file, and returns its path.  A record has bytes only if all CTAs ran."""
+    """Writes one record for each emulated kernel call to a file, and returns its path.  If the emulator ran all CTAs of
+    the call, the record has the bytes of memory traffic."""
     run_writer, environment = RunWriter(folder), Environment.now()
     for one_call in calls:
         kernel, target = registry.get_kernel(one_call.target.op, one_call.target.kernel), one_call.target

@@ -87,7 +87,8 @@ def emulating(
     Tensors are on the CPU, but report that they are on the GPU.  An autotuned kernel runs with its first config, or
     with the configs that `configs` selects.  `races=False` skips the race detection, which is faster.  A `seed` above 0
     makes the order of warps and copies random.  `memory` lists tensors that kernels reach through pointers in memory.
-    `ctas` is the number of CTAs to run beside the first and the last; the default is all.
+    By default, all CTAs of a launch run.  With `ctas`, these run: the first CTA, the last CTA, and `ctas` random CTAs
+    between them.
 
     Raises `EmulationError` with the source line if a kernel reads or writes out of bounds, reads unwritten memory, or
     never ends.  Races are in `findings`.  Raises `ValueError` if no config matches `configs`."""

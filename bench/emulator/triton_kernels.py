@@ -84,8 +84,8 @@ def _memory(name: str, value: Any, kind: Any) -> Any:
 
 
 def _name(compiled: Any, key: Any) -> str:
-    """Returns the name of a kernel argument in the source. Triton's `key` is this name, an index, or a tuple that
-    begins with an index."""
+    """Returns the name of a kernel argument in the source code.  `key` is Triton's own identifier of the argument.  It
+    is the name itself, the argument's index, or a tuple that begins with the index."""
     return key if isinstance(key, str) else str(compiled.src.fn.arg_names[key[0] if isinstance(key, tuple) else key])
 
 

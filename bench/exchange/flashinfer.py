@@ -57,7 +57,8 @@ AUXILIARY_INPUTS = frozenset({"lse", "cos_sin_cache", "top_p", "min_p", "eps"})
 
 @dataclass(frozen=True)
 class Axis:
-    """Describes a dimension of a definition.  A `const` axis has a size; a `var` axis gets its size from a workload."""
+    """Describes a dimension of a tensor in a kernel description of flashinfer-bench.  A `const` dimension has a fixed
+    size.  The size of a `var` dimension depends on the benchmark's input."""
 
     type: Literal["const", "var"]
     value: int | None = None
@@ -65,7 +66,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Operand:
-    """Describes an input or output of a definition."""
+    """Describes an input or output in a kernel description of flashinfer-bench."""
 
     dtype: str
     shape: tuple[str, ...] | None = None

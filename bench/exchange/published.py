@@ -304,8 +304,9 @@ def _checked(table: Table, rows: pd.DataFrame, columns: list[str], unit: str) ->
 
 
 def selected(published: Published) -> list[Placed]:
-    """Returns the tables of published times that their TOML descriptions select for the repository.  If a table exists
-    for several versions of a library, keeps only the newest version."""
+    """Returns the tables of published kernel times that the repository keeps.  A TOML file describes each source of
+    times, and marks the tables to keep.  If a table exists for several versions of a library, keeps only the newest
+    version."""
     newest_versions: dict[tuple[str, ...], Version] = {}
     versioned_tables = [
         (_library(each.table), parse(each.table.version), each) for each in published.placed if each.selected

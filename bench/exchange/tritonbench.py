@@ -38,7 +38,7 @@ class TritonbenchFile:
 
 
 class _Cells(NamedTuple):
-    """Holds the file's values for one implementation on one input."""
+    """Holds all metrics of one implementation on one input, such as its latency, from a result file of tritonbench."""
 
     op: str
     provider: str

@@ -63,8 +63,9 @@ class Tally:
 
 
 class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts and times the calls of a running program.  In its `with` block, it records torch's operators outside known
-    modules.  `capturing` adds the calls of the known modules."""
+    """Counts and times the calls of a running program, in a `with` block.  By itself, it records torch's operators,
+    such as matrix products.  The function `capturing` also records modules of transformers and vLLM that Rooflab knows,
+    each as one call."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -79,7 +80,8 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def model(self) -> Tally:
-        """Returns the tally of the model's calls: those inside modules.  If there are none, all other calls count."""
+        """Returns the counts and times of the model's calls.  These are all calls inside torch modules.  If the program
+        has no calls inside modules, returns the counts and times of its other calls."""
         return self.inside if self.inside.total_s else self.outside
 
     @property

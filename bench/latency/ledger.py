@@ -133,7 +133,8 @@ class Ledger:
         return [row | {"share": None, "x_bound": None} for row in table_rows] if self.noise else table_rows
 
     def metrics(self) -> dict[str, float]:
-        """Returns the ledger's numbers for a record, by name."""
+        """Returns the times of an engine step by name, in milliseconds, to store in a benchmark record.  They are the
+        time and the roofline bound of each op, the host's time, and the time of the whole step."""
         op_metrics = {f"{row.op}.{row.site}.{row.shape}_ms": row.ms for row in self.rows}
         op_metrics |= {f"{row.op}.{row.site}.{row.shape}_bound_ms": row.bound_ms for row in self.rows if row.bound_ms}
         op_metrics |= {"host_ms": self.host_ms, "timers_ms": self.timers_ms, "step_ms": self.step_ms}

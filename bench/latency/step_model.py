@@ -81,9 +81,10 @@ class KernelTimes:
     - Attention of a prompt's chunk from token `s` to token `e` takes the time of `e` tokens minus that of `s` tokens.
     - All other ops depend on the number of tokens.
 
-    Long contexts may have no published time of attention.  Then the roofline bound is multiplied by a factor: the
-    published time of the longest shorter context, divided by its bound.  Raises `ValueError` on impossible dtypes or
-    numbers of GPUs, and on a negative host time."""
+    Long contexts may have no published time of attention.  Then the roofline bound is multiplied by a factor from a
+    shorter context.  The factor is the published time at the shorter context, divided by the bound there.
+
+    Raises `ValueError` on impossible dtypes or numbers of GPUs, and on a negative host time."""
 
     arch: Architecture
     device: Device
@@ -135,7 +136,8 @@ class KernelTimes:
         return f"published kernel times {devices} ({kinds}), bounds of the rest" if kinds else f"bounds {devices}"
 
     def ops(self, kind: StepKind, batch: int, context: int) -> Sequence[OpTime]:
-        """Returns the ops of a step with their times.  Raises `ValueError` in the same cases as `steps.step_ops`."""
+        """Returns the ops of a prefill or decode step with their times.  Raises `ValueError` on an unknown dtype, a
+        length below 1, or a number of GPUs that does not divide the heads."""
         step_shape = kind, batch, context, self.weight_dtype, self.kv_dtype, self.gpus
         published_time = None if self.bounds else step_time(self.arch, self.device, *step_shape)
         if published_time is not None:
@@ -206,9 +208,10 @@ def fitted(steps: Iterable[Mapping[str, Any]]) -> MeasuredSteps:
 
 
 def of_trace(trace: Trace) -> tuple[MeasuredSteps, float]:
-    """Returns the model of a measured run's steps, and the seconds from a step's end until the client has its tokens.
+    """Returns a model of the step times in a measured run.  Also returns the median seconds from a step's end until the
+    client has its tokens.
 
-    Raises `ValueError` in the same cases as `fitted`."""
+    Raises `ValueError` if fewer than 50 steps report how many keys they read."""
     fitted_model = fitted(trace.steps or ())
     end_times = np.array([trace_step["end_s"] for trace_step in trace.steps or ()])
     times_s = [traced_request.chunks[0].time_s for traced_request in trace.requests if traced_request.chunks]

@@ -65,8 +65,9 @@ def spikes(trace: Trace) -> list[Spike]:
 def cause(begin_s: float, end_s: float, steps: Sequence[Mapping[str, Any]]) -> str:
     """Returns the cause of a gap between two tokens, from the engine steps in the gap.
 
-    A preemption in any step is the cause.  Else it is the prefill or the wait for another process, in the step with the
-    longest overlap.  Steps without either are skipped."""
+    If a step preempted a request, the cause is the preemption.  Otherwise the steps are searched for a prefill or a
+    wait for another process.  The step that fills most of the gap comes first, and the first cause found is returned.
+    Returns "unknown" if there is none."""
 
     def overlap_s(step: Mapping[str, Any]) -> float:
         return min(end_s, float(step["end_s"])) - max(begin_s, float(step["begin_s"]))

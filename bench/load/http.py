@@ -1,7 +1,7 @@
 """Implements a small part of HTTP/1.1: sends a request, and takes the arrival time of each piece of the answer.
 
-All streams of a batch get a token at the same time.  aiohttp needs tens of microseconds per piece, so with 64 streams
-it reads the last one milliseconds late.  This code reads all ready sockets before it parses.
+All streams of a batch get a token at the same time.  aiohttp needs tens of microseconds to read a piece.  With 64
+streams, the last stream would be read some milliseconds too late.  This code reads all ready sockets before it parses.
 """
 
 from __future__ import annotations

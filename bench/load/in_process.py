@@ -18,8 +18,8 @@ def measure(options: Mapping[str, Any], sizes: Mapping[str, int], out: Path | No
     given.
 
     `sizes` has three values in this order: tokens per prompt, tokens per answer, number of requests.  Its keys are the
-    names of the command's options.  Raises `ValueError` on a number below 1, or if the model cannot serve these
-    sizes."""
+    names of these sizes for error messages.  Raises `ValueError` on a number below 1, or if the model cannot serve
+    these sizes."""
     for option_name, option_value in sizes.items():
         if option_value < 1:
             raise ValueError(f"{option_name}: expected at least 1, got {option_value}")

@@ -165,8 +165,10 @@ def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
 
 
 async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
-    """Sends the warm-up requests. Returns the plan and the tokens/s of the fastest request. If the server refuses token
-    counts in each chunk, the plan no longer asks for them (`running_usage`)."""
+    """Sends the warm-up requests.  Returns the plan and the tokens/s of the fastest request.
+
+    The first request asks the server to count tokens in each chunk of an answer (`running_usage`).  If the server
+    rejects this request, the returned plan no longer asks for the counts."""
     tokens_per_s = 0.0
     for sent_request in plan.warm_ups():
         sent_request.scheduled_s = sent_request.free_s = clock()
@@ -185,8 +187,8 @@ async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
 
 
 async def _load(target: Endpoint, plan: Plan, pace: float) -> tuple[float, list[Shot], int]:
-    """Sends the load to the server.  Returns the start time, the sent requests, and the number of late requests.  A
-    request is late if the client created it during the load, and not before the start."""
+    """Sends the load to the server.  Returns the start time, the sent requests, and the number of late requests.
+    Normally, all requests are made before the start.  A late request was made while the load ran."""
     shots = plan.shots(plan.seed)
     if plan.arrivals is None:
         ready_requests = list(islice(shots, plan.num_prompts if plan.duration_s is None else plan.concurrency))

@@ -51,15 +51,16 @@ class Times:
 
 
 def token_steps(request: Request) -> tuple[list[list[tuple[float, float]]], str]:
-    """Returns a list of `(time_s, tokens)` for each answer of the request, and a word for the source of the numbers:
+    """Returns a list of `(time_s, tokens)` for each answer of the request.  Also returns a word that tells how the
+    number of tokens in each chunk is known:
 
-    - `said`: each chunk gives its number, by token ids, log-probabilities or a running total.
+    - `said`: each chunk gives its number of tokens, by token ids, log-probabilities or a running total.
     - `one each`: each chunk has one token, because the server's total equals the number of chunks.
     - `spread`: the server's total is another number.  Chunks after the first share the rest equally.
     - `chunks`: the server gives no total, so each chunk with text counts as one token.
 
-    For `one each`, chunks without text may count: a token with an incomplete character has no text.  The last token of
-    an answer may have no chunk.  Text is never tokenised again."""
+    A token with an incomplete character has a chunk without text.  `one each` also counts these chunks if the total
+    requires it.  The last token of an answer may have no chunk.  Text is never tokenised again."""
     choice_chunks = [chunk for chunk in request.chunks if chunk.kind in ("text", "empty")]
     text_chunks = [chunk for chunk in choice_chunks if chunk.kind == "text"]
     first_chunks = {chunk.answer: chunk for chunk in reversed(text_chunks)}

@@ -126,8 +126,9 @@ smaller changes.
 
 
 class QuietCheck:
-    """Wraps a check of `--benchmark-compare-fail` and ignores failures that noise explains.  It does so if the measured
-    time or its baseline is NOISY, or if two CPU processes with equal code can differ as much."""
+    """Wraps a check of `--benchmark-compare-fail` and ignores failures that noise explains.  It ignores a failure if
+    the measured time or its baseline is NOISY.  On a CPU, it also ignores small slowdowns, because two processes differ
+    even with equal code."""
 
     def __init__(self, check: Any, noisy: set[tuple[str, str]], lines: list[str]) -> None:
         self.check, self.noisy, self.lines, self.compared = check, noisy, lines, 0
@@ -155,7 +156,8 @@ def _noise(info: Mapping[str, Any]) -> str:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # pytest-benchmark compares in this hook, before it yields
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
-    """Excludes NOISY times from `--benchmark-compare-fail`.  The exit status is 13 if all times are excluded."""
+    """Removes noisy times from pytest-benchmark's check `--benchmark-compare-fail`.  A time is NOISY if the machine was
+    busy during its measurement.  The exit status is 13 if noise leaves no time to compare."""
     benchmarking = getattr(session.config, "_benchmarksession", None)
     lines, noisy_tests = session.config.stash.setdefault(_NOISE_LINES_KEY, []), set()
     if benchmarking is None or not benchmarking.compare_fail:
@@ -209,8 +211,8 @@ def _options(item: pytest.Item) -> dict[str, Any]:
 
 
 def _limits(item: pytest.Item) -> dict[str, Any]:
-    """Returns the time budget and the least number of samples of a benchmark. The test's marker comes before the
-    command line."""
+    """Returns the time budget of a benchmark in seconds, and its least number of samples.  The options of the test's
+    `benchmark` marker override the options of the command line."""
     marker_options, config = _options(item), item.config
     return {
         "budget_s": float(marker_options.get("max_time", config.getoption("benchmark_max_time"))),
@@ -228,12 +230,17 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
 
     `rooflab.bench.core.timers.timing` measures device time with a cold cache, after a warm-up.  The result is an
     ordinary pytest-benchmark result, with raw samples in `extra_info`.  `cost`, a `rooflab.roofline.model.Cost`, adds
-    FLOP/s, bytes/s and the fraction of the roofline.  The function `afterwards` is called after timing, and returns
-    None or an error text.
+    FLOP/s, bytes/s and the fraction of the roofline.
 
-    The marker's or the options' `max_time` and `min_rounds` limit the time.  If pytest-benchmark is disabled (xdist,
-    `--benchmark-disable`), `fn` is only checked.  A measurement is NOISY if the machine was busy.  The test then
-    passes, and `--benchmark-compare-fail` ignores the measurement.
+    The keyword argument `afterwards` is a function for a further check.  It is called after timing, and returns None or
+    an error text.
+
+    `max_time` and `min_rounds` of `pytest.mark.benchmark` limit the measurement.  Without them, `--benchmark-max-time`
+    and `--benchmark-min-rounds` do.  If pytest-benchmark is disabled (xdist, `--benchmark-disable`), `fn` is only
+    checked.
+
+    A measurement is NOISY if the machine was busy.  The test then passes, and `--benchmark-compare-fail` ignores the
+    measurement.
     """
     config, test_item = request.config, request.node
 
@@ -330,8 +337,8 @@ def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: An
 
 
 def _by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """Wraps `fn` so that it takes all arguments by position. The last arguments become the keyword arguments
-    `names`."""
+    """Wraps `fn` for callers that pass all arguments by position.  The wrapper passes the last arguments on to `fn` by
+    keyword.  `names` are their keywords, in order."""
 
     @functools.wraps(fn)
     def call(*values: Any) -> Any:

@@ -63,7 +63,8 @@ _LOAD_STORE_OPCODES = ("LD", "ST", "ATOM", "RED", "SHFL")
 
 @dataclass(frozen=True)
 class Chip:
-    """Holds the rates of one Hopper SM per warp instruction, and the latencies of instructions in clocks."""
+    """Holds the hardware constants of one Hopper GPU: FLOPs and bytes per clock, and latencies of instructions in
+    clocks."""
 
     tensor_flops_per_clock: Mapping[str, float]
     """By operand dtype, the dense FLOPs per clock of one SM."""
@@ -127,7 +128,8 @@ class Chip:
         return self.tensor_flops_per_clock[dtype]
 
     def latency(self, entry: SassInstruction, load_latency: float) -> float:
-        """Returns the clocks from an instruction's end in its pipe to its result: `load_latency` for a global load."""
+        """Returns the clocks that an instruction's result needs after the instruction has left its execution unit.  A
+        load from global memory needs `load_latency` clocks."""
         name = entry.name
         if entry.loads_global:
             return load_latency

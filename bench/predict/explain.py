@@ -55,7 +55,8 @@ class Explanation:
 
     @property
     def modelled_ms(self) -> float | None:
-        """Returns the predicted time, or else the roofline bound.  Returns None if there are no parts."""
+        """Returns the predicted time of the kernel in ms, or its roofline bound if its code was not read.  Returns None
+        if there is no prediction."""
         times_ms = [time_step.ms for time_step in self.parts if time_step.name != UNEXPLAINED_PART]
         return math.fsum(times_ms) if times_ms else None
 
@@ -132,7 +133,8 @@ def explain(
 
 
 def explained(answer: Predicted, device: Device, measured_ms: float | None) -> Explanation:
-    """Makes the explanation from a prediction, and from the measured time if there is one."""
+    """Makes the explanation of a kernel's time: it splits the predicted time into parts.  With `measured_ms`, one more
+    part holds the measured time minus the predicted time."""
     target, least_cost, traffic = answer.target, answer.cost, answer.traffic
     field_values: dict[str, Any] = {
         "target": target,

@@ -287,10 +287,11 @@ def launch_rows(profile: Profile) -> list[dict[str, Any]]:
 
 
 def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
-    """Returns the corrected HBM bytes of a profiled call, or None without a count, and a note on inexact bytes.
+    """Returns the HBM bytes of a profiled call, and a note that says why they are inexact.  The note is empty if they
+    are exact.  The bytes are None if ncu did not count them.
 
-    ncu does not count writes that are still in L2 at the end of the call.  So the written bytes are at least the op's
-    least written bytes."""
+    ncu does not count writes that are still in L2 at the end of the call.  So the written bytes are raised to the least
+    bytes that the op must write."""
     counted = profile.traffic
     if counted is None:
         return None, ""

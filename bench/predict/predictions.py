@@ -172,7 +172,8 @@ def timed_on(record: Record) -> Device | None:
 
 
 def in_config(target: KernelCase, record: Record) -> KernelCase | None:
-    """Returns `target` with the record's tuning config, or None if the kernel no longer has this config."""
+    """Returns `target` (a kernel and its input shape) with the tuning config of `record`, a stored measurement.
+    Returns None if the kernel no longer has this config.  `target` stays the same if there is no config."""
     kernel = registry.get_kernel(target.op, target.kernel)
     if record.config is None or kernel.tuning is None:
         return target

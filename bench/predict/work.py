@@ -3,16 +3,17 @@
 A *turn* is one iteration of an innermost loop that multiplies matrices or loads. A *round* is the code that a CTA runs
 once for each of its tiles, such as an outer loop or an epilogue. All other code runs once.
 
-A *role* is a group of specialised warps, and begins where it sets its register budget (setmaxnreg). Its named barriers
-give its number of warps. Without them, a role that multiplies counts as one warpgroup, and a role that only loads as
-one warp. If only one role multiplies, the other roles get their warpgroups first, and this role gets the rest.
+A *role* is a group of specialised warps, and begins where it sets its register budget (setmaxnreg). The thread counts
+of a role's named barriers give its number of warps. A role without such barriers counts as one warpgroup if it
+multiplies, else as one warp. If only one role multiplies, it gets all warpgroups that the other roles leave.
 
-Code without register budgets may have a loop that copies operands for a multiplying loop. Its warps count as one
-warpgroup, or as one warp if they copy by TMA. Loops that only poll or distribute roles are ignored.
+Code without register budgets may have one loop that multiplies and another loop that copies operands. The warps of the
+copying loop count as one warpgroup, or as one warp if they copy by TMA. Loops that only wait do no work and are
+ignored.
 
 Compiled code does not say how many turns its loops have. The model takes enough turns for the launch's matrix FLOPs and
-its bytes. This is too low if lanes are masked off, as in a tile of 16 rows with one valid row, or if lanes load the
-same bytes.
+its bytes. This is too low if lanes are masked off, as in a tile of 16 rows with one valid row. It is also too low if
+lanes load the same bytes.
 
 The number of rounds is the launch's written bytes divided by the bytes that one round stores. A CTA does whole rounds,
 so the busiest CTA sets the time. If several CTAs may share a tile, all CTAs count as equally busy.
@@ -59,7 +60,7 @@ class Role:
 
     @property
     def multiplies(self) -> bool:
-        """Returns whether a loop of the role multiplies matrices."""
+        """Tells whether these warps multiply matrices in a loop.  A role is a group of warps that run the same code."""
         return any(entry.mma_flops for entry in self.turn)
 
 
@@ -216,7 +217,8 @@ class LaunchWork:
 
 
 def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> LaunchWork:
-    """Returns the work of one launch of a kernel.  All `info.launches` launches together do the work in `share`.
+    """Returns the work of one launch of a kernel.  `share` holds the matrix FLOPs and the bytes of all `info.launches`
+    launches together.
 
     Raises `ValueError` on code for another architecture, on a CTA that does not fit on an SM, and on an empty grid."""
     sm_target = f"sm_{device.compute_capability[0]}{device.compute_capability[1]}"

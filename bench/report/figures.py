@@ -41,12 +41,13 @@ NO_BYTES_REASON = "its cost has no bytes, and so it has no intensity"
 def placed(
     records: Iterable[Record], roofs: Sequence[Ceilings], device: Device | None = None
 ) -> tuple[list[Point], list[str]]:
-    """Converts records into points of a roofline chart. Also returns the reasons why correct kernels have no point.
+    """Converts records (stored measurements) into points of a roofline chart. Also returns the reasons why correct
+    kernels have no point.
 
     Failed checks and invalid times are ignored. If `device` is None, records without a time are ignored too.
 
-    If `device` is a GPU, `roofs` are its ceilings, and each bound is computed for it. A time measured on another GPU is
-    left out of its point."""
+    If `device` is a GPU, `roofs` are its ceilings, and each bound is computed for it. A record from another GPU gives a
+    point without a time."""
     points, unplaced_reasons = [], []
     for record in records:
         median_ms, bound_s = record.latency_median_ms, (record.bound_ms or 0.0) / 1e3

@@ -71,7 +71,8 @@ class LadderRow:
 
     @property
     def traffic(self) -> str:
-        """Returns how the bytes for bytes/s are known: counted, modelled, or the least bytes that the op needs."""
+        """Returns the source of the bytes in the row's bytes/s: `counted`, `modelled`, or `least bytes` (that the op
+        needs).  Returns `none` if the bytes are unknown."""
         record = self.record
         return (record.traffic_basis or "least bytes") if record.least_bytes or record.traffic_bytes else "none"
 

@@ -129,8 +129,9 @@ NOT_WRONG_STATUSES = (*FINE_STATUSES, "NOISY")
 
 
 def machine_of(record: Record) -> str:
-    """Returns the name of a record's machine: its `machine_key`, and the device if it is not the usual one there.  On a
-    CPU, adds an unusual number of threads, because it changes the ceilings."""
+    """Returns the name of the machine on which a record was measured.  The name is the record's `machine_key`.  It also
+    contains the device of a CPU measurement on a machine with a GPU.  It contains the number of CPU threads if this is
+    not the number of cores, because threads change the ceilings."""
     key = str(record.environment.get("machine_key") or "unnamed machine")
     usual_device = "cuda" if record.environment.get("gpu") else "cpu"
     threads = record.environment.get("threads")

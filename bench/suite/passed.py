@@ -41,10 +41,10 @@ class Passed:
         return self._remembered().get(kernel.id) == self.code(kernel)
 
     def trust(self, folder: Path) -> None:
-        """Adds kernels that passed their first check in an earlier run. `folder` has the records of that run. Only
-        records from a GPU of the same name and for the kernel's present code count.
+        """Adds kernels that passed their first check in an earlier run. `folder` has the records of that run.
 
-        A kernel is added only if all these records are OK."""
+        Records from another kind of GPU, or of older kernel code, are ignored. A kernel is added only if all its other
+        records are OK."""
         gpu = self._environment.gpu
         code_by_kernel = {kernel.id: self.code(kernel) for kernel in registry.every_kernel()}
         statuses_of: dict[str, set[str]] = {}
@@ -68,7 +68,8 @@ class Passed:
 
 
 def passed_on_card(kernels: Iterable[Kernel], scheme: str, device: torch.device) -> frozenset[str]:
-    """Returns the names of kernels whose first check (adversarial inputs, `scheme`) passed on this kind of GPU."""
+    """Returns the names of kernels that passed their first check on this kind of GPU. Only first checks with the dtypes
+    `scheme` count."""
     if device.type != "cuda":
         return frozenset()
     passed_store, scheme_name = Passed(Environment.now(device.index or 0)), default_scheme(device)

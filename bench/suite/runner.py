@@ -281,7 +281,8 @@ class _SuiteRun:
         return Child(*WORKER_IMPORTS, WORKER_MODULE, environment=environment, log=self.log)
 
     def _hangs(self) -> bool:
-        """Tells whether a single kernel runs longer than its time limit. Several kernels at once may just be slow."""
+        """Tells whether one kernel runs alone and longer than its time limit. Returns False while several kernels run
+        at once, because they may only slow each other down."""
         running_note = Running.read(self._note_path())
         time_limit_s = DRY_ENTRY_LIMIT_S if self.settings.dry_run else MAX_KERNEL_S
         return len(running_note.kernels) == 1 and time.time() - running_note.began > time_limit_s

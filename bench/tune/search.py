@@ -62,8 +62,10 @@ def search(
     """Searches until `deadline` for a config that is faster than `start`, the launcher's own choice.
 
     A config is skipped if its least possible time, `least(config)`, is not below the best time.  Configs that differ
-    from the best one in few fields are tried first.  Each group is timed interleaved with the best config, so a slower
-    GPU during the search changes no ratio."""
+    from the best one in few fields are tried first.
+
+    Configs are timed in small groups.  The best config so far is timed again in each group, because the GPU may become
+    slower during the search."""
     search_result = SearchResult()
     start_times = times([start])[start]
     if isinstance(start_times, str):

@@ -1,7 +1,8 @@
 """Chooses the kernel of each op on this machine's CPU.  Kernels are timed once, and the times are kept in a file.
 
 Another CPU's times do not help: on one CPU the packed matmul is the fastest at one row, on another torch's own matmul.
-A start spends at most `LIMIT_S` seconds on timing.  The next quiet start measures the missing times.
+A start of the engine spends at most `LIMIT_S` seconds on timing.  The next start measures missing times, and times from
+a busy machine.
 """
 
 from __future__ import annotations
@@ -76,8 +77,10 @@ def choose_kernels(
     limits: LargestSizes,
     replays: bool = False,
 ) -> dict[tuple[str, str], list[Choice]]:
-    """Returns the choices of each op and bucket, the fastest kernel first.  With `replays`, a bucket of decode steps
-    gets only C++ kernels, if a replayed (recorded) step is faster than an eager one."""
+    """Returns the usable kernels of each op and bucket (range of row counts), the fastest first.
+
+    With `replays`, the engine can record a decode step once and replay it.  A recorded step contains only C++ kernels.
+    If it is faster in a bucket of up to 16 rows, this bucket gets only C++ kernels."""
     arch = limits.arch
     facts = {
         "layers": [arch.num_layers, arch.hidden_size, arch.intermediate_size, arch.vocab_size],
@@ -148,9 +151,11 @@ def replayed(
 def _ways(
     products: Mapping[str, list[Choice]], times: Mapping[str, Mapping[str, float]], limits: LargestSizes
 ) -> set[Any]:
-    """Chooses one packed layout of the matmul weights, or two if memory has room for two. One layout is enough if it is
-    fast for every bucket (range of row counts): within `TOLERATED_RATIO` of the best time. Of several possible choices,
-    takes the fastest over all buckets."""
+    """Chooses the packed layouts of the matmul weights. The engine keeps one layout, or two if necessary and if memory
+    has room.
+
+    One layout is enough if it takes at most `TOLERATED_RATIO` times the best time, at all row counts. Among several
+    such choices, takes the fastest one."""
     packers = list(dict.fromkeys(choice.kernel.prepare for choices in products.values() for choice in choices))
     fit = 2 * limits.arch.parameters().total * limits.dtype.itemsize < virtual_memory().available / 2
     subsets = [set(subset) for count in ((1, 2) if fit else (1,)) for subset in itertools.combinations(packers, count)]

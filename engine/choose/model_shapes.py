@@ -59,7 +59,8 @@ class LargestSizes:
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """Returns the ops that the model uses, by the model's names for them (see `registered`)."""
+        """Returns the names of the ops that the model uses.  `decode_attention` stands for the op `paged_attention`
+        with one query per sequence."""
         op_names = {"gemm": MATMUL_BY_CODES[self.codes], "silu_and_mul": gated(self.arch)}
         return (*(op_names.get(op, op) for op in MODEL_OPS), DECODE_OP)
 
@@ -75,7 +76,8 @@ def gated(arch: Architecture) -> str:
 
 
 def registered(op: str) -> str:
-    """Returns the registry's name of the model's op `op`."""
+    """Returns the name of an op in the kernel registry.  Only `decode_attention` has another name there:
+    `paged_attention`."""
     return "paged_attention" if op == DECODE_OP else op
 
 

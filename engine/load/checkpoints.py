@@ -64,7 +64,8 @@ class GGUFCheckpoint:
         return f"{self.path.name}, {_SAMPLING[:-1]}", {name_of_key.get(name, name): settings[name] for name in settings}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields every tensor in fp32, with its Hugging Face name."""
+        """Yields the Hugging Face name and the fp32 values of each tensor.  With `keep_codes`, a quantised matrix keeps
+        its codes and scales if the engine can multiply by them."""
         arch, model_kind = self.architecture, self._model.kind
         for tensor in self._model.tensors.values():
             if tensor.name == ROPE_FACTORS:

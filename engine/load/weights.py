@@ -68,6 +68,9 @@ def load_weights(
 ) -> Weights:
     """Returns the parameters of `arch` in `dtype` on `device`.  Adds `arch.norm_offset` to the weights of norms.
 
+    With `codes` (int8 or int4), each matrix of a linear layer is quantised as soon as it is read.  A matrix that the
+    file holds in quantised form stays unchanged.  The embedding table always has `dtype`.
+
     Raises `ValueError` if a tensor is missing, unknown or repeated, or has a wrong shape or dtype.  Also raises it if a
     tied `lm_head` differs from the embedding."""
     shapes = parameter_shapes(arch)

@@ -50,8 +50,9 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, data: Any) -> Any:
-        """Removes unknown request fields that are null, false or empty, because OpenAI's client sends many
-        (`model_dump()`).  Keeps only the first other unknown field, so that a million of them cause only one error."""
+        """Removes unknown fields from a request, except one that causes an error.  Unknown fields that are null, false
+        or empty cause no error, because OpenAI's client sends many (`model_dump()`).  One error is enough, because a
+        request may have a million unknown fields."""
         fields = cls.__pydantic_fields__
         if not isinstance(data, dict) or data.keys() <= fields.keys():
             return data

@@ -35,8 +35,8 @@ class RequestWork:
         self._answers = {answer_key: Answer(self.format, params, i) for i, answer_key in enumerate(answer_keys)}
 
     def close(self) -> None:
-        """Drops the request's unfinished prompts from the engine. The reader of the stream `events` calls this
-        function. The generator `events` cannot do this itself, because it may never start."""
+        """Drops the request's unfinished prompts from the engine. The code that reads the generator `events` must call
+        this at the end. The generator cannot do it: if nobody reads from a generator, none of its code runs."""
         self._engine.drop(self.calls)
 
     @property

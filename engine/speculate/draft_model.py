@@ -78,14 +78,16 @@ class Chain(Drafter, ABC):
 
     @abstractmethod
     def forward(self, inputs: StepInput, ops: Any, state: Any) -> tuple[torch.Tensor, Any]:
-        """Returns the logits `[rows, vocab_size]` of the next tokens, and the `state` for the tokens after these."""
+        """Computes one step of the draft model.  Returns the logits `[rows, vocab_size]` of the next tokens, and the
+        new `state`.  `state` is data that the drafter passes to its next step, with one row per sequence."""
 
 
 class ModelDrafter(Chain):
     """Drafts with a smaller model of the same vocabulary.  This model computes every token, to fill its KV cache."""
 
     def forward(self, inputs: StepInput, ops: Any, state: Any) -> tuple[torch.Tensor, Any]:
-        """Returns the logits `[rows, vocab_size]` of the next tokens, and the unchanged `state`, which is not used."""
+        """Computes one step of the draft model.  Returns the logits `[rows, vocab_size]` of the next tokens, and
+        `state` unchanged.  This model keeps all its data in its KV cache and needs no `state`."""
         return self.model.forward(inputs, self.cache, ops), state
 
     def follow(

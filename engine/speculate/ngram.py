@@ -90,7 +90,8 @@ class NgramDrafter(Drafter):
         return wanted_drafts
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
-        """Copies the tokens after the earlier occurrence.  If there are too few such tokens, repeats them."""
+        """Drafts tokens for each sequence.  Copies the tokens that follow an earlier occurrence of the sequence's last
+        two tokens.  If the sequence has too few tokens there, repeats them."""
         drafts = {}
         for sequence, draft_length in drafting:
             position, tokens = self._found[sequence], sequence.token_ids

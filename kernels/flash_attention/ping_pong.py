@@ -169,12 +169,12 @@ def _step(
     q_tile, memory, state, first, begin, row, order, scales,
     CAUSAL: gl.constexpr, MASKED: gl.constexpr, NTH: gl.constexpr,
 ):  # fmt: skip
-    """Computes the scores and the softmax of the key block at `first`, and the value product (softmax weights times
-    values) of the previous block.
+    """Runs one step of a consumer warpgroup.  The step computes the scores and the softmax of the key block at `first`.
+    It also computes the value product (softmax weights times values) of the previous block.
 
-    Two consumer warpgroups alternate: one computes the softmax while its value product runs, then waits for the other's
-    signal. Three consumers do not alternate. Each waits for its products before its softmax, while the other two use
-    the tensor cores. Then a thread has 160 registers. No GPU has shown yet that they stay at different steps."""
+    Two consumers alternate. Each computes its softmax while its value product runs, then waits for the other's signal.
+    Three consumers do not alternate. Each waits for its own products before its softmax, while the other two use the
+    tensor cores. A thread then has only 160 registers. No GPU has shown yet that the three overlap in this way."""
     weights, rescale_factor, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase, turn_phase = state
     queries, keys, value_tiles, _, _, k_full, k_empty, v_full, v_empty, turn_bars = memory
     TAKES_TURNS: gl.constexpr = queries.shape[0] == 2

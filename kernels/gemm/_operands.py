@@ -173,9 +173,9 @@ def row_strides(of: Arguments) -> tuple[int, ...]:
 
 
 def alignment_bytes(a: Tensor, b: Tensor, whole_k: bool) -> int:
-    """Returns the largest power of two, at most 16, that divides the address of every row of `a` and of `b.mT`.
-
-    With `whole_k`, it divides a row's bytes too, so vector loads cover a row exactly.  If K is 0, returns 16."""
+    """Returns the largest vector load in bytes, a power of two up to 16, that fits the operands.  It divides the
+    address of each row of `a` and of `b.mT`.  With `whole_k`, it also divides the number of bytes in a row.  If K is 0,
+    returns 16."""
     K, address_bits = a.shape[1], VECTOR_BYTES
     for operand, row_dim in ((a, 0), (b, 1)) if K else ():
         size = operand.element_size()
@@ -184,6 +184,7 @@ def alignment_bytes(a: Tensor, b: Tensor, whole_k: bool) -> int:
 
 
 def along_k(*operands: str) -> dict[str, str]:
-    """Returns a condition for the decorator `kernel`: the matrices in `operands` must be contiguous along K. The
-    decorator takes this condition as its argument `holds`."""
+    """Returns conditions on a kernel's calls: the matrices in `operands` must be contiguous along K.  The result maps
+    each condition to its meaning in words.  The decorator `kernel`, which registers a kernel, takes it as the argument
+    `holds`."""
     return {f"{operand}[{1 if operand == 'a' else 0}] == 1 or K <= 1": "stride 1 along K" for operand in operands}

@@ -108,8 +108,8 @@ def tile_footprint(
     """Returns the resources of a CTA that computes a tile of `columns` columns.  The grid has `tiles` CTAs.
 
     A pipeline stage in shared memory holds a tile of `a`, a tile of `b`, and `barriers` barriers.  Each output takes
-    `sums` fp32 registers.  Without wgmma, Triton allocates one stage fewer (read in the compiled kernels;
-    tests/contracts/test_configs.py checks it)."""
+    `sums` fp32 registers.  Without wgmma, Triton allocates one stage fewer.  Compiled kernels show this, and
+    tests/contracts/test_configs.py checks it."""
     thread_count, outputs, uses_fma = 32 * config.num_warps, config.block_m * columns, by_fma(scheme)
     stage_values, stages = (config.block_m + columns) * config.block_k, config.num_stages
     register_values = sums * outputs + (stage_values if uses_fma else 0)
@@ -199,10 +199,11 @@ few_space = partial(
 
 
 def few_rows(of: type, columns: int, stages: tuple[int, int, int], exact: int) -> Defaults:
-    """Returns a table of default configs for a matrix `a` with few rows.
+    """Returns a table of default configs, objects of the class `of`, for a matrix `a` with few rows.
 
-    A tile has 16, 32 or 64 rows of `a`, and `columns` columns of `b`.  `stages` holds the pipeline stages for these
-    three sizes.  Products by FMAs use `exact` stages."""
+    On tensor cores, a tile has 16, 32 or 64 rows of `a`, and `columns` columns of `b`.  `stages` holds the numbers of
+    pipeline stages for these three heights.  Exact fp32 products need FMAs: a tile then has 16 or 32 rows and 32
+    columns.  `exact` is the number of stages of these tiles."""
     return Defaults(
         at_both_widths(
             ({"tensor_cores": 0, "M": 16}, of(16, 32, 64, 4, exact)),

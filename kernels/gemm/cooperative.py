@@ -92,8 +92,8 @@ def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
 def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
     """Returns two values that select a default config: `outputs` and `halves`.
 
-    `outputs` is the number of elements of the result.  With `halves` 1, a tile is stored in two halves, which saves
-    shared memory.  `halves` is 0 with a residual, or if K is below `DEEP_K`."""
+    `outputs` is the number of elements of the result.  `halves` is 1 if a tile should be stored in two halves, which
+    saves shared memory.  This needs a K of at least 2048 (`DEEP_K`), and no residual."""
     return {**outputs(case, scheme), "halves": int(int(case["K"]) >= DEEP_K and not case.get("residual"))}
 
 
@@ -289,7 +289,8 @@ def _gemm(
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes launch arguments from shapes, strides and options: functions for TMA maps, grid, sizes, constants."""
+    """Computes the launch arguments of a call from its shapes, strides and options.  Returns the functions that make
+    the TMA maps, and then the grid, the sizes (M, N, K) and the constants."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     (a, b), c = _operands.stored_operands(of.a, of.b), _operands.stored_output(of.c)
     residual = None if of.residual is None else _operands.stored_as(of.residual, False)

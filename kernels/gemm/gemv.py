@@ -70,8 +70,8 @@ def footprint(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> Footprin
 
 
 def rule(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> bool:
-    """Returns whether a config is legal. A thread may have at most 16 vectors in flight. One load of a warp reads 512
-    bytes of a weight row. So the row must not be split into more parts than it has such loads."""
+    """Tells whether a config is legal. A thread may have at most 16 vectors in flight. A weight row is read in pieces
+    of 512 bytes, one load of a warp each. K may not be split into more parts than a row has pieces."""
     share_count = config.warps_k * config.split
     shares_fit = share_count == 1 or share_count <= pieces(int(case["K"]), scheme)
     return config.rows * config.unroll <= 16 and shares_fit

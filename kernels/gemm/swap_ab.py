@@ -72,8 +72,9 @@ def footprint(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> Footpr
 def rule(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
     """Tells whether a config is legal.
 
-    A tile must have `columns(case)` rows of `a`, and 128 or 256 bytes in a row.  Each part of a split K must have at
-    least `block_k` values.  The partial sums must fit into the ring buffer."""
+    The number of rows of `a` in a tile must be M, rounded up to a power of two from 8 to 64.  A row of the tile has 128
+    or 256 bytes.  Each part of a split K must have at least `block_k` values.  The partial sums must fit into shared
+    memory, in place of the operands."""
     cta_needs, row_pieces = footprint(config, case, scheme), config.block_k * scheme.activation.itemsize / PIECE_BYTES
     sums_fit = config.block_m * (config.block_n + 4) * 4 <= cta_needs.shared_bytes
     shares_fit = config.split == 1 or config.split * config.block_k <= int(case["K"])

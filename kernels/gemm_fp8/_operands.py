@@ -53,7 +53,9 @@ def why_not_operands(inputs: Arguments, stores: bool = False) -> str | None:
 
 
 def by_maps(of: Arguments) -> Any:
-    """Computes launch arguments from shapes, strides and options: functions for TMA maps, grid, sizes, strides."""
+    """Computes the launch arguments of a call from its shapes, strides and options.  Returns the functions that make
+    the TMA maps of `a` and `b`, and then the grid, the sizes (M, N, K), the strides of the scales and the row stride of
+    the result."""
     (M, K), N, config = of.a.shape, of.b.shape[1], of.config
     stored_a, stored_b = stored_operands(of.a, of.b)
     a_map, b_map = stored_a.map(config.block_m, BLOCK_K), stored_b.map(BLOCK_K, config.block_n)

@@ -1,7 +1,8 @@
 """Implements the kernel `promoted`.  It adds the product of each 128 values along K to an fp32 accumulator.
 
-The kernel improves on `fast_accum`, whose accumulator keeps only 13 bits after the leading bit.  The adds take one
-instruction per output: an add with one scale per operand, a multiply-add with block scales (1 x 128 and 128 x 128).
+The kernel improves on `fast_accum`, whose accumulator keeps only 13 bits after the leading bit.  Each addition takes
+one instruction per output.  With one scale per operand, this is an add.  With block scales (1 x 128 and 128 x 128), it
+is a multiply-add.
 
 Triton's option `max_num_imprecise_acc=128` gives wrong results in a pipelined loop.  There the PTX of Triton 3.7.1 adds
 the registers before the wgmma that writes them is complete.

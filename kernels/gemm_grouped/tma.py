@@ -1,7 +1,8 @@
 """Implements the kernel `tma`.  TMA loads complete tiles, by a map of A and a three-dimensional map of B.
 
-The kernel improves on `grouped`.  A tile of A may contain rows of the next expert.  The kernel does not store their
-results, so it stores by pointers.  gemm/tma.py describes the gains and costs of TMA.
+The kernel improves on `grouped`.  The last tile of an expert may contain rows of A that belong to the next expert.  The
+results of these rows must not be stored.  TMA would store the whole tile, so threads store the results through pointers
+with a mask.  gemm/tma.py describes the gains and costs of TMA.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """Packs the codes of a four-bit weight once, at load.  Packing changes the order of the codes, and pads K to a multiple
 of 32 with zeros.
 
-32 neighbouring codes along K fill four 32-bit words.  Four lanes of a warp hold them: lane t has word t.  Two mma
-instructions multiply these codes.
+Four lanes of a warp multiply 32 neighbouring codes along K, with two mma instructions.  Each lane t (0 to 3) has one
+32-bit word with eight of these codes.  A word has eight fields of 4 bits.  The position of a field gives the code k
+that it holds:
 
-A word has eight fields of 4 bits.  Field `2 * s + h + 4 * e` of word t has the code at `k = 16 * s + 8 * h + 2 * t +
-e`.  Each of s, h and e is 0 or 1.  A shift and the mask 0x000f000f give two codes with neighbouring k, in the order of
-a bf16x2 register.
+    field = 2 * s + h + 4 * e
+    k = 16 * s + 8 * h + 2 * t + e    (s, h and e are 0 or 1)
+
+A shift and the mask 0x000f000f give two codes with neighbouring k, in the order of a bf16x2 register.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 A warp reads packed codes (`lib/stream.cu`) with 4 KB in flight.  The conversion of codes to bf16 is exact.  A code is
 put into the low bits of a power of two, and a subtraction removes this power (Kim et al., arXiv 2211.10017, section 3).
-The sums of each group are scaled in fp32, so no weight is rounded.
+The sums of each group (codes with the same scale) are scaled in fp32, so no weight is rounded.
 
-mma.m16n8k16 multiplies 16 rows of the weight by eight columns.  Four lanes load 128 codes at once, which are one, two
-or four groups.  A row of `a` takes one column for each of these groups.  So two rows of `a` always fit in the eight
-columns.
+mma.m16n8k16 multiplies 16 rows of the weight by eight columns.  Four lanes load 128 codes of a weight row at once, from
+one, two or four groups.  The groups need separate sums.  So each row of `a` takes one column per group, at most four of
+the eight columns.
 
 K is split over warps and CTAs until one wave of CTAs fills the GPU.  Partial sums are added in a fixed order, so two
 runs agree bit for bit.
@@ -73,5 +73,6 @@ def gemv(
     config: Config,
     bound: Any,
 ) -> None:
-    """Computes `a @ W + bias` for up to eight rows of `a`.  With groups of 32 values, up to four.  `b` is `pack(W)`."""
+    """Computes `a @ W + bias`.  `b` is the packed weight `pack(W)`.  `a` may have up to eight rows.  If only 32 codes
+    share a scale, it may have up to four."""
     stream.launch(bound, a, b, scale, zero, bias, c)

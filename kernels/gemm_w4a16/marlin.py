@@ -36,8 +36,9 @@ class MarlinWeight(Packed):
 
 
 def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
-    """Packs a weight for the package `marlin`.  `b` has its codes, uint8 `[N, K / 2]`.  Marlin's code packs them.  It
-    gets the value 1 for all scales, so it does not change the codes.  The real `scale` is put in Marlin's order.
+    """Packs a weight for the package `marlin`.  `b` has the codes, uint8 `[N, K / 2]`.  Marlin's own function packs
+    them.  It divides a weight by its scales, so it gets the codes as the weight, and scales of 1.  `scale`, the real
+    scales, is only put in Marlin's order.
 
     Raises `ValueError` unless N is a positive multiple of 256, and K a positive multiple of 128."""
     N, K = b.shape[0], 2 * b.shape[1]

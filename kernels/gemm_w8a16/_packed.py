@@ -1,10 +1,13 @@
-"""Packs the codes of an eight-bit weight once, at load.  The packed codes have the same size.
+"""Packs the codes of an eight-bit weight once, at load.  Packing changes the order of the codes, and pads K to a
+multiple of 16 with zeros.
 
-A chunk holds 16 codes along K, or four 32-bit words.  Four lanes multiply a chunk in one mma instruction.  Lane t needs
-word t.
+Four lanes of a warp multiply 16 neighbouring codes along K, with one mma instruction.  Each lane t (0 to 3) has one
+32-bit word with four of these codes.  The position of a byte in the word gives the code k that it holds:
 
-Each number h and e is 0 or 1.  Byte `h + 2 * e` of word t has the code at `k = 8 * h + 2 * t + e`.  So one shift and
-the mask 0x00ff00ff give two codes with neighbouring k, in the order of a bf16x2 register.  Codes past K are 0.
+    byte = h + 2 * e
+    k = 8 * h + 2 * t + e    (h and e are 0 or 1)
+
+One shift and the mask 0x00ff00ff give two codes with neighbouring k, in the order of a bf16x2 register.
 """
 
 from __future__ import annotations

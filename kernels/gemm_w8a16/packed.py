@@ -42,7 +42,8 @@ def pack(b: torch.Tensor) -> torch.Tensor:
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """For few rows, counts bytes as `library` does.  Else counts each operand once: L2 keeps the bf16 buffer."""
+    """Returns the bytes that a call moves.  For few rows of `a`, torch's int8 matmul reads the weight once per four
+    rows.  For many rows, each operand counts once.  The buffer of converted weights stays in L2 and does not count."""
     a, b, scale, bias = inputs.a, inputs.b, inputs.scale, inputs.bias
     if _few(a, b, scale, bias):
         return library.traffic(inputs.but(device="cpu"))
@@ -50,7 +51,8 @@ def traffic(inputs: Arguments) -> Traffic:
 
 
 def unsupported(inputs: Arguments) -> str | None:
-    """Returns why oneDNN cannot multiply many rows, or None: a CPU without bf16, or rows of `a` with padding."""
+    """Returns the reason why a call with many rows of `a` is refused, or None.  oneDNN needs a CPU with bf16, and rows
+    of `a` without padding.  A call with few rows does not use oneDNN."""
     if _few(inputs.a, inputs.b, inputs.scale, inputs.bias):
         return None
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -75,7 +77,9 @@ def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tens
     traffic=traffic,
 )
 def packed(a: Tensor, b: Tensor, scale: Tensor, bias: Tensor | None, c: Tensor | None) -> Tensor:
-    """Computes `a @ (scale * b) + bias`.  For many rows, converts channels group by group.  Fastest with `pack(b)`."""
+    """Computes `a @ (scale * b) + bias` on a CPU.  For few rows of `a`, calls torch's int8 matmul.  For many rows,
+    converts some columns of `b` at a time to the dtype of `a`, and multiplies them.  The call is fastest if `b` is
+    `pack(b)`."""
     if _few(a, b, scale, bias):
         result = torch._weight_int8pack_mm(a, b.mT, scale)
         return result if c is None else c.copy_(result)

@@ -1,4 +1,5 @@
-"""Registers torch.compile and Liger as peers (`kernels/_peers.py`).  QuACK is not here: it takes only fp32 weights."""
+"""Registers layernorm kernels of other projects for comparison: torch.compile and Liger (`kernels/_peers.py`).  QuACK
+is not here, because it takes only fp32 weights."""
 
 from __future__ import annotations
 

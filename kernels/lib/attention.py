@@ -1,8 +1,8 @@
 """Holds device code for Triton attention kernels: the range of key tiles, the weights of a tile, and the output.
 
 The online softmax is from Milakov and Gimelshein, 2018, and from Dao, "FlashAttention-2", 2023.  The names are Dao's:
-m_i is a row's running maximum, l_i the sum of its weights, acc the sum of its weighted values.  m_i is a scaled
-exponent of base 2.
+m_i is a row's running maximum, l_i the sum of its weights, acc the sum of its weighted values.  The softmax uses powers
+of 2, so m_i contains the softmax scale and the factor log2(e).
 """
 
 from __future__ import annotations

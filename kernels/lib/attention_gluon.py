@@ -70,8 +70,9 @@ def section_heads(k: torch.Tensor, group: int) -> int:
 
 
 def exponents(of: Arguments) -> tuple[float, float | None, float | None]:
-    """Returns three factors for a softmax by powers of 2: of the scores, of the argument of tanh, and of tanh.  tanh
-    limits the scores to the soft cap.  Without a soft cap, the second and the third factor are None."""
+    """Returns three factors for a softmax that uses powers of 2.  The first factor multiplies a score.  The other two
+    are for the soft cap, `cap * tanh(score / cap)`: one is inside of tanh, the other is before tanh.  They are None
+    without a soft cap."""
     scale = of.q.shape[-1] ** -0.5 if of.softmax_scale is None else abs(of.softmax_scale)
     scale = LOG2E.value * max(scale, _attention.SMALLEST_SCALE)
     return (1.0, 2 * scale / of.softcap, of.softcap * LOG2E.value) if of.softcap else (scale, None, None)
@@ -139,8 +140,8 @@ def softmax(scores, m_i, l_i, scales, last, end, window, MASKED: gl.constexpr):
     m_i is a row's running maximum, and l_i the sum of its weights.  With `MASKED`, a row sees no key after column
     `last` or `end`, and only the last `window` keys up to `last`.
 
-    m_i is stored already scaled.  If each step scaled it again, the sums would drift by different rounding: by 3e-4
-    after 127 blocks, if all scores are 66."""
+    m_i is the maximum of scaled scores.  If an unscaled maximum were scaled in each step, rounding would change the
+    sums: by 3e-4 after 127 blocks, if all scores are 66."""
     scale, tanh_scale, cap = scales
     if cap is not None:  # cap * tanh(scores * stretch / (2 log2 e)) with the hardware's exponential
         scores = cap * (1 - 2 / (1 + gl.exp2(scores * tanh_scale)))

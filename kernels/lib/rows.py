@@ -148,10 +148,12 @@ def tuning(op: str) -> Tuning:
 
 
 def rung(op: str, over_fused: str, wide: str | None = None, **takes: Any) -> Callable[[Function], Function]:
-    """Registers the decorated launcher as the kernel `cluster` of `op`, which improves on the kernel `fused`.
+    """Returns a decorator that registers a launcher as the kernel `cluster` of `op`.  This kernel improves on the
+    kernel `fused`.
 
-    `over_fused` is a condition on the instruction counts of both compiled kernels.  `wide` names a case with rows so
-    long that a cluster of CTAs shares each row.  `takes` are further arguments of `kernel`."""
+    `over_fused` states the improvement: a condition on instruction counts in the compiled code of `cluster` and
+    `fused`.  `wide` names a case with rows so long that a cluster of CTAs shares each row.  `takes` are further
+    arguments of the decorator `kernel`."""
     code_claims = {"": f"LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store; {over_fused}"}
     if op in TWO_INPUTS:
         width_name = "H" if op == "fused_add_rmsnorm" else "I"

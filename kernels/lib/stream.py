@@ -57,8 +57,8 @@ def chunks(K: int, bits: int) -> int:
 
 
 def column_tiles(M: int, subgroups: int) -> int:
-    """Returns the number of mma tiles, of eight columns each, for M rows of `a`.  A row of `a` takes `subgroups`
-    columns.  `subgroups` is the number of scales that 64 bytes of weight codes have."""
+    """Returns the number of mma tiles, of eight columns each, for M rows of `a`.  64 bytes of weight codes have
+    `subgroups` different scales.  Each scale needs its own sums, so a row of `a` takes `subgroups` columns."""
     return -(-M * subgroups // TILE_COLUMNS)
 
 
@@ -69,9 +69,11 @@ def warps_per_sm(tiles: int, zeros: bool) -> int:
 
 
 def tuning(bits: int, subgroups: Callable[[Scheme], int]) -> Tuning:
-    """Returns the configs of a `gemv` kernel, with their rules and resources.  The weight has codes of `bits` bits.
-    `subgroups` is a function.  For given dtypes (a scheme), it returns the number of scales that 64 bytes of codes
-    have."""
+    """Returns the functions that tune a `gemv` kernel: they give the configs to try, the default config, and a config's
+    resources and legality.
+
+    The weight has codes of `bits` bits.  `subgroups` is a function of the dtypes.  It returns the number of scales that
+    64 bytes of codes have."""
 
     def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
         """Returns all configs that split K over warps and over CTAs, with two to eight chunks in flight."""

@@ -60,9 +60,11 @@ def packed_rows(H: int, H_kv: int) -> int:
 
 
 def _chunked_configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
-    """Returns the configs to try, with at most 16 rows per warp.  A config with 8 warps has at least 64 rows. In fp32,
-    head sizes above 64 exclude 4 warps with 32 keys, which spill 0.5 to 1.2 KB per thread (read in the compiled
-    kernels)."""
+    """Returns the configs to try.  In 16 bits, a warp has at most 16 rows, and a config with 8 warps has at least 64
+    rows.
+
+    In fp32 with a head size above 64, configs with 4 warps and blocks of 32 keys are left out.  Their compiled code
+    spills 0.5 to 1.2 KB per thread."""
     if scheme.activation == torch.float32:
         has_narrow_heads = int(case["D"]) <= 64
         return tuple(c for c in FMA_CONFIGS(case) if has_narrow_heads or (c.block_n, c.num_warps) != (32, 4))

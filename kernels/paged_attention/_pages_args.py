@@ -31,7 +31,8 @@ class PagesConfig(LaunchConfig):
 
 
 def footprint(config: PagesConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
-    """Returns the resources of a CTA with two consumer warpgroups: queries, and the rings of keys and of values."""
+    """Returns the resources of a CTA with two consumer warpgroups.  Shared memory holds the queries, a ring buffer of
+    keys, and a ring buffer of values."""
     B, H, H_kv, D = (int(case[size_name]) for size_name in ("B", "H", "H_kv", "D"))
     ctas = min(tiles_at_most(B * int(case.get("queries", 1)), B, H // H_kv, 2 * 64) * H_kv, HOPPER_SMS)
     return attention.footprint(
@@ -68,12 +69,13 @@ def _units(cache: Tensor) -> tuple[int, int, int, int]:
 
 
 def cache_map(cache: Tensor, box: int, whole: bool) -> tuple[Any, int, int]:
-    """Returns three values: a function that makes the tensor map of a cache, the stride from page to page, and the
-    stride from head to head.
+    """Returns a function that makes the TMA tensor map of a cache.  Also returns two strides: from page to page, and
+    from head to head.
 
-    Both strides are in steps of the map's first dimension.  Pages and heads share this dimension, because a map has at
-    most five.  The other four describe wgmma's atoms of 8 rows and 64 columns.  One TMA copy loads `box` keys of one
-    page and head.  If `whole`, it loads all columns, else 64 columns."""
+    A tensor map has at most five dimensions.  Four of them describe wgmma's atoms of 8 rows and 64 columns.  So pages
+    and heads share the first dimension.  Both strides count steps along this dimension.
+
+    One TMA copy loads `box` keys of one page and head.  If `whole`, it loads all columns, else 64 columns."""
     block_size, D = cache.shape[1], cache.shape[3]
     unit_elements, cache_units, page, head = _units(cache)
     row = cache.stride(1)

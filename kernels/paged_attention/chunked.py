@@ -35,9 +35,10 @@ def _first_query(cu_ptr, b):
 
 @triton.jit
 def _sequence(tile, cu_ptr, B, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Returns the sequence of tile number `tile`, found by bisection.  A row of a tile is one query of one head.  The
-    tiles of sequence b begin at number `rows // BLOCK_M + b`.  Here `rows` counts the rows of all sequences before b.
-    The `+ b` leaves one more tile for each of these sequences, because its last tile may be partial."""
+    """Returns the sequence to which tile number `tile` belongs, found by bisection.
+
+    A row of a tile is one query of one head.  Sequence b begins at tile `rows // BLOCK_M + b`, where `rows` is the
+    number of rows before b.  The term b is for partial tiles: each sequence before b may end with one."""
     low_sequence = 0
     high_sequence = B
     while high_sequence - low_sequence > 1:

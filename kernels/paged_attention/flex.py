@@ -4,7 +4,7 @@ FlexAttention sees the cache as one long sequence.  A `BlockMask` lists each que
 only pages that the query sees in full, because NaN in the unwritten part of a page would reach the result.  Separate
 torch calls compute the partly visible pages, and the results are merged.
 
-The measured time includes the mask, the list and the merge.  An engine would make mask and list once per step.  The
+The measured time includes the making of the mask and the merge.  An engine would make the mask once per step.  The
 first call of each shape compiles, which takes seconds.  fp32 is refused, because a setting of the process decides
 whether fp32 matmuls use TF32.
 """

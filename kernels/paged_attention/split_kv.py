@@ -128,9 +128,12 @@ SPLIT_KV_TUNING = Tuning(SplitConfig, configs, heuristic, footprint, rule)
 
 
 def grid(q: Tensor, k_cache: Tensor, block_table: Tensor, window: int | None, config: SplitConfig) -> tuple[int, int]:
-    """Returns two numbers: the CTAs of a launch, and the sets of heads.  A CTA works on one set of heads at a time.
-    There are at most as many CTAs as the GPU runs at once.  There are fewer if a CTA would get less than `config.least`
-    units of 16 keys.  Each sequence counts with the length for which the block table has space."""
+    """Returns the number of CTAs of a launch, and the number of sets of heads.  A CTA works on one set of heads at a
+    time.
+
+    The number of CTAs is at most the number that the GPU runs at once.  It is smaller if a CTA would get less than
+    `config.least` units of 16 keys.  All sequences count as equally long: as long as the block table and the window
+    allow."""
     head_sets = virtual_heads(q.shape[1], k_cache.shape[2]) // config.warps
     table_slots = block_table.shape[1] * k_cache.shape[1]
     max_units = q.shape[0] * head_sets * -(-min(table_slots, window or table_slots) // UNIT_KEYS)
@@ -174,13 +177,14 @@ _unused_counters: dict[int, Tensor] = {}
 
 
 def counters(count: int, parts: Tensor) -> Tensor:
-    """Returns at least `count` int32 zeros, which the next launch uses as counters.  By its counter, a warp knows that
-    it is the last to finish, and merges the partial results.  The launch sets the counters to zero again.
+    """Returns at least `count` int32 zeros, which the next launch uses as counters.  A counter tells a warp that it is
+    the last to finish.  This warp merges the partial results, `parts`.  The launch sets the counters to zero again.
 
     Launches of one stream share counters, because they never run at once.  A launch that a CUDA graph captures has its
-    own counters, because the graph may be replayed on any stream.  The address of the partial results, `parts`,
-    identifies these counters.  They were zeroed before the capture if enough were left, because a memset would cost a
-    launch at each replay.
+    own counters, because the graph may be replayed on any stream.  The address of `parts` identifies them.
+
+    Counters come from a block of zeros in GPU memory.  If a capture needs more than the block has left, it gets a new
+    tensor.  The graph then zeroes this tensor at each replay, which costs one more launch.
 
     On a CPU each launch has new counters, because an emulated launch may be aborted."""
     device = parts.device

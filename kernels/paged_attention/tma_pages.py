@@ -112,8 +112,8 @@ def _pages(table, start, begin, length, BLOCK_SIZE: gl.constexpr, BOX: gl.conste
 def _load(x, bar, slot, pages, page_units, first_unit, row, boxes, BOX: gl.constexpr, COPIES: gl.constexpr):
     """Loads a block of keys or values by TMA, from row `row` of each page on.  A page number of -1 gives zeros.
 
-    Lane i holds the page number of part i of the block.  All lanes get this number as a sum over the warp, to which the
-    other lanes add 0.  At most four parts are unrolled, because 16 would spill registers."""
+    Lane i holds the page number of part i of the block.  A sum over the warp gives it to all lanes: the others add 0.
+    At most four parts are unrolled, because 16 would spill registers."""
     BLOCK_N: gl.constexpr = slot.shape[0]
     D: gl.constexpr = slot.shape[1]
     UNROLLED_BOXES: gl.constexpr = min(4, BLOCK_N // BOX)
@@ -200,8 +200,7 @@ def _steps(
     MASKED: gl.constexpr, COPIES: gl.constexpr,
 ):  # fmt: skip
     """Computes attention for the key blocks from `from_block - 1` down to `to_block`.  The exponentials of a block
-    overlap the value matmul of the block computed before it.  Each step also waits for the keys of the next block.
-    Block `low` is the last block of the tile, so its step does not wait."""
+    overlap the value matmul of the block before it.  Each step but the tile's last, `low`, waits for the next keys."""
     weights, rescale, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase = state
     keys, values, k_full, k_empty, v_full, v_empty = memory
     BLOCK_N: gl.constexpr = keys.shape[1]

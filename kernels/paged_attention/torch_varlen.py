@@ -1,9 +1,9 @@
 """Calls `torch.nn.attention.varlen.varlen_attn` with a block table, for comparison.  This needs torch 2.12 or newer.
 
-torch's default is FlashAttention-2, with pages of a multiple of 256 tokens.  It may split the keys only in a decode
-step with grouped heads and no window.  In other cases, split keys leave rows after the first sequence unwritten
-(pytorch/pytorch#194167; Dao-AILab/flash-attention#2550).  So the call sets `num_splits` to 1 there, and with few
-sequences most SMs are idle.
+torch's default is FlashAttention-2, with pages of a multiple of 256 tokens.  It may split the keys in a decode step
+with grouped heads and no window.  In all other calls, split keys leave rows after the first sequence unwritten
+(pytorch/pytorch#194167; Dao-AILab/flash-attention#2550).  These calls set `num_splits` to 1, so with few sequences most
+SMs are idle.
 
 The caller may activate FlashAttention-3 (arXiv 2407.08608) by
 `torch.nn.attention.activate_flash_attention_impl("FA3")`.  It takes pages of any size, and always chooses the splits.

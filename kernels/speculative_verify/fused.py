@@ -20,7 +20,8 @@ BLOCK = 2048
 
 
 def traffic(inputs: Arguments) -> Traffic:
-    """Counts the read bytes.  Of each probability tensor: a row per sequence, a 32-byte sector per drafted token."""
+    """Returns the bytes that a call moves.  From each probability tensor, a call reads one row per sequence, and 32
+    bytes (a memory sector) per drafted token."""
     B, K = inputs.draft_tokens.shape
     V = inputs.target_probs.shape[2]
     tensor_count = 1 if inputs.draft_probs is None else 2

@@ -46,8 +46,10 @@ def ceilings_for(device: torch.device) -> Ceilings | None:
     """Returns the peak rates that bound a kernel's time on `device`.  The field `kind` says whether they were measured.
 
     On CUDA, these are the stored rates of `rooflab ceilings`, or else the data sheet's.  Without a data sheet, the
-    result is None.  On a CPU, missing rates are measured now.  A CPU has no unit for fp8 or tf32 matrix products.  They
-    get the best matrix rate of the other dtypes."""
+    result is None.  On a CPU, missing rates are measured now.
+
+    A CPU has no unit for matrix products in fp8 or tf32.  So the rate of these two dtypes is the best matrix rate of
+    the other dtypes."""
     records, _ = MachineLimits.kept(device)
     if device.type == "cpu":
         ceilings, _ = assemble(records or MachineLimits.measured(device).records, device)

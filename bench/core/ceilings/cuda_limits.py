@@ -109,8 +109,8 @@ LIMIT_KINDS = {
 
 
 def kind_of(limit: str) -> tuple[str, str]:
-    """Returns the unit of a limit (peak rate), and the name of its field in `Ceilings`.  The field is not valid for
-    matrix products, whose rates `Ceilings` stores by dtype."""
+    """Returns two texts for a hardware limit: its unit, and its field in `Ceilings`.  For the rate of a matrix product,
+    only the unit is right, because `Ceilings` stores these rates by dtype."""
     return next(
         (kind for prefix, kind in LIMIT_KINDS.items() if limit.startswith(prefix)), ("FLOP/s", "vector_flops_per_s")
     )
@@ -132,8 +132,8 @@ def _failed(record: Record, error: Exception) -> Record:
 
 
 def _checked(kernel: Microkernel, repeats: int, blank: Record) -> Record:
-    """Checks the results of a microkernel.  Returns a record with the status, and with the SM clock of the launch
-    before the check."""
+    """Checks the results of a microkernel, a small kernel that measures one hardware limit.  Returns a record with the
+    status.  The record also has the SM clock, in Hz, of the microkernel's last launch before this check."""
     record = replace(blank, kernel=kernel.limit, scheme=kernel.dtype, config=kernel.config)
     try:
         clock_hz = kernel.clock_hz()  # the device is waited for here, and reports what a launch before did wrong
@@ -146,8 +146,11 @@ def _checked(kernel: Microkernel, repeats: int, blank: Record) -> Record:
 
 
 def _shapes(kernels: Sequence[Microkernel], blank: Record, time: TimeFunction, share_s: float) -> list[Record]:
-    """Measures one hardware limit with microkernels in several launch shapes, and returns their records.  A microkernel
-    with wrong results is not timed.  Each other one is timed with all of its work and with half of it."""
+    """Measures one hardware limit, and returns a record for each launch shape.  Each launch shape has its own
+    microkernel, a small kernel that stresses this limit.
+
+    First checks the results of each microkernel.  Then times the right microkernels, each with all of its work and with
+    half of its work."""
     check_records = [_checked(kernel, 2, blank) for kernel in kernels]
     failed_records = [record for record in check_records if record.status != "OK"]
     right_kernels = [kernel for kernel, record in zip(kernels, check_records, strict=True) if record.status == "OK"]

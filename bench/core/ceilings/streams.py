@@ -118,7 +118,11 @@ def _stream(
 
 
 def differs(access: str, start: int, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """Returns a mask of the wrong words of `a`.  `start` is the index of the first word in the whole array."""
+    """Returns a mask of the words of `a` that a memory benchmark wrote wrong.  `access` names the benchmark.  After
+    `copy`, `a` must equal `b`.  After `triad`, `a` must equal `b + s * c`.
+
+    After `write`, each word has a value that depends on its index in the whole array.  `start` is the index of the
+    first word of `a`."""
     if access == "copy":
         return a != b
     if access == "triad":

@@ -115,8 +115,8 @@ class EventTimer(Timer):
         return max(clock_rates[-3:])
 
     def _read_grid(self) -> float | None:
-        """Measures the resolution of CUDA event times in seconds. Times waits on the GPU that differ by a few
-        cycles."""
+        """Measures the resolution of CUDA event times, in seconds.  For this, the GPU counts slightly different numbers
+        of clock cycles between two events.  Returns None if the times show no resolution."""
         event_pairs = []
         self.cuda.sleep(int(MAX_BACKLOG_S * self.cycles_per_s))
         for cycles in WAIT_CYCLES:
@@ -152,7 +152,10 @@ class EventTimer(Timer):
         return not wait_ended or name in self.gaps, event_pair
 
     def round(self, calls: Sequence[Call], observe: Function | None = None) -> dict[str, float]:
-        """Takes one sample of every function in `calls`, in order.  Repeats a sample if its wait was too short."""
+        """Takes one sample of every function in `calls`, in order.  Returns the seconds by name.
+
+        The GPU waits before each sample, while the host enqueues the launches.  If this wait ends before the host has
+        enqueued them all, the sample is repeated."""
         seconds_by_name: dict[str, float] = {}
         pending_calls = list(calls)
         with self.cuda.use():

@@ -71,19 +71,19 @@ def time_functions(
        (dirty) lines would be copied back to memory during the next sample.  `flush="write"` writes, for GPUs on which
        writing empties the cache better (`results/targets/flush.py`).  `cold=False` does not flush.  `renew` is called
        before each round and changes the values of the inputs.  It is not called in the last three rounds.
-    4. On a CPU, a sample is the difference of two `perf_counter` readings.  torch's threads are pinned, or the method's
-       name says why they are not.  The allocator keeps freed memory (`cpu.keep_freed_memory`).
+    4. On a CPU, a sample is the difference of two `perf_counter` readings.  torch's threads are pinned.  If they cannot
+       be pinned, the result's text `method` says why.  The allocator keeps freed memory (`cpu.keep_freed_memory`).
     5. On CUDA, a sample is the time between two events on the current stream.  Enqueue it behind a wait on the device,
        so that the flush and the launches run without gaps.  If the wait was too short, take the sample again with a
-       longer wait.  If a function itself waits for the device, the method's name says so.
+       longer wait.  If a function itself waits for the device, the result's text `method` says so.
     6. If a call took less than ten steps of the clock, put several calls into one sample.  Only the first call finds
-       the cache cold, so the reading's L2 state is `warm`.  If a sample still takes less than ten steps, the reading is
+       the cache cold, so the result's L2 state is `warm`.  If a sample still takes less than ten steps, the result is
        not `resolved`.
     7. Take samples for `budget_s` seconds in all, warm-up included, but at least `min_samples` samples.  Double the
        budget if fewer than a quarter of the expected samples are taken (`noise.few`).  If samples are noisy
        (`noise.why_noisy`), continue with all functions for at most `more_s` seconds.  Keep all raw samples in time
        order.  Python's garbage collector is off.
-    8. Afterwards check the clock functions and the number of threads.  A change makes every reading invalid.
+    8. Afterwards check the clock functions and the number of threads.  A change makes every result invalid.
 
     `observe` is called once per round of samples.  On CUDA it is called while the device works.  If `timer` (from
     `timer_for`) is given, `device`, `cold` and `flush` are ignored.

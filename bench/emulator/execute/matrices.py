@@ -131,8 +131,8 @@ class Accumulators:
 
 @dataclass
 class Warpgroup:
-    """Holds the wgmma groups of one warpgroup.  A group is a list of pairs `(accumulators, index)`.  This warpgroup's
-    matrix is number `index` in `accumulators`."""
+    """Holds the unfinished wgmmas of one warpgroup, in groups.  A group is a list of pairs `(accumulators, index)`, one
+    for each result matrix.  The result of this warpgroup is `accumulators.matrices[index]`."""
 
     open: list[tuple[Accumulators, int]] = field(default_factory=list)
     groups: list[list[tuple[Accumulators, int]]] = field(default_factory=list)
@@ -143,7 +143,8 @@ class Warpgroup:
 
 
 def _pieces(c: LaneContext, instruction: int) -> list[int]:
-    """Returns the numbers of the warpgroups that run a wgmma. Raises `Fault` if a warpgroup is incomplete."""
+    """Returns the indices of the warpgroups (128 lanes each) that run a wgmma.  Raises `Fault` if the lanes are not
+    whole warpgroups."""
     cta_group, warpgroups = c.group, []
     for lane_index in range(0, c.size, WARPGROUP):
         first_lane, last_lane = int(c.lanes[lane_index]), int(c.lanes[min(lane_index + WARPGROUP, c.size) - 1])

@@ -93,8 +93,8 @@ def write_shared_map(c: LaneContext, address: int, data: bytes, lane: int, instr
 
 
 def _warp(c: LaneContext, lane: int) -> tuple[int, int]:
-    """Returns the index of a lane's CTA, and the number of the lane's warp in this CTA.  In a grid of clusters, the
-    cluster replaces the CTA."""
+    """Returns two indices: a lane's CTA, and the lane's warp in this CTA.  If the grid has clusters, the indices are
+    the lane's cluster, and the lane's warp in this cluster."""
     return divmod(int(c.warps[lane]), c.group.race_warps)
 
 

@@ -33,11 +33,11 @@ def _order_all(group: CtaGroup, warps: Lanes) -> None:
 
 
 def _meet(group: CtaGroup, warps: Lanes, instruction: int, together: int, gone: npt.NDArray[np.bool_]) -> None:
-    """Records that `warps` pass a barrier of all threads.  Records a fault if another warp passed the same barrier
-    earlier and has ended since.
+    """Records that `warps` pass a barrier that is meant for all threads of a CTA or a cluster.  Records a fault if
+    another warp passed this barrier earlier and has ended since.  That warp cannot arrive again, and CUDA C++ requires
+    all threads at the barrier.
 
-    The ended warp is missing now, which is undefined behaviour in CUDA C++.  `together` is the number of lanes of the
-    CTA or cluster that uses the barrier.  `gone` marks the lanes that have ended."""
+    `together` is the number of lanes of the CTA or cluster.  `gone` marks the lanes that have ended."""
     passed_warps = group.met.setdefault(instruction, np.zeros(len(group.alive) // 32, np.bool_))
     passed_warps[warps] = True
     ended_warps = np.flatnonzero(passed_warps & gone.reshape(-1, 32).all(axis=1))

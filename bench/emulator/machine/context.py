@@ -193,8 +193,9 @@ def _land(group: CtaGroup, values: Sequence[Any]) -> None:
 
 
 def _whole_row(group: CtaGroup, values: Sequence[Any]) -> Any:
-    """Returns the accumulator register that an unfinished wgmma will write, if the parts `values` make up all of it.
-    Each part holds the values of some lanes.  Otherwise returns None."""
+    """Joins pieces of an accumulator register, if an unfinished wgmma will still write this register.  Each piece in
+    `values` holds the values of some lanes.  Returns the whole register.  Returns None if lanes are missing, or if the
+    pieces do not belong to one such register."""
     chain = _in_flight(group, values[0])
     if chain is None or sum(np.size(value) for value in values) != chain.buffer.shape[1]:
         return None

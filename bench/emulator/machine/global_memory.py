@@ -31,8 +31,8 @@ def load_located(
     """Loads a value of `size` bytes from each of `addresses` in global memory.  Raises `Fault` on an address outside
     every allocation.
 
-    With `copy`, an asynchronous copy loads the values, and not the lanes.  With `reduces`, the load is one step of a
-    reduction, which also stores."""
+    `copy` is true if an asynchronous copy loads the values.  It is false if the lanes load them.  `reduces` is true if
+    the load belongs to a reduction, which also stores."""
     unit_location = _located(c, addresses, size, active, instruction)
     if unit_location is None:
         return _each(c, addresses, size, active, instruction, copy, reduces)
@@ -57,10 +57,10 @@ def store_located(
     reduces: bool = False,
 ) -> None:
     """Stores a value of `size` bytes to each of `addresses` in global memory.  Raises `Fault` on an address outside
-    every allocation.
+    every allocation or in constant memory.
 
-    With `copy`, an asynchronous copy stores the values, and not the lanes.  With `reduces`, the store is one step of a
-    reduction."""
+    `copy` is true if an asynchronous copy stores the values.  It is false if the lanes store them.  `reduces` is true
+    if the store belongs to a reduction."""
     unit_location = _located(c, addresses, size, active, instruction)
     if unit_location is None:
         for lane_position, address in enumerate(addresses):

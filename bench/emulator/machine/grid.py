@@ -116,10 +116,11 @@ class _Places:
         return resident_ctas(x * y * z, registers, self._run.shared_limit)
 
     def free(self, taken: int, more: int) -> int:
-        """Returns how many more CTAs fit on an H100 while `taken` CTAs run.
+        """Returns how many more CTAs fit on an H100 while `taken` CTAs run.  `more` is the number of CTAs that the
+        caller wants to start.
 
-        The count first assumes the most registers per thread.  If the next `more` CTAs do not fit then, it uses the
-        kernel's real register count."""
+        At first, the maximum number of registers per thread is assumed.  If `more` CTAs do not fit, the kernel's real
+        number of registers is used."""
         if taken + more > self._room and not self._exact:
             self._room, self._exact = self._with(self._registers()), True
         return self._room - taken

@@ -111,7 +111,8 @@ class GlobalMemory:
         return None
 
     def locate(self, addresses: Any, width: int) -> tuple[Allocation, Any] | None:
-        """Returns the allocation that holds all `addresses`, and their indices in its view with units of `width` bytes.
+        """Returns the allocation that holds all `addresses`, and each address as an index into this allocation.  An
+        index counts units of `width` bytes.
 
         Returns None if the addresses lie in several allocations.  Raises `BadAccess` on an address that is misaligned
         or in no allocation."""

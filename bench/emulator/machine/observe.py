@@ -256,8 +256,11 @@ class Observer:
                 races.write(lane_actors, lane_addresses, size, instruction, value, old)
 
     def _actors(self, c: Watched, active: Any, addresses: Any) -> tuple[Lanes, Any]:
-        """Returns the actor of each lane for the detector of global races, and the lane's address. An actor is a warp
-        if CTAs may wait for each other, else a CTA."""
+        """Returns two arrays for the detector of races on global memory: the actor of each lane, and the address that
+        each lane accesses.
+
+        An actor is the unit between which races are found.  It is a CTA, or a single warp if CTAs may wait for each
+        other."""
         slots, warps = (c.slots, c.warps) if active is None else (c.slots[active], c.warps[active])
         actors_per_cta = self._actors_per_cta
         lane_actors = np.asarray(c.group.ctas)[slots] * actors_per_cta + warps % actors_per_cta

@@ -97,9 +97,9 @@ class Schedule:
         self.ready += contexts
 
     def run(self) -> Iterator[bool]:
-        """Runs all lanes to their end.  Pauses from time to time, so that other CTAs can run.
+        """Runs all lanes of some CTAs to their end.  Pauses from time to time, so that other CTAs can run.
 
-        Each pause yields whether the paused lanes wait by polling memory."""
+        Each pause yields a bool: True if the lanes only poll memory, and so wait for other CTAs."""
         while True:
             if not self.ready:
                 if not self.meeting and not self.waiting.any():

@@ -113,7 +113,8 @@ class Transfers:
                 lane_bulk.open = []
 
     def wait_bulk(self, lanes: Lanes, newest: int, *, only_reads: bool) -> list[Transfer]:
-        """Runs `cp.async.bulk.wait_group` for the threads `lanes`: finishes all groups except the last `newest`.
+        """Runs `cp.async.bulk.wait_group` for the threads `lanes`.  `newest` is the number of newest groups that may
+        stay unfinished.  All older groups of copies are finished.
 
         Returns the finished copies.  With `only_reads`, the copies read their sources, but write nothing yet."""
         finished_copies: list[Transfer] = []

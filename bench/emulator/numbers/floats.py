@@ -59,8 +59,8 @@ def round_fraction(value: Fraction, rounding: str) -> float:
 
 
 def _away(rounding: str, sign: int, whole: int, twice_rest: int, unit: int) -> bool:
-    """Tells whether the mode `rounding` (such as rn) rounds a number away from zero.  `whole` is the integer part of
-    the number, and `sign` its sign.  `twice_rest / unit` is twice the fraction."""
+    """Tells whether a rounding mode, such as `rn`, rounds a number away from zero.  The number has the sign `sign` and
+    the integer part `whole`.  Its fractional part is `twice_rest / (2 * unit)`, and is not 0."""
     if rounding == "rn":
         return twice_rest > unit or (twice_rest == unit and whole % 2 == 1)
     return (rounding == "rp" and sign > 0) or (rounding == "rm" and sign < 0)
@@ -163,12 +163,12 @@ def _rounded(
     ftz: bool,
     sat: bool,
 ) -> Value:
-    """Computes one float instruction on `operands` in the mode `rounding`.  The mode selects the function that computes
-    it.
+    """Computes one float instruction on `operands`.  Calls one of three functions:
 
-    - `nearest` computes rn.
-    - `exact` computes float64 in the other modes, one lane at a time.
-    - `wide` computes float32 in the other modes: in float64, with a final rounding."""
+    - `nearest`, for the rounding mode rn (to nearest).
+    - `exact`, for another mode on float64 operands.  It computes one lane at a time.
+    - `wide`, for another mode on float32 operands.  It computes in float64, and the result is then rounded to
+    float32."""
     if ftz:
         operands = [flush(operand) for operand in operands]
     if rounding == "rn":

@@ -30,8 +30,8 @@ _CLOSED_CLOCK = -1
 
 
 class _Log:
-    """Stores a history for each warp of a CTA: sets of epochs (periods of work), each with a value of the warp's
-    logical clock."""
+    """Stores a list of entries for each warp of a CTA, in time order.  An entry has a set of epochs (periods of a CTA's
+    work).  It also has the value of the warp's logical clock when the set was added."""
 
     def __init__(self, warps: int) -> None:
         self._clocks: list[list[int]] = [[] for _ in range(warps)]
@@ -45,8 +45,9 @@ class _Log:
         self._clocks[warp].append(clock)
 
     def seen_by(self, limits: Sequence[int]) -> int:
-        """Returns the union of all sets of epochs (periods of work) that were added below given clock values.  `limits`
-        has one clock value for each warp."""
+        """Returns a set of epochs (periods of a CTA's work), as an integer with one bit per epoch.  `limits` has one
+        value of a logical clock for each warp.  The set has every epoch that was logged for a warp before the warp's
+        limit."""
         known_epochs = 0
         for clocks, epoch_sets, clock_limit in zip(self._clocks, self._sets, limits, strict=True):
             set_count = bisect_left(clocks, clock_limit)
@@ -98,10 +99,11 @@ class CtaOrder:
         self._released: dict[Hashable, int] = {}
 
     def attach(self, cta: int, clocks: VectorClocks, slot: int, first: int = 0, leader: int | None = None) -> None:
-        """Stores for the CTA `cta` the vector clocks `clocks`, which record the order of the CTA's warps.
+        """Stores the vector clocks of the CTA `cta`.  They record the order of the accesses by the CTA's warps.
 
-        In `clocks`, `slot` is the index of the CTA or of its cluster.  `first` is the number of the CTA's first warp
-        there.  `leader` is one fixed CTA of the cluster, the same for all its CTAs.  It is None without clusters.
+        A cluster shares one entry of `clocks`.  `slot` is the index of the CTA's or cluster's entry.  `first` is the
+        index of the CTA's first warp in this entry.  `leader` is the CTA that represents the cluster, or None without
+        clusters.
         """
         self._clocks[cta] = clocks, slot, first
         if leader is not None:

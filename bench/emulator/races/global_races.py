@@ -3,8 +3,8 @@
 Two accesses of different CTAs to one granule (a small aligned group of bytes) race if nothing orders them (`CtaOrder`).
 At least one must be a write, and at least one must not be an atomic.
 
-Callers report stores that set a flag (.relaxed, .release, .volatile) by `atomic`, and loads that poll a flag by `poll`.
-Such stores and loads do not race.
+Accesses to flags do not race.  A store that sets a flag (.relaxed, .release, .volatile) is reported with the method
+`atomic`.  A load that polls a flag is reported with the method `poll`.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ class EpochSets:
 
 
 class Touched:
-    """Stores one kind of access.  Each granule has the set of epochs (periods of a CTA's work) that accessed it since
-    its last write, and the last instruction that accessed it."""
+    """Stores who made one kind of access, such as reads, to each granule.  A granule is a small aligned group of bytes.
+
+    For each granule, it stores the last instruction, and a set of epochs.  An epoch is a period of a CTA's work,
+    between two synchronisations.  A write to the granule removes the old epochs."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -139,7 +141,8 @@ class GlobalRaces(CtaOrder):
         self._sets = EpochSets()
 
     def add(self, base: int, size: int) -> None:
-        """Registers the allocation of `size` bytes at `base`.  Merges overlapping allocations, and calls `restart`.
+        """Registers an allocation of `size` bytes at the address `base`.  Allocations that overlap become one.  All
+        accesses that were recorded so far are forgotten.
 
         Raises `ValueError` on a size below one."""
         if size < 1:
@@ -156,9 +159,11 @@ class GlobalRaces(CtaOrder):
         self.restart()
 
     def read(self, actors: Ints, addresses: Ints, width: int, instruction: int) -> None:
-        """Records that n lanes read `width` bytes each, at `addresses` (n,).  `actors` (n,) gives each lane's actor.
+        """Records that n lanes read `width` bytes each, at `addresses` `[n]`.  `actors` `[n]` are the indices of the
+        lanes' CTAs, or of their warps if warps are tracked separately.
 
-        `width` is a multiple of the granule size.  All addresses must lie in registered allocations.
+        `width` is a multiple of the granule size, the bytes that the detector tracks together.  All addresses must lie
+        in registered allocations.
         """
         epochs, cells = self.epochs(actors), self._cells(addresses, width)
         self._meet("write-read", self._writes, actors, epochs, cells, instruction)

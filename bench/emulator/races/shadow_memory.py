@@ -42,8 +42,9 @@ _LANES = np.arange(1024, dtype=np.int32)
 
 
 class Cells(NamedTuple):
-    """Holds the memory of n accesses in two units.  Each access covers k granules (small aligned groups of bytes), and
-    lies in one block of 1 KiB."""
+    """Holds the memory locations of n accesses, in small and large units.  The small unit is a granule: an aligned
+    group of 1 to 16 bytes.  Each access covers k granules.  The large unit is a block of 1 KiB.  Each access lies in
+    one block."""
 
     granules: Ints
     """The granules of each access: (n, k)."""
@@ -86,11 +87,12 @@ class LastOf:
         self._blocks[cells.blocks, actor] = stamp
 
     def late(self, cells: Cells, known: Stamps) -> Late | None:
-        """Returns the stored accesses that are not ordered before n new accesses, or None if there are none.
+        """Returns the stored accesses that are not ordered before n new accesses, or None if there are none.  `cells`
+        is the memory of the new accesses.
 
-        `cells` is the memory of the new accesses.  `known` is `[n, actors]`, or `[1, actors]` for all n.  It gives, for
-        each actor (a warp or an asynchronous stream), the stamp of the first access that is not ordered.  A stamp is a
-        number that grows with each access of the actor."""
+        An actor is a warp or an asynchronous stream.  A stamp is a number that grows with each access of an actor.
+        `known` has one limit per actor: `[n, actors]`, or `[1, actors]` for all n.  Accesses with stamps below the
+        limit are ordered before the new access."""
         blocks = self._blocks.take(cells.blocks, axis=0) >= known
         if not blocks.any():
             return None
@@ -128,7 +130,8 @@ class Shadow:
         return Cells((flat_addresses >> self.shift)[:, None] + granule_offsets, flat_addresses >> BLOCK_SHIFT)
 
     def all_atomics(self) -> LastOf:
-        """Returns the table of atomics' stamps.  The first call creates it, because most kernels have no atomics."""
+        """Returns the table of the last atomic access of each warp to each granule (a small group of bytes).  The first
+        call creates the table, because most kernels have no atomics."""
         if self.atomics is None:
             self.atomics = LastOf(self._warps, self._count, self.shift)
         return self.atomics
@@ -157,10 +160,11 @@ class Lanes:
         self.stamps: Stamps = clocks.current.take(slots * clocks.actors + self.actors) + (instruction << ACTOR_BITS)
 
     def late_writes(self, of_mbarrier: bool = False) -> Late | None:
-        """Returns the last writes that are not ordered before the accesses.
+        """Returns the earlier writes that race with the new accesses of these lanes.  A write races if nothing orders
+        it before the new access.  Returns None if there are none.
 
-        With `of_mbarrier`, the accesses use an mbarrier.  Then a write that is ordered only by INIT (the order of
-        mbarrier inits, see `vector_clocks.py`) counts as ordered too."""
+        With `of_mbarrier`, the new accesses use an mbarrier.  A `fence.mbarrier_init` is then enough to order the init
+        of the mbarrier."""
         known_stamps = self._clocks.known[GENERIC].reshape(-1)
         stamps = self._shadow.writes.take(self.cells.granules)
         is_late = stamps >= known_stamps.take((stamps & ACTOR_MASK) + (self._rows * self._clocks.actors)[:, None])
@@ -178,7 +182,8 @@ class Lanes:
         return table.late(self.cells, known_stamps.take(self._rows, axis=0))
 
     def actors_of(self, late: Late) -> Ints:
-        """Returns, for each stamp of `late`, the actor of the new access that it races with: (m,)."""
+        """Returns which warp or copy stream made the new access in each of m races: `[m]`.  `late` holds the races,
+        each between an earlier access and a new access of these lanes."""
         return self.actors[late.access]
 
     def but_for_proxy(self, late: Late) -> Bools:
@@ -187,10 +192,10 @@ class Lanes:
         return np.zeros(late.access.size, np.bool_)
 
     def collisions(self) -> tuple[Ints, Ints] | None:
-        """Returns the accesses that a later lane of the instruction overwrites, and for each access the last such lane.
+        """Finds lanes of one instruction that write to the same address.  Returns the lanes with an overwritten value,
+        and for each the lane that writes last.  Returns None if no value is overwritten.
 
-        Returns None if there are none.  All accesses have one width and aligned addresses.  So they overlap completely
-        or not at all, and comparing their first granules is enough."""
+        All lanes have one width and aligned addresses.  So two accesses overlap completely or not at all."""
         granules = self.cells.granules[:, 0]
         lanes = _LANES[: granules.size] if granules.size <= _LANES.size else np.arange(granules.size, dtype=np.int32)
         self._shadow.winners[granules] = lanes
@@ -224,7 +229,8 @@ class Operation:
         return _late(is_late_write, self.cells, stamps) if is_late_write.any() else None
 
     def late(self, table: LastOf | None, actors: int, plane: int = ASYNC) -> Late | None:
-        """Returns the stamps in `table` that are not ordered before the operation.  Returns None if `table` is None."""
+        """Returns the accesses in `table` that race with this asynchronous operation.  An access races if nothing
+        orders it before the operation.  Returns None if there are none, or if `table` is None."""
         if table is None:
             return None
         return table.late(self.cells, self._transfer.known[plane, None, :actors])
@@ -265,7 +271,8 @@ MAX_FP16_ROUNDING = 2.0**-8
 
 
 def nearly_equal(values: Values, others: Values, accesses: int) -> Bools:
-    """Returns, per access, whether its fp32, bf16 or fp16 registers differ by rounding alone: (accesses,)."""
+    """Compares two sets of stored registers, `values` and `others`.  Returns a bool for each access: `[accesses]`.  It
+    is True if all the registers of the access differ at most by rounding, as fp32, bf16 or fp16 numbers."""
     is_access_near = np.ones(accesses, np.bool_)
     for value, other_value in zip(_registers(values), _registers(others), strict=True):
         is_near_value = np.zeros(accesses, np.bool_)

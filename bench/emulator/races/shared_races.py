@@ -142,9 +142,9 @@ class SharedRaces(VectorClocks):
     def async_write(self, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
         """Records that a TMA load (kind `TMA_LOAD`) writes `width` bytes at each of `addresses` `[n]`.
 
-        An earlier write needs a proxy fence before the load.  An earlier read needs only ordinary order; CUTLASS relies
-        on this.  An earlier mbarrier init also needs only ordinary order, because loads of Triton 3.7 overwrite unused
-        mbarriers."""
+        If the load overwrites an earlier write, a proxy fence must come between them.  For an earlier read, ordinary
+        order is enough; CUTLASS relies on this.  Ordinary order is also enough for an earlier mbarrier init, because
+        Triton 3.7 lets loads overwrite unused mbarriers without a proxy fence."""
         op_access = Operation(self._shadow, transfer, addresses, width, instruction)
         self._meet(op_access, op_access.late_writes(), "write-write", instruction)
         self._meet(op_access, op_access.late(self._shadow.reads, self.readers, GENERIC), "read-write", instruction)

@@ -66,10 +66,12 @@ class AsyncOperation:
 
 
 class VectorClocks:
-    """Stores the vector clocks of `slots` CTAs.  With `ctas`, the one slot is the cluster of these CTAs.
+    """Stores the vector clocks of several CTAs.  A slot is one CTA.  With the list `ctas`, there is one slot, which is
+    the cluster of these CTAs.
 
-    Each slot has `warps` warps, and `pool` actors for TMA loads.  In a cluster, `warps` counts the warps of all CTAs.
-    Raises `ValueError` if a slot would have more than 4096 actors."""
+    An actor is a warp or a stream of asynchronous operations, and each actor has a clock.  Each slot has `warps` warps;
+    for a cluster, this counts the warps of all CTAs.  Each slot also has `pool` streams for TMA loads.  Raises
+    `ValueError` if a slot would have more than 4096 actors."""
 
     def __init__(self, slots: int, warps: int, pool: int = 64, ctas: Sequence[int] = ()) -> None:
         self.slots, self.warps = slots, warps
@@ -104,10 +106,11 @@ class VectorClocks:
         self.known[GENERIC, slot, warps, warps] += CLOCK_STEP
 
     def barrier(self, slots: IndexOrArray, warps: IndexOrArray, key: Hashable = None) -> None:
-        """Executes `bar.sync`: in each of `slots`, each of `warps` learns all that any of these warps knows.
+        """Executes `bar.sync` for `warps` in each CTA of `slots`.  The earlier accesses of all these warps are then
+        ordered before their later accesses.
 
-        `key` is a named barrier.  With `key`, `slots` must be a single slot.  The warps then also learn what bar.arrive
-        has released to this barrier since its last use."""
+        `key` is a named barrier, for a single CTA.  With `key`, accesses before a `bar.arrive` at this barrier are
+        ordered too."""
         s, w = _outer(slots, warps)
         if key is not None and (sync_object := self._objects[int(s[0, 0])].pop(key, None)) is not None:
             self.known[:, s, w] = np.maximum(self.known[:, s, w], sync_object.pending[:, None, None])
@@ -131,13 +134,15 @@ class VectorClocks:
         self._advance(s, w)
 
     def signal(self, slot: int, warps: IndexOrArray, key: Hashable) -> None:
-        """Records that the warps arrive at `key` (an mbarrier's address, a named barrier) and release all they know."""
+        """Records that `warps` arrive at a barrier.  Their earlier accesses are then ordered before warps that wait for
+        this barrier.  `key` identifies the barrier, for example by the address of an mbarrier."""
         w = _flat(warps)
         self._object(slot, key).join(self.known[:, slot, w].max(axis=1))
         self._advance(slot, w)
 
     def signal_inits(self, slot: int, warps: IndexOrArray, key: Hashable) -> None:
-        """Records a relaxed arrival at `key`.  It releases only mbarrier inits that precede a `fence_mbarrier_init`."""
+        """Records that `warps` arrive at a barrier with relaxed semantics.  Such an arrival orders no accesses, except
+        mbarrier inits before a `fence.mbarrier_init`.  `key` identifies the barrier."""
         self._object(slot, key).join_one(INIT, slice(None), self.known[INIT, slot, _flat(warps)].max(axis=0))
 
     def complete(self, slot: int, key: Hashable) -> None:
@@ -153,7 +158,8 @@ class VectorClocks:
             self.known[:, slot, w] = np.maximum(self.known[:, slot, w], completed_stamps[:, None])
 
     def begin_async(self, slot: int, warps: IndexOrArray, kind: str) -> AsyncOperation:
-        """Begins an operation of `kind` TMA_LOAD, WGMMA or BULK.  It knows only what all of `warps` know.
+        """Begins an asynchronous operation of `warps`.  `kind` is TMA_LOAD, WGMMA or BULK.  An earlier access is
+        ordered before the operation only if it is ordered before all of `warps`.
 
         Raises `ValueError` on any other kind."""
         w = _flat(warps)
@@ -197,7 +203,8 @@ class VectorClocks:
         self.known[GENERIC, s, w, self.copies + w] = np.maximum(self.known[GENERIC, s, w, self.copies + w], done_stamps)
 
     def signal_copies(self, slot: int, warps: IndexOrArray, key: Hashable) -> None:
-        """Records cp.async.mbarrier.arrive: all earlier cp.async of the warps arrive at `key` and are committed."""
+        """Records `cp.async.mbarrier.arrive` by `warps`: all their earlier cp.async copies arrive at an mbarrier.
+        `key` is the address of the mbarrier.  The copies also become a committed group."""
         w = _flat(warps)
         copy_streams = self.copies + w
         self._object(slot, key).join_one(GENERIC, copy_streams, _next_tick(self.current[slot, copy_streams]))
@@ -240,7 +247,9 @@ class VectorClocks:
 
 
 class _SyncObject:
-    """Stores what was released to one barrier: `pending` so far, `completed` up to the end of the last phase."""
+    """Stores which accesses a barrier orders before the warps that wait for it.  `pending` has the accesses that were
+    released to the barrier so far.  `completed` has those up to the end of the last phase.  Both store accesses as the
+    logical times of warps and asynchronous streams."""
 
     def __init__(self, actors: int) -> None:
         self.pending: Stamps = np.zeros((3, actors), np.int64)
@@ -293,7 +302,8 @@ class MapOrder:
             self._fences[slot, address].append((warp, self._now(slot, warp)))
 
     def use(self, slot: int, warp: int, address: int) -> int | None:
-        """Returns the instruction that wrote the map at `address`, if no fence precedes a use by `warp`; else None."""
+        """Checks a use of the tensor map at `address` by `warp`.  A fence must come between the write of the map and
+        its use.  If the fence is missing, returns the instruction that wrote the map.  Otherwise returns None."""
         last_write = self._writes.get((slot, address))
         if last_write is None or any(self._knows(slot, warp, *map_fence) for map_fence in self._fences[slot, address]):
             return None

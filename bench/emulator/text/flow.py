@@ -119,8 +119,8 @@ class Flow:
 
     @cached_property
     def live(self) -> dict[int, frozenset[int]]:
-        """Returns the live registers at the start of each basic block, by the number of the block's first instruction.
-        The basic blocks are those of a lane that runs alone."""
+        """Returns the live registers at the start of each basic block.  The key is the index of the block's first
+        instruction.  A new block also begins at each instruction that several lanes must run together."""
         start_order = sorted(self.starts(1))
         block_by_start = {start: self.block(start, 1) for start in start_order}
         used_by_block: dict[int, set[int]] = {}

@@ -43,11 +43,12 @@ def accumulators(kernel: PtxKernel) -> frozenset[int]:
 
 
 def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
-    """Returns each wgmma that lacks a `wgmma.fence` on some path, with the earlier instruction that makes the fence
-    necessary.
+    """Finds wgmmas that lack a `wgmma.fence` on some path through the kernel.  Returns pairs of a wgmma and an earlier
+    instruction that makes the fence necessary.
 
-    This instruction writes a register of the wgmma, or reads such a register after an earlier wgmma used it.  It is
-    None if a path from the kernel's start has no fence.  Consecutive wgmmas of one shape need no fence between them."""
+    The earlier instruction writes a register of the wgmma, or reads a register that a previous wgmma used.  It is None
+    if a path from the kernel's start to the wgmma has no fence.  Consecutive wgmmas of one shape need no fence between
+    them."""
     kernel = flow.kernel
     used_registers = {used_register for instruction in kernel.instructions for used_register in _registers(instruction)}
     if not used_registers:
@@ -99,8 +100,9 @@ def _registers(instruction: Instruction) -> list[int]:
 
 
 def _step(instruction: Instruction, state: _EventState, taken: set[int]) -> set[int]:
-    """Updates `state` for one instruction. For a wgmma, returns the numbers of earlier instructions that access its
-    registers without a `wgmma.fence` in between."""
+    """Updates `state` for one instruction.  `state` holds the last accesses to the registers of wgmmas.  If the
+    instruction is a wgmma, returns the indices of earlier instructions that conflict with it.  Such an instruction
+    accesses the same registers, and no `wgmma.fence` comes in between."""
     early_accesses: set[int] = set()
     if instruction.opcode.startswith("wgmma.fence"):
         # A compiler may move reads to after the fence: they count again only after the next wgmma.
@@ -150,11 +152,11 @@ def _a_registers(instruction: Instruction) -> list[int]:
 
 
 def _step_reads(instruction: Instruction, ages: _GroupAges) -> set[int]:
-    """Updates `ages` for one instruction. Returns the numbers of the wgmmas whose A registers the instruction
-    overwrites too early.
+    """Updates `ages` for one instruction.  Returns the wgmmas whose A registers this instruction overwrites too early.
+    A wgmma is given by the index of its instruction.
 
-    `ages` has an entry for each register that a wgmma may still read. The entry holds the number of groups committed
-    since the wgmma, and the wgmma's number."""
+    `ages` has an entry for each register that a wgmma may still read.  The entry holds the wgmma's index, and how many
+    wgmma groups were committed since."""
     if instruction.opcode.startswith("wgmma.mma_async"):
         ages.update(dict.fromkeys(_a_registers(instruction), (0, instruction.number)))
         return set()

@@ -304,8 +304,8 @@ def truncated_wgmma(
     """Returns `a @ b.T + d` as one instruction of Hopper computes it, with truncated sums.  `d` may be None.
 
     `a` is `[M, K]`, `b` is `[N, K]`, `d` and the result are `[M, N]`, all float32.  With `d_type` f16 the result is
-    rounded to f16.  Sums that are not finite in float32 are not truncated.  Raises `KeyError` on a type without a
-    model."""
+    rounded to f16.  Sums that are not finite in float32 are not truncated.  Raises `KeyError` on a type other than
+    e4m3, e5m2, f16, bf16, tf32 or f32."""
     fraction_bits = FP8_FRACTION_BITS if a_type in ("e4m3", "e5m2") else FRACTION_BITS
     accumulator = np.zeros((a.shape[0], b.shape[0]), np.float32) if d is None else d
     a_exponents, b_exponents = _exponents(a, a_type), _exponents(b, b_type)

@@ -16,13 +16,11 @@ In K-major order, each row has two chunks (32 bytes of K).  The distances before
 - between groups of 8 rows: `stride`;
 - between a row's two chunks: 16 bytes, or `leading` without a swizzle.
 
-In MN-major order, a chunk holds 8 rows at one position of K.  All types have 2 bytes.  The distances before the swizzle
-are:
+In MN-major order, all types have 2 bytes.  Chunk `c` of column `k` holds rows `8 * c` to `8 * c + 7`.  K has 16
+columns.  The byte offset of the chunk, before the swizzle, is:
 
-- between positions of K: `16 * W` bytes;
-- between groups of 8 positions: `stride`, or `leading` without a swizzle;
-- between chunks at one position: 16 bytes within a group of `W` chunks, and `leading` between groups;
-- between chunks at one position without a swizzle: `stride`.
+- with a swizzle: `(c % W) * 16 + (c // W) * leading + (k % 8) * 16 * W + (k // 8) * stride`;
+- without a swizzle: `c * stride + (k % 8) * 16 + (k // 8) * leading`.
 """
 
 from __future__ import annotations
@@ -57,8 +55,8 @@ def swizzled(addresses: np.ndarray, span: int, base_offset: int = 0) -> np.ndarr
     """Returns the addresses to which a swizzle of `span` bytes moves the bytes at linear `addresses` of shared memory.
 
     The address bits from 4 up are XORed with the bits from 7 up (PTX ISA 8.7, "Tensor swizzling modes").  A `span` of
-    128 uses three bits, 64 two, 32 one, and 0 none.  `base_offset` is a field of the wgmma descriptor.  Raises
-    `ValueError` on another span."""
+    128 uses three bits, 64 two, 32 one, and 0 none.  Before the XOR, `base_offset` is subtracted from the bits from 7
+    up; it is a field of the wgmma descriptor.  Raises `ValueError` on another span."""
     if span not in SWIZZLE_SPANS:
         raise ValueError(f"span: expected one of {SWIZZLE_SPANS} bytes, got {span}")
     if not span:
@@ -149,12 +147,12 @@ def decode_descriptor(bits: int) -> Descriptor:
 
 @lru_cache(maxsize=8192)
 def operand_chunks(bits: int, rows: int, mn_major: bool) -> tuple[np.ndarray, int]:
-    """Returns the indices (address / 16) of the 16-byte chunks of a wgmma's operand in shared memory, and the highest
-    index.
+    """Returns where the 16-byte chunks of a wgmma's operand lie in shared memory, as indices (address / 16).  Also
+    returns the highest index.
 
-    `bits` is the operand's matrix descriptor.  In K-major order the indices are `[rows, 2]`: two chunks per row.  In
-    MN-major order they are `[16, rows // 8]`: each chunk holds 8 rows at one of 16 positions of K.  Raises `ValueError`
-    if `rows` is not a multiple of 8."""
+    `bits` is the operand's matrix descriptor.  In K-major order the indices are `[rows, 2]`, because each row has two
+    chunks.  In MN-major order they are `[16, rows // 8]`: for each of 16 columns, one chunk per 8 rows.  Raises
+    `ValueError` if `rows` is not a multiple of 8."""
     if rows <= 0 or rows % 8:
         raise ValueError(f"rows: expected a multiple of 8, got {rows}")
     fields = decode_descriptor(bits)
@@ -178,7 +176,8 @@ def read_operand(memory: np.ndarray, bits: int, rows: int, element: str, mn_majo
     """Reads a wgmma operand as float32 `[rows, K]` from shared memory: A (64 rows) or the transposed B (N rows).
 
     `memory` `[bytes]` uint8 is one CTA's shared memory, and `bits` is the descriptor.  `element` is the PTX type of the
-    elements.  Raises `ValueError` if the operand is not inside `memory`, or if an MN-major type has not 2 bytes."""
+    elements.  Raises `ValueError` if the operand is not inside `memory`.  With `mn_major`, raises `ValueError` unless
+    an element has 2 bytes."""
     element_bytes = ELEMENT_BYTES[element]
     if mn_major and element_bytes != 2:
         raise ValueError(f"element: expected f16 or bf16 for an MN-major operand, got {element}")

@@ -206,7 +206,7 @@ def replace(raw: bytes, field: str, ordinal: int, value: int, *, stride_unit: in
     """Returns the tensor map `raw` (128 bytes) with one field changed, as `tensormap.replace.tile` does.
 
     `field` is a field name in PTX ISA 8.7, `tensormap.replace`.  `ordinal` is the dimension, or 0 if the field has
-    none.  `value` is the new value: for rank the rank minus one, for a mode its number in PTX's table.
+    none.  `value` is the new value, as PTX codes it.  For example, the field `rank` gets the rank minus one.
 
     A global_stride counts units of `stride_unit` bytes.  The unit is 16 in code for PTX up to 8.5, such as Triton's.
     Raises `ValueError` on an unknown field or a value that does not fit."""
@@ -254,7 +254,8 @@ class TileIndex:
 
 
 def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) -> TileIndex:
-    """Returns the addresses of the box that starts at element `coords` and at byte `shared_address`.
+    """Returns the global and shared memory addresses of a TMA box.  In the tensor, the box begins at the element
+    `coords`.  In shared memory, it begins at the byte `shared_address`.
 
     `coords` has one signed number per dimension.  Raises `ValueError` on a wrong number of coordinates, on a shared
     address that is not a multiple of 128, or on rows narrower than the swizzle."""

@@ -1,4 +1,5 @@
-"""Computes trends of kernel times: the times in order, the steps between levels, and the state of the newest time."""
+"""Computes the trend of a kernel's time over many runs.  A trend holds the times in order, and the lasting changes
+among them.  It also says whether the newest time is slower, faster, steady or unusual."""
 
 from __future__ import annotations
 
@@ -32,12 +33,14 @@ MAX_SPARK_POINTS = 24
 def find_steps(logs: Sequence[float]) -> list[int]:
     """Finds lasting changes in a series of times. Returns the index of the first time after each change.
 
-    `logs` are the natural logarithms of the times, in order. The function finds the cheapest partition into pieces of 2
-    points or more. With the noise (one standard deviation) as unit, a partition of `n` points costs
+    `logs` are the natural logarithms of the times, in order. The function cuts the series into pieces of 2 or more
+    points. It chooses the cuts with the lowest cost:
 
-        sum over all pieces and their logarithms x of |x - median of the piece|  +  (4 + 1.5 ln n) * (pieces - 1)
+        sum of all deviations / noise  +  (4 + 1.5 ln n) * (number of pieces - 1)
 
-    Absolute values are used, so one slow run hardly raises the cost. The run time is quadratic in the number of points.
+    The deviation of a point is its distance from the median of its piece. `noise` is one standard deviation, and n is
+    the number of points. The run time is quadratic in n. A squared deviation would give a single slow run too much
+    weight.
 
     `tests/report/test_history.py` simulates such series. With normal noise, at most 1% of the series show a false
     change. If every tenth run is slow by 8 deviations, 2% of the series show one. A change of 5 deviations is found in
