@@ -15,6 +15,7 @@ from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.choose.model_shapes import LargestSizes
 from rooflab.engine.core import Core
 from rooflab.engine.graphs import DecodeGraphs, record_graph
+from rooflab.engine.load.coded import CODE_DTYPES
 from rooflab.engine.load.generation import with_settings
 from rooflab.engine.load.model_files import DEFAULT_MODEL
 from rooflab.engine.load.models import open_model
@@ -25,7 +26,7 @@ from rooflab.engine.metrics import Completion, RequestOutput, Timeline, TokenEve
 from rooflab.engine.model import Model
 from rooflab.engine.model_runner import ModelRunner
 from rooflab.engine.ops import resolve
-from rooflab.engine.options import check_int4, check_pdl, check_sizes, device_of, dtype_of
+from rooflab.engine.options import check_groups, check_pdl, check_sizes, device_of, dtype_of
 from rooflab.engine.scheduler import Scheduler
 from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.sequence import Sequence as EngineSequence
@@ -101,9 +102,12 @@ class LLM:
         self.dtype, weight_codes = dtype_of(dtype, self.device)
         self.dtype_name = weight_codes or str(self.dtype).removeprefix("torch.")
         """The name of the option `dtype`.  `self.dtype` is the dtype of all but the codes of weights (int8, int4)."""
-        self.arch, self.tokenizer, tensors, self._stop_ids, self._set = open_model(str(model), dummy, seed, self.device)
-        if weight_codes == "int4":
-            check_int4(self.arch)
+        open_with_codes = partial(
+            open_model, dummy=dummy, seed=seed, device=self.device, keep_codes=weight_codes == "keep"
+        )
+        self.arch, self.tokenizer, tensors, self._stop_ids, self._set, plain = open_with_codes(str(model))
+        if weight_codes in CODE_DTYPES:
+            check_groups(self.arch, weight_codes)
         self.max_model_len = max_len = max_model_len or self.arch.max_position
         if max_len > self.arch.max_position:
             raise ValueError(f"max_model_len: expected at most {self.arch.max_position}, got {max_model_len}")
@@ -111,15 +115,16 @@ class LLM:
         may_chunk = chunked_prefill and study.kv_cache
         # Without chunks a prompt that is longer than a step's budget runs alone, in one step.
         step_tokens = max_num_batched_tokens if may_chunk else max(max_num_batched_tokens, max_len)
-        open_draft = partial(open_model, dummy=dummy, seed=seed, device=self.device)
-        draft_source = opened(self.speculation, self.arch, self.tokenizer, max_len, self.dtype, self.device, open_draft)
+        draft_source = opened(
+            self.speculation, self.arch, self.tokenizer, max_len, self.dtype, self.device, open_with_codes
+        )
         max_drawn_rows = min(max_num_seqs * draft_source.rows, step_tokens)
-        limit_sizes = (block_size, max_len, step_tokens, min(max_num_seqs, step_tokens), max_drawn_rows, weight_codes)
-        self.limits = LargestSizes(self.arch, self.device, self.dtype, *limit_sizes)
+        limit_sizes = (block_size, max_len, step_tokens, min(max_num_seqs, step_tokens), max_drawn_rows)
+        self.limits = LargestSizes(self.arch, self.device, self.dtype, *limit_sizes, weight_codes, bool(plain))
         check_weights_fit(self.limits, draft_source.arch)  # before kernels are timed
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
         self.ops = resolve(self.limits, swap, interpret, replays=not enforce_eager)
-        weights = load_weights(self.arch, tensors, self.dtype, self.device)
+        weights = load_weights(self.arch, tensors, self.dtype, self.device, weight_codes)
         with torch.inference_mode():
             runner_args = Model(self.arch, weights, self.ops, max_len), self.ops, 1, block_size, max_num_seqs, max_len
             speculator = build(self.speculation, draft_source, runner_args, self.limits, swap, interpret)

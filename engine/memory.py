@@ -16,6 +16,9 @@ from rooflab.roofline.llm import kv_bytes_per_token
 CPU_FRACTION = 0.25
 CUDA_FRACTION = 0.9
 
+CODE_BYTES = {"int4": 0.625, "int8": 1.0625, "keep": 0.5625}
+"""Bytes of a weight with its share of scales and minimums.  With `keep`, of the smallest format (Q4_0)."""
+
 
 def free_bytes(device: torch.device) -> int:
     """Returns the free memory of the device in bytes."""
@@ -28,7 +31,8 @@ def free_bytes(device: torch.device) -> int:
 def check_weights_fit(limits: LargestSizes, beside: Architecture | None = None) -> None:
     """Raises `ValueError` if the weights do not fit into the free memory.  With a second model `beside`, counts the
     weights of both models.  Without this check the operating system would kill the process."""
-    size = sum(arch.parameters().total for arch in (limits.arch, beside) if arch) * limits.dtype.itemsize
+    item_bytes = CODE_BYTES.get(limits.codes, limits.dtype.itemsize)
+    size = sum(arch.parameters().total for arch in (limits.arch, beside) if arch) * item_bytes
     free_size = free_bytes(limits.device)
     if size > free_size:
         raise ValueError(

@@ -18,17 +18,16 @@ from rooflab.engine.choose.choose_kernels import Choice, choose_kernels
 from rooflab.engine.choose.model_shapes import (
     DECODE_OP,
     FUSED_OP,
-    INT4_GROUP,
     MATMUL_OPS,
     LargestSizes,
     model_inputs,
     packed,
     registered,
 )
+from rooflab.engine.load.coded import CodedWeight, Weight
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.kernels.tuning import BUCKET_ROWS, bucket_of, recorded_choice
-from rooflab.reference.quantization import quantize_int4, quantize_int8
 
 FIRST_ON_CUDA = {
     "paged_attention": ("split_kv", "chunked"),
@@ -50,15 +49,20 @@ class OpSet:
     def __init__(self, choices: Iterable[Choice]):
         self.choices = list(choices)
         kernel_table: dict[str, dict[str, Callable[..., Any]]] = {}
+        products: dict[tuple[str, str], list[tuple[Callable[..., torch.Tensor], int]]] = {}
         for choice in self.choices:
             kernel_table.setdefault(choice.bucket, {})[choice.op] = choice.kernel.fn
-        self._ways: list[Callable[[torch.Tensor], Any] | None] = []
+        self._ways: list[tuple[str, Callable[..., Any] | None]] = []
+        """The op and the packing function of each layout that a chosen kernel needs."""
         for choice in self.choices:
             if choice.op in (*MATMUL_OPS, FUSED_OP):
-                pack_function = choice.kernel.prepare
-                self._ways += [] if pack_function in self._ways else [pack_function]
+                way = "gemm_gguf" if choice.op == "gemm_gguf" else "gemm", choice.kernel.prepare
+                self._ways += [] if way in self._ways else [way]
                 name = FUSED_OP if choice.op == FUSED_OP else "gemm"
-                kernel_table[choice.bucket][name] = partial(_product, choice.kernel.fn, self._ways.index(pack_function))
+                product = choice.kernel.fn, self._ways.index(way)
+                products.setdefault((choice.bucket, name), []).append(product)
+        for (bucket, name), by_layout in products.items():
+            kernel_table[bucket][name] = partial(_product, by_layout)
         self._steps = {bucket: SimpleNamespace(**op_functions) for bucket, op_functions in kernel_table.items()}
         self._by_rows: dict[tuple[int, int], SimpleNamespace] = {}
 
@@ -70,19 +74,21 @@ class OpSet:
             self._by_rows[rows_key] = SimpleNamespace(**{**vars(all_rows_ops), DECODE_OP: decode_ops.decode_attention})
         return self._by_rows[rows_key]
 
-    def prepare(self, weight: torch.Tensor) -> Any:
+    def prepare(self, weight: Weight) -> tuple[tuple[Any, ...] | None, ...]:
         """Packs `weight` `[out, in]` in each layout that a chosen matmul kernel needs.  Returns a tuple with one
         element per layout: the weight arguments of that kernel.  The element is None if the kernel cannot multiply by
         this kind of weight (floats or codes)."""
-        ops = {choice.op for choice in self.choices}
-        if "gemm_w8a16" in ops:
-            weight_codes, scale = quantize_int8(weight)
-            return tuple((packed(pack_function, weight_codes.mT, scale=scale), scale) for pack_function in self._ways)
-        if "gemm_w4a16" in ops:
-            weight_codes, scale, zeros = quantize_int4(weight, INT4_GROUP)
-            scales = {"scale": scale, "zero": zeros}
-            return tuple((packed(pack_function, weight_codes, **scales), scale, zeros) for pack_function in self._ways)
-        return tuple((packed(pack_function, weight.mT),) for pack_function in self._ways)
+        op, b, beside = "gemm", weight.mT if isinstance(weight, torch.Tensor) else weight.codes, {}
+        if isinstance(weight, CodedWeight):
+            op, beside = "gemm_gguf", {"scale": weight.scale, "minimum": weight.minimum}
+        return tuple(
+            (packed(pack_function, b, **beside), *beside.values()) if way_op == op else None
+            for way_op, pack_function in self._ways
+        )
+
+    def matmul_op(self, weight: Sequence[tuple[Any, ...] | None]) -> str:
+        """Returns the op that multiplies by a weight from `prepare`."""
+        return next(op for (op, _), layout in zip(self._ways, weight, strict=True) if layout is not None)
 
     def describe(self) -> list[dict[str, str]]:
         """Returns the rows of a table that every run prints: op, kernel, buckets and reason for the choice."""
@@ -201,13 +207,15 @@ def _why_not(kernel: Kernel, op: str, rows: tuple[int, ...], limits: LargestSize
 
 
 def _product(
-    gemm: Callable[..., torch.Tensor],
-    form: int,
+    products: Sequence[tuple[Callable[..., torch.Tensor], int]],
     a: torch.Tensor,
-    b: Sequence[tuple[Any, ...]],
+    b: Sequence[tuple[Any, ...] | None],
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Computes `a @ b + bias`.  `b` holds the same weight in several layouts, and None for layouts that the weight
     lacks.  `products` is a list of kernels, each with the index of its layout in `b`.  The first kernel whose layout is
     present is called."""
-    return gemm(a, *b[form], bias)
+    for kernel, layout_index in products:
+        if (layout := b[layout_index]) is not None:
+            return kernel(a, *layout, bias)
+    raise AssertionError("a weight has a layout of each op that multiplies by it")

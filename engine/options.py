@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from rooflab.engine.choose.model_shapes import INT4_GROUP
+from rooflab.engine.load.coded import CODE_DTYPES, GROUP
 from rooflab.roofline.architecture import Architecture
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CODES = ("int8", "int4")
+CODES = (*CODE_DTYPES, "keep")
 """Dtypes for CPUs: the weights of products are codes with scales (`LargestSizes.codes`), and the rest is bfloat16."""
 
 
@@ -49,7 +49,7 @@ def check_pdl(device: torch.device, enforce_eager: bool) -> None:
 
 
 def dtype_of(name: str | None, device: torch.device) -> tuple[torch.dtype, str]:
-    """Returns the dtype for `name`, and the integer format of linear layers' weights (`int8`, `int4` or an empty text).
+    """Returns the dtype for `name`, and the format of linear layers' weights: one of `CODES`, or an empty text.
 
     None means float32 on a CPU and bfloat16 on CUDA.  Raises `ValueError` if the dtype is not supported."""
     if name is None:
@@ -63,13 +63,13 @@ def dtype_of(name: str | None, device: torch.device) -> tuple[torch.dtype, str]:
     return DTYPES[name], ""
 
 
-def check_int4(arch: Architecture) -> None:
-    """Raises `ValueError` if a row of one of the model's weights cannot be divided into groups of int4 codes."""
+def check_groups(arch: Architecture, dtype: str) -> None:
+    """Raises `ValueError` if a row of one of the model's weights cannot be divided into groups of codes."""
     row_widths = {
         "hidden_size": arch.hidden_size,
         "num_heads * head_dim": arch.num_heads * arch.head_dim,
         "intermediate_size": arch.intermediate_size,
     }
     for name, row_width in row_widths.items():
-        if row_width % INT4_GROUP:
-            raise ValueError(f"dtype: int4 needs {name} in multiples of {INT4_GROUP}, and {arch.name} has {row_width}")
+        if row_width % GROUP:
+            raise ValueError(f"dtype: {dtype} needs {name} in multiples of {GROUP}, and {arch.name} has {row_width}")

@@ -17,7 +17,8 @@ template <class E>
 using Lanes __attribute__((vector_size(LANES * sizeof(E)), aligned(1))) = E;
 
 static inline Vector loaded(const float* x) { return *(const Vector*)x; }
-static inline Vector loaded(const std::int8_t* x) {  // by hand: GCC 12 converts vectors of int8 one by one
+// By hand: GCC 12 converts vectors of int8 and of fp16 one by one.
+static inline Vector loaded(const std::int8_t* x) {
 #if defined(__AVX512F__)
     return (Vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)x)));
 #elif defined(__AVX2__)
@@ -28,7 +29,15 @@ static inline Vector loaded(const std::int8_t* x) {  // by hand: GCC 12 converts
     return values;
 #endif
 }
-static inline Vector loaded(const fp16* x) { return __builtin_convertvector(*(const Lanes<fp16>*)x, Vector); }
+static inline Vector loaded(const fp16* x) {
+#if defined(__AVX512F__)
+    return (Vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)x));
+#elif defined(__F16C__)
+    return (Vector)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)x));
+#else
+    return __builtin_convertvector(*(const Lanes<fp16>*)x, Vector);
+#endif
+}
 static inline Vector loaded(const bf16* x) {
     return (Vector)(__builtin_convertvector(*(const Lanes<std::uint16_t>*)x, Lanes<std::uint32_t>) << 16);
 }

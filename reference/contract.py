@@ -123,7 +123,11 @@ class Argument:
         """Returns whether a reference accepts `dtype` for this argument, even if kernels refuse `dtype`."""
         if isinstance(self.dtype, str):
             return False
-        return dtype in (*FLOATS, torch.float64) if len(self.dtype) > 1 else (*self.dtype, dtype) == FP32_AND_FP64
+        return (
+            dtype in (*FLOATS, torch.float64)
+            if self.dtype[0] in FLOATS and len(self.dtype) > 1
+            else (*self.dtype, dtype) == FP32_AND_FP64
+        )
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,45 @@ def quantize_int4(
     return pack_int4(codes), scale, zero.to(torch.uint8) if zeros else None
 
 
+def quantize_groups(
+    weight: torch.Tensor, group: int, bits: int, *, minimums: bool = False, dtype: torch.dtype = torch.float16
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Returns codes, scales (N, K / group) of `dtype`, and minimums of this shape or None, as `gemm_gguf` takes them.
+
+    weight: (N, K), any float dtype, K a multiple of `group`. Codes are int8 (N, K) with 8 `bits`, and packed uint8
+    (N, K/2) with 4. With `minimums`, a group's smallest value has the smallest code and its largest value the largest
+    code, as in GGUF's Q4_1. Without, its largest magnitude is 7 or 127 steps. Raises `ValueError` on another shape."""
+    _check_matrix(weight)
+    N, K = weight.shape
+    if K % group:
+        raise ValueError(f"weight: expected rows of a multiple of {group} values, got {K}")
+    low, high = (0, INT4_MAX) if bits == 4 else (-INT8_MAX - 1, INT8_MAX)
+    values = weight.float().view(N, K // group, group)
+    smallest, largest = values.amin(dim=2), values.amax(dim=2)
+    if minimums:
+        scale = _scale((largest - smallest) / (high - low), dtype)
+        minimum = (low * scale.float() - smallest).to(dtype)
+        steps = (values + minimum.float()[:, :, None]) / scale.float()[:, :, None]
+    else:
+        zero = INT4_ZERO if bits == 4 else 0
+        scale, minimum = _scale(values.abs().amax(dim=2) / (high - zero), dtype), None
+        steps = values / scale.float()[:, :, None] + zero
+    codes = steps.round().clamp(low, high).view(N, K)
+    return pack_int4(codes) if bits == 4 else codes.to(torch.int8), scale, minimum
+
+
+def dequantize_groups(codes: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor | None) -> torch.Tensor:
+    """Returns `scale * code - minimum`, (N, K) in fp64, exactly. Without `minimum`, a 4-bit code of 8 means 0.
+
+    codes: (N, K) int8, or packed (N, K/2) uint8; scale, minimum: (N, groups)."""
+    values = (unpack_int4(codes) if codes.dtype == torch.uint8 else codes).double()
+    K, groups = values.shape[1], scale.shape[1]
+    group = K // max(groups, 1)
+    if minimum is not None:
+        return values * spread(scale.double(), group, K) - spread(minimum.double(), group, K)
+    return (values - (INT4_ZERO if codes.dtype == torch.uint8 else 0)) * spread(scale.double(), group, K)
+
+
 def pack_int4(codes: torch.Tensor) -> torch.Tensor:
     """Packs 4-bit codes (N, K), K even, into bytes (N, K/2). Byte k // 2 holds the code of an even k in the low half,
     and the code of k + 1 in the high half."""

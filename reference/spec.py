@@ -124,6 +124,8 @@ SCHEMES = {
     # 16-bit inputs; outputs in eight bits, with a scale for each row.
     "out_fp8": Scheme("out_fp8", torch.bfloat16, torch.bfloat16, torch.float8_e4m3fn),
     "out_int8": Scheme("out_int8", torch.bfloat16, torch.bfloat16, torch.int8),
+    "gguf_q4": Scheme("gguf_q4", torch.bfloat16, torch.uint8, torch.bfloat16),
+    "gguf_q8": Scheme("gguf_q8", torch.bfloat16, torch.int8, torch.bfloat16),
     # A byte holds two values of four bits.
     **{
         f"w4a16_g{group}": Scheme(f"w4a16_g{group}", torch.bfloat16, torch.uint8, torch.bfloat16, group)

@@ -94,8 +94,7 @@ class Check:
             self.runner.settle()
 
     def _otherwise(self, kind: ExtraRun, first: CheckData, other: CheckData) -> None:
-        """Makes one additional run of the kernel on random data.  `kind` selects another memory layout or other
-        options."""
+        """Runs the kernel once more on random data, in another memory layout or with other options, by `kind`."""
         match kind:
             case "expanded":
                 self._expanded(first.inputs)
@@ -119,8 +118,7 @@ class Check:
                 raise
 
     def _planted(self) -> Iterator[tuple[str, CheckData]]:
-        """Yields the sets of adversarial inputs, each with its label.  Takes them from the cache if possible, so that
-        their references are computed only once."""
+        """Yields the sets of adversarial inputs, each with its label, from the cache if it has them."""
         for name, inputs in self.spec.sets(self.case, self.scheme, self.device, self.seed):
             data_label = f"planted {name}"
             data = self._kept().get(data_label) or KEPT_DATA.keep(
@@ -147,16 +145,14 @@ class Check:
         return KEPT_DATA.of(self.device, self.spec, self.case, self.scheme, self.seed)
 
     def _kept_as(self, label: str, make: Callable[[], Inputs]) -> CheckData:
-        """Returns the data that are cached as `label` for this input case.  If there are none, makes them with `make`
-        and caches them."""
+        """Returns the data that are cached as `label` for this case.  Makes and caches them if there are none."""
         return self._kept().get(label) or KEPT_DATA.keep(label, CheckData(self.spec, make(), self.scheme, label))
 
     def _drawn(self, seed: int) -> Inputs:
         return self.spec.make_inputs(self.case, self.scheme, self.device, seed)
 
     def _load(self, data: CheckData, packed_in: str | None = None) -> None:
-        """Gives `data` to the runner, which calls the kernel.  Raises `Failed` if the kernel refuses the data, or
-        cannot pack its weight."""
+        """Gives `data` to the runner.  Raises `Failed` if the kernel refuses the data, or cannot pack its weight."""
         if self.runner.load(data.name, data.inputs, packed_in):
             self.packed.add(data.name)
 
@@ -210,8 +206,7 @@ class Check:
         return _without_refused(self._movable(data, arranged), run)
 
     def _movable(self, data: CheckData, arranged: Arrangement) -> set[str]:
-        """Returns the names of the tensors that the memory layout `arranged` changes. Leaves out tensors whose new
-        strides the op's contract forbids."""
+        """Returns the names of the tensors that get other strides in the layout `arranged`, as the contract allows."""
         tensors = {name: tensor for name, tensor in data.inputs.items() if isinstance(tensor, torch.Tensor)}
         strides = {name: strides_of(tensor, arranged) for name, tensor in tensors.items()}
         meta_tensors = {

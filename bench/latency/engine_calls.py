@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rooflab.engine.choose.model_shapes import FUSED_OP, INT4_GROUP, gated
+from rooflab.engine.choose.model_shapes import FUSED_OP, gated
 from rooflab.kernels.registry import get_op
 from rooflab.roofline.architecture import Architecture
 
@@ -17,17 +17,14 @@ def inputs_of(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], r
     """Returns a call's arguments by name.  A meta tensor of the unpacked shape replaces a packed weight."""
     signature = inspect.Signature(get_op(op).parameters)
     if "b" in signature.parameters:
-        a, _, *other_args = arguments
+        a, layouts, *other_args = arguments
         weight_columns = result.shape[-1] * (2 if op == FUSED_OP else 1)
-        weight = torch.empty((weight_columns, a.shape[-1]), dtype=a.dtype, device="meta").mT
-        if op == "gemm_w8a16":
-            weight_scale = torch.empty(weight_columns, dtype=torch.float32, device="meta")
-            arguments = a, weight.to(torch.int8), weight_scale, *other_args
-        elif op == "gemm_w4a16":
-            weight_codes = torch.empty(weight_columns, a.shape[-1] // 2, dtype=torch.uint8, device="meta")
-            weight_scale = torch.empty(weight_columns, a.shape[-1] // INT4_GROUP, dtype=torch.bfloat16, device="meta")
-            arguments = a, weight_codes, weight_scale, None, *other_args
+        if op == "gemm_gguf":
+            b, scale, minimum = next(layout for layout in layouts if layout is not None)
+            weight = torch.empty(b.shape, dtype=b.dtype, device="meta")
+            arguments = a, weight, scale, minimum, *other_args
         else:
+            weight = torch.empty((weight_columns, a.shape[-1]), dtype=a.dtype, device="meta").mT
             arguments = a, weight, *other_args
     bound_inputs = signature.bind(*arguments, **options)
     bound_inputs.apply_defaults()
@@ -35,9 +32,9 @@ def inputs_of(op: str, arguments: tuple[Any, ...], options: Mapping[str, Any], r
 
 
 def weight_shape(inputs: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns N and K of the weight `b`, for `a` of shape `[M, K]`.  `b` is `[K, N]`, or `[N, K // 2]` for int4."""
+    """Returns N and K of the weight `b`, for `a` of shape `[M, K]`.  `b` is `[K, N]`, or codes with N rows."""
     b, K = inputs["b"], inputs["a"].shape[-1]
-    return b.shape[0] if b.shape[1] == K // 2 and b.dtype == torch.uint8 else b.shape[1], K
+    return b.shape[1] if b.dtype.is_floating_point else b.shape[0], K
 
 
 def shape_of(inputs: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from rooflab.bench.base.system_time import time
 from rooflab.bench.core import ceilings_for, why_noisy
 from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of
 from rooflab.bench.latency.step_model import KernelTimes
-from rooflab.engine.choose.model_shapes import DECODE_OP, MATMUL_BY_CODES
+from rooflab.engine.choose.model_shapes import DECODE_OP
 from rooflab.engine.choose.op_times import wrapped_ops
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.kernels._waiting import run_times, waiting_since
@@ -225,11 +225,11 @@ def measured(llm: LLM, kind: StepKind, batch: int, context: int, steps: int = 16
 def calls_of(llm: LLM, step: Callable[[], None], kind: StepKind, batch: int, context: int) -> list[LedgerRow]:
     """Returns the calls of one step in order, with their shapes and costs, but without times."""
     kernels, calls = chosen(llm, kind, batch, context), list[LedgerRow]()
-    kernels["gemm"] = kernels[MATMUL_BY_CODES[llm.limits.codes]]
 
     def watched(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            op_result, kernel = function(*arguments, **options), kernels[op]
+            op_result = function(*arguments, **options)
+            kernel = kernels[llm.ops.matmul_op(arguments[1]) if op == "gemm" else op]
             call_inputs = inputs_of(kernel.op, arguments, options, op_result)
             op_traffic, cost = kernel.traffic_of(call_inputs, llm.device.type), get_op(kernel.op).cost_of(call_inputs)
             site = site_of(llm.arch, call_inputs) if "b" in call_inputs else kernel.op

@@ -109,11 +109,11 @@ def choose_kernels(
     if replays:
         for bucket_rows in (row_limit for row_limit in BUCKET_ROWS if row_limit <= MOST_REPLAYED):
             sorted_choices |= replayed(bucket_of(bucket_rows), sorted_choices, cache.times, limits.arch.num_layers)
-    (matmul_op,) = set(MATMUL_OPS) & set(limits.ops)
-    matmul_choices = {bucket: choices for (op, bucket), choices in sorted_choices.items() if op == matmul_op}
-    packings = _ways(matmul_choices, cache.times.get(matmul_op, {}), limits)
-    for bucket, choices in matmul_choices.items():
-        sorted_choices[matmul_op, bucket] = [choice for choice in choices if choice.kernel.prepare in packings]
+    for matmul_op in limits.matmul_ops:
+        matmul_choices = {bucket: choices for (op, bucket), choices in sorted_choices.items() if op == matmul_op}
+        packings = _ways(matmul_choices, cache.times.get(matmul_op, {}), limits)
+        for bucket, choices in matmul_choices.items():
+            sorted_choices[matmul_op, bucket] = [choice for choice in choices if choice.kernel.prepare in packings]
     return sorted_choices
 
 
@@ -207,7 +207,7 @@ def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[],
 
     def prepared() -> list[dict[str, Any]]:
         scales = (
-            {name: matmul_args[name] for name in ("scale", "zero") if name in matmul_args} for matmul_args in inputs
+            {name: matmul_args[name] for name in ("scale", "minimum") if name in matmul_args} for matmul_args in inputs
         )
         weights = (matmul_args["b"].mT.clone().mT for matmul_args in inputs)
         return [

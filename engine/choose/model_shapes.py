@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rooflab.engine.load.coded import GROUP
 from rooflab.roofline.architecture import Architecture
 
 MODEL_OPS = (
@@ -27,11 +28,8 @@ DECODE_OP = "decode_attention"
 """The op `paged_attention` with one query per sequence.  Some kernels can serve only this case."""
 FUSED_OP = "gemm_silu_and_mul"
 """The op that replaces `gemm` and `silu_and_mul` on CUDA, if a record of the card prefers it."""
-MATMUL_BY_CODES = {"": "gemm", "int8": "gemm_w8a16", "int4": "gemm_w4a16"}
-"""The op that multiplies with a weight, by the weight's codes (`LargestSizes.codes`).  A model uses one of them."""
-MATMUL_OPS = tuple(MATMUL_BY_CODES.values())
-INT4_GROUP = 32
-"""The number of int4 codes along K that share a scale, as in GGUF's Q4_0."""
+MATMUL_OPS = ("gemm", "gemm_gguf")
+"""The ops that multiply by a weight: in the model's dtype, and by codes.  The model calls both `gemm`."""
 MOST_REPLAYED = 16
 """The most sequences of a replayed decode step on a CPU.  In larger steps the host's share is small."""
 CONTEXT_KEYS = 512
@@ -54,15 +52,22 @@ class LargestSizes:
     max_drawn: int
     """The most rows of logits in a step: one row per sequence, and one row for each of its drafted tokens."""
     codes: str = ""
-    """`int8` if the products' weights are int8 codes with a scale for each output; `int4` if they are four-bit codes
-    with a scale for each `INT4_GROUP` values along K; empty if they have the model's dtype."""
+    """The option `dtype` if the weights of products are codes with scales: `int8`, `int4`, or `keep` (as in the file).
+    Empty if these weights have the model's dtype."""
+    plain: bool = False
+    """Whether some weights of products have the model's dtype although the others are codes."""
+
+    @property
+    def matmul_ops(self) -> tuple[str, ...]:
+        """Returns the ops that multiply by weights."""
+        return MATMUL_OPS[1:] + MATMUL_OPS[:1] * self.plain if self.codes else MATMUL_OPS[:1]
 
     @property
     def ops(self) -> tuple[str, ...]:
         """Returns the names of the ops that the model uses.  `decode_attention` stands for the op `paged_attention`
         with one query per sequence."""
-        op_names = {"gemm": MATMUL_BY_CODES[self.codes], "silu_and_mul": gated(self.arch)}
-        return (*(op_names.get(op, op) for op in MODEL_OPS), DECODE_OP)
+        op_names = {"gemm": self.matmul_ops, "silu_and_mul": (gated(self.arch),)}
+        return (*(name for op in MODEL_OPS for name in op_names.get(op, (op,))), DECODE_OP)
 
     @property
     def fused(self) -> tuple[str, ...]:
@@ -84,7 +89,7 @@ def registered(op: str) -> str:
 def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     """Returns the arguments that the model passes to `op` in a step of `M` rows, as meta tensors."""
     if op in MATMUL_OPS:
-        return _product_inputs(M, limits)
+        return _product_inputs(op, M, limits)
     arch, block_size = limits.arch, limits.block_size
     meta = partial(torch.empty, dtype=limits.dtype, device="meta")
     H, D, query_heads, kv_heads = arch.hidden_size, arch.head_dim, arch.num_heads, arch.num_kv_heads
@@ -131,9 +136,8 @@ def _paged(sequences: int, max_blocks: int) -> dict[str, torch.Tensor]:
     return {"block_table": block_table, "seq_lens": torch.ones(sequences, dtype=torch.int32)}
 
 
-def _product_inputs(M: int, limits: LargestSizes) -> list[dict[str, Any]]:
-    """Returns the arguments of five matmuls in a step of `M` rows, as meta tensors: the four of a layer, and the output
-    head's."""
+def _product_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
+    """Returns the arguments of a layer's four matmuls, and of the output head's matmul."""
     arch = limits.arch
     H, D, intermediate_size = arch.hidden_size, arch.head_dim, arch.intermediate_size
     qkv_size = (arch.num_heads + 2 * arch.num_kv_heads) * D
@@ -141,10 +145,12 @@ def _product_inputs(M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     meta = partial(torch.empty, dtype=limits.dtype, device="meta")
 
     def weight(N: int, K: int) -> dict[str, Any]:
-        if limits.codes == "int4":
-            return {"b": meta(N, K // 2, dtype=torch.uint8), "scale": meta(N, K // INT4_GROUP), "zero": None}
-        weight_scale = {"scale": meta(N)} if limits.codes else {}
-        return {"b": meta(N, K, dtype=torch.int8 if limits.codes else limits.dtype).mT, **weight_scale}
+        if op == "gemm":
+            return {"b": meta(N, K).mT}
+        scale = meta(N, K // GROUP, dtype=torch.float16)
+        if limits.codes == "int8":
+            return {"b": meta(N, K, dtype=torch.int8), "scale": scale, "minimum": None}
+        return {"b": meta(N, K // 2, dtype=torch.uint8), "scale": scale, "minimum": scale}
 
     inputs: list[dict[str, Any]] = [
         {"a": meta(rows, K), **weight(N, K), "bias": None}

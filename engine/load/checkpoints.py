@@ -7,13 +7,15 @@ undoes both changes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from rooflab.engine.load.coded import Weight
+from rooflab.engine.load.gguf_codes import KEPT_FORMATS, read_codes
 from rooflab.engine.load.gguf_model import ROPE_FACTORS, GGUFModel
 from rooflab.engine.load.model_files import check_model
 from rooflab.roofline.architecture import Architecture, read_json
@@ -43,7 +45,7 @@ _GGUF_MODEL_NAMES = {
 
 
 class GGUFCheckpoint:
-    """Reads a model from a GGUF file.  Every tensor is dequantised to fp32."""
+    """Reads a model from a GGUF file.  Tensors are dequantised to fp32, or matrices keep their codes."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -63,19 +65,34 @@ class GGUFCheckpoint:
         }
         return f"{self.path.name}, {_SAMPLING[:-1]}", {name_of_key.get(name, name): settings[name] for name in settings}
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def plain_matrices(self) -> dict[str, str]:
+        """Maps the names of matrices whose codes cannot be kept to the names of their formats."""
+        from gguf import GGMLQuantizationType
+
+        matrices = (tensor for tensor in self._model.tensors.values() if len(tensor.shape) == 2)
+        return {
+            tensor.name: GGMLQuantizationType(tensor.kind).name
+            for tensor in matrices
+            if tensor.kind not in KEPT_FORMATS
+        }
+
+    def tensors(self, keep_codes: bool = False) -> Iterator[tuple[str, Weight]]:
         """Yields the Hugging Face name and the fp32 values of each tensor.  With `keep_codes`, a quantised matrix keeps
         its codes and scales if the engine can multiply by them."""
         arch, model_kind = self.architecture, self._model.kind
         for tensor in self._model.tensors.values():
             if tensor.name == ROPE_FACTORS:
                 continue
-            name, weight_values = _gguf_name(tensor.name), tensor.values()
+            name, num_heads = _gguf_name(tensor.name), 0
             if model_kind == "llama" and (".q_proj." in name or ".k_proj." in name):
-                weight_values = _half_split(weight_values, arch.num_heads if ".q_proj." in name else arch.num_kv_heads)
+                num_heads = arch.num_heads if ".q_proj." in name else arch.num_kv_heads
+            if keep_codes and len(tensor.shape) == 2 and tensor.kind in KEPT_FORMATS:
+                yield name, read_codes(tensor).in_rows(partial(_half_split, num_heads=num_heads))
+                continue
+            weight_values = _half_split(torch.from_numpy(tensor.values()), num_heads)
             if model_kind == "gemma" and name.endswith("norm.weight"):
                 weight_values = weight_values - 1
-            yield name, torch.from_numpy(weight_values)
+            yield name, weight_values
 
 
 def _gguf_name(name: str) -> str:
@@ -88,10 +105,13 @@ def _gguf_name(name: str) -> str:
     return name  # unknown: the loader refuses it by this name
 
 
-def _half_split(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Reorders the weight rows of each head: from GGUF's order `[pairs, 2]` to Hugging Face's order `[2, pairs]`."""
+def _half_split(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Reorders the rows of each head from GGUF's order `[pairs, 2]` to `[2, pairs]`, Hugging Face's order.  With no
+    heads, returns `rows`."""
+    if not num_heads:
+        return rows
     num_pairs = rows.shape[0] // num_heads // 2
-    return rows.reshape(num_heads, num_pairs, 2, -1).swapaxes(1, 2).reshape(rows.shape)
+    return rows.view(num_heads, num_pairs, 2, -1).transpose(1, 2).reshape(rows.shape)
 
 
 def read_safetensors(

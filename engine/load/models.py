@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from rooflab.engine.load.checkpoints import open_checkpoint
+from rooflab.engine.load.checkpoints import GGUFCheckpoint, open_checkpoint
+from rooflab.engine.load.coded import Weight
 from rooflab.engine.load.generation import read_generation
 from rooflab.engine.load.model_files import path_of
 from rooflab.engine.load.tokenizer import Numbers, Texts, Tokenizer
@@ -15,16 +17,22 @@ from rooflab.engine.load.weights import dummy_tensors
 from rooflab.engine.sequence import MODEL_SETTINGS
 from rooflab.roofline.architecture import Architecture, get_architecture
 
+OpenedModel = tuple[Architecture, Texts, Iterable[tuple[str, Weight]], frozenset[int], dict[str, float], list[str]]
+"""What `open_model` returns."""
 
-def open_model(
-    model: str, dummy: bool, seed: int, device: torch.device
-) -> tuple[Architecture, Texts, Iterator[tuple[str, torch.Tensor]], frozenset[int], dict[str, float]]:
+
+def open_model(model: str, dummy: bool, seed: int, device: torch.device, keep_codes: bool = False) -> OpenedModel:
     """Returns a model's architecture, tokenizer, tensors, end tokens and own settings.  Reads tensors one at a time.
+
+    With `keep_codes`, quantised matrices of a GGUF file keep their codes.  The last value has the names of the matrices
+    for which this is impossible; a log line names them.
 
     Raises `ValueError` if a file of the model asks for something that the engine does not support."""
     if dummy:
         arch = get_architecture(model)
-        return arch, Numbers(arch.vocab_size), dummy_tensors(arch, seed, device), frozenset(), {**MODEL_SETTINGS}
+        if keep_codes:
+            raise ValueError("dtype: keep needs the codes of a GGUF file, and random weights have none")
+        return arch, Numbers(arch.vocab_size), dummy_tensors(arch, seed, device), frozenset(), {**MODEL_SETTINGS}, []
     checkpoint = open_checkpoint(path_of(model))
     vocab_size = checkpoint.architecture.vocab_size
     end_ids = end_tokens(checkpoint.ends(), vocab_size)  # before transformers reads them, whose errors are long
@@ -33,7 +41,14 @@ def open_model(
         raise ValueError(f"model: its tokenizer has {tokenizer.size} tokens, and its embedding has {vocab_size}")
     end_ids |= end_tokens({"the tokenizer": tokenizer.eos_token_id, "its turns": tokenizer.turn_ends}, vocab_size)
     settings = read_generation(*checkpoint.generation())
-    return checkpoint.architecture, tokenizer, checkpoint.tensors(), end_ids, settings
+    if not keep_codes:
+        return checkpoint.architecture, tokenizer, checkpoint.tensors(), end_ids, settings, []
+    if not isinstance(checkpoint, GGUFCheckpoint):
+        raise ValueError(f"dtype: keep needs the codes of a GGUF file, got the folder {checkpoint.path}")
+    if plain := checkpoint.plain_matrices():
+        names = ", ".join(f"{name} ({kind})" for name, kind in plain.items())
+        logging.getLogger(__name__).warning("dtype keep: dequantised to bfloat16: %s", names)
+    return checkpoint.architecture, tokenizer, checkpoint.tensors(keep_codes), end_ids, settings, [*plain]
 
 
 def end_tokens(sources: Mapping[str, Any], vocab_size: int) -> frozenset[int]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from rooflab.engine.load.coded import CODE_DTYPES, CodedWeight, Weight, coded, joined
 from rooflab.roofline.architecture import Architecture
 
 
@@ -15,14 +17,14 @@ class LayerWeights:
     """Holds the weights of one decoder layer.  `qkv` packs `q`, `k` and `v`.  `gate_up` packs `gate` and `up`."""
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor
+    qkv: Weight
     qkv_bias: torch.Tensor | None
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    o: torch.Tensor
+    o: Weight
     post_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Weight
+    down: Weight
 
 
 @dataclass
@@ -32,8 +34,8 @@ class Weights:
     embedding: torch.Tensor
     layers: list[LayerWeights]
     norm: torch.Tensor
-    lm_head: torch.Tensor
-    """The output head.  It is the same tensor as the embedding if the two are tied."""
+    lm_head: Weight
+    """The output head.  It is the same tensor as the embedding if the two are tied and have no codes."""
 
 
 def parameter_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
@@ -64,7 +66,7 @@ def parameter_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def load_weights(
-    arch: Architecture, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, device: torch.device
+    arch: Architecture, tensors: Iterable[tuple[str, Weight]], dtype: torch.dtype, device: torch.device, codes: str = ""
 ) -> Weights:
     """Returns the parameters of `arch` in `dtype` on `device`.  Adds `arch.norm_offset` to the weights of norms.
 
@@ -74,11 +76,11 @@ def load_weights(
     Raises `ValueError` if a tensor is missing, unknown or repeated, or has a wrong shape or dtype.  Also raises it if a
     tied `lm_head` differs from the embedding."""
     shapes = parameter_shapes(arch)
-    loaded_tensors: dict[str, torch.Tensor] = {}
+    loaded_tensors: dict[str, Weight] = {}
     tied_head: torch.Tensor | None = None
     for name, tensor in tensors:
         if name == "lm_head.weight" and arch.tie_word_embeddings:
-            tied_head = tensor.to(device=device, dtype=dtype)
+            tied_head = _values(tensor).to(device=device, dtype=dtype)
             continue
         if name not in shapes:
             raise ValueError(f"model: the checkpoint has a tensor {name!r} that {arch.name} has no place for")
@@ -86,29 +88,38 @@ def load_weights(
             raise ValueError(f"model: the checkpoint has the tensor {name!r} twice")
         if tuple(tensor.shape) != shapes[name]:
             raise ValueError(f"model: expected {name} of shape {shapes[name]}, got {tuple(tensor.shape)}")
-        if not tensor.dtype.is_floating_point:
-            raise ValueError(f"model: expected {name} in a floating-point dtype, got {tensor.dtype}")
-        if name.endswith("norm.weight"):
-            tensor = tensor.float() + arch.norm_offset
-        loaded_tensors[name] = tensor.to(device=device, dtype=dtype)
+        if isinstance(tensor, torch.Tensor):
+            if not tensor.dtype.is_floating_point:
+                raise ValueError(f"model: expected {name} in a floating-point dtype, got {tensor.dtype}")
+            if name.endswith("norm.weight"):
+                tensor = tensor.float() + arch.norm_offset
+            quantised = codes in CODE_DTYPES and (name.endswith("_proj.weight") or name == "lm_head.weight")
+            tensor = coded(tensor, codes) if quantised else tensor.to(device=device, dtype=dtype)
+        loaded_tensors[name] = tensor
     missing = [name for name in shapes if name not in loaded_tensors]
     if missing:
         raise ValueError(f"model: the checkpoint misses {len(missing)} of {len(shapes)} tensors, first {missing[0]!r}")
-    if tied_head is not None and not torch.equal(tied_head, loaded_tensors["model.embed_tokens.weight"]):
+    stored_embedding = loaded_tensors.pop("model.embed_tokens.weight")
+    embedding = _values(stored_embedding).to(device=device, dtype=dtype)
+    if tied_head is not None and not torch.equal(tied_head, embedding):
         raise ValueError("model: lm_head.weight differs from the embedding that config.json ties it to")
     layers = [packed_layer(arch, loaded_tensors, f"model.layers.{index}.") for index in range(arch.num_layers)]
-    embedding = loaded_tensors.pop("model.embed_tokens.weight")
-    lm_head = embedding if arch.tie_word_embeddings else loaded_tensors.pop("lm_head.weight")
-    return Weights(embedding, layers, loaded_tensors.pop("model.norm.weight"), lm_head)
+    lm_head = stored_embedding if arch.tie_word_embeddings else loaded_tensors.pop("lm_head.weight")
+    if codes in CODE_DTYPES and isinstance(lm_head, torch.Tensor):
+        lm_head = coded(lm_head, codes)
+    return Weights(embedding, layers, _values(loaded_tensors.pop("model.norm.weight")), lm_head)
 
 
-def packed_layer(arch: Architecture, tensors: dict[str, torch.Tensor], prefix: str) -> LayerWeights:
+def _values(weight: Weight) -> torch.Tensor:
+    return weight.values() if isinstance(weight, CodedWeight) else weight
+
+
+def packed_layer(arch: Architecture, tensors: dict[str, Weight], prefix: str) -> LayerWeights:
     """Packs the tensors of one decoder layer, which have the name prefix `prefix`.  Removes them from `tensors`."""
 
-    def take(*names: str) -> torch.Tensor:
+    def take(*names: str) -> Any:
         # `pop` frees the parts, so that memory does not hold a packed copy and its parts for the whole model.
-        part_tensors = [tensors.pop(prefix + name) for name in names]
-        return part_tensors[0] if len(part_tensors) == 1 else torch.cat(part_tensors)
+        return joined([tensors.pop(prefix + name) for name in names])
 
     qkv = [f"self_attn.{part_letter}_proj" for part_letter in "qkv"]
     return LayerWeights(

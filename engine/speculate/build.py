@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from rooflab.engine.choose.model_shapes import LargestSizes
+from rooflab.engine.load.coded import Weight
+from rooflab.engine.load.models import OpenedModel
 from rooflab.engine.load.tokenizer import Texts, Tokenizer
 from rooflab.engine.load.weights import load_weights
 from rooflab.engine.model import Model
@@ -23,8 +25,6 @@ from rooflab.engine.speculate.runner import SpeculativeRunner
 from rooflab.engine.speculate.speculator import Speculator
 from rooflab.roofline.architecture import Architecture
 
-OpenedModel = tuple[Architecture, Texts, Iterator[tuple[str, torch.Tensor]], Any, Any]
-
 
 @dataclass(frozen=True)
 class DraftSource:
@@ -34,8 +34,10 @@ class DraftSource:
     """The most rows of a sequence in a step."""
     arch: Architecture | None = None
     """The draft model, or the layer of a head.  Both have their own pages.  None for a drafter without a model."""
-    tensors: Iterable[tuple[str, torch.Tensor]] = ()
+    tensors: Iterable[tuple[str, Weight]] = ()
     """The weights by name.  The weights of a draft model are not read yet."""
+    plain: bool = False
+    """Whether some matrices of a draft model are dequantised although the others keep their codes."""
 
 
 def opened(
@@ -63,7 +65,7 @@ def opened(
         draft_arch = Architecture.from_config(folder, name=folder.name)
         expected_sizes |= {"hidden_size": arch.hidden_size, "num_layers": 1}
     else:
-        draft_arch, theirs, tensors, *_ = open_model(str(asked.draft))
+        draft_arch, theirs, tensors, *_, plain = open_model(str(asked.draft))
     for name, size in expected_sizes.items():
         if getattr(draft_arch, name) != size:
             raise ValueError(f"draft: expected {name} {size}, got {getattr(draft_arch, name)} ({draft_arch.name})")
@@ -74,7 +76,7 @@ def opened(
         return DraftSource(max_rows, draft_arch, read_head(weight_files, draft_arch, dtype, device).items())
     if isinstance(tokenizer, Tokenizer) and isinstance(theirs, Tokenizer) and (other := tokenizer.other_token(theirs)):
         raise ValueError(f"draft: expected the model's vocabulary, got one in which {other[0]!r} is token {other[1]}")
-    return DraftSource(max_rows, draft_arch, tensors)
+    return DraftSource(max_rows, draft_arch, tensors, bool(plain))
 
 
 def build(
@@ -95,10 +97,12 @@ def build(
     if source.arch is None:
         runner.drafter = NgramDrafter()
     else:
-        ops = resolve(replace(limits, arch=source.arch), swap, interpret)
+        if asked.kind == "eagle":  # the weights of a head have no codes
+            limits = replace(limits, codes="")
+        ops = resolve(replace(limits, arch=source.arch, plain=source.plain), swap, interpret)
         if asked.kind == "eagle":
             runner.drafter = EagleDrafter(runner, source.arch, dict(source.tensors), ops)
         else:
-            weights = load_weights(source.arch, source.tensors, limits.dtype, limits.device)
+            weights = load_weights(source.arch, source.tensors, limits.dtype, limits.device, limits.codes)
             runner.drafter = ModelDrafter(runner, Model(source.arch, weights, ops, limits.max_model_len), ops)
     return Speculator(runner, Lengths(asked.num_tokens))

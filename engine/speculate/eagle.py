@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from rooflab.engine.load.checkpoints import read_safetensors
+from rooflab.engine.load.coded import Weight
 from rooflab.engine.load.weights import Weights, packed_layer, parameter_shapes
 from rooflab.engine.model import Model, StepInput
 from rooflab.engine.ops import OpSet
@@ -55,7 +56,7 @@ class EagleDrafter(Chain):
 
     reads_hidden = True
 
-    def __init__(self, runner: SpeculativeRunner, arch: Architecture, head: dict[str, torch.Tensor], ops: OpSet):
+    def __init__(self, runner: SpeculativeRunner, arch: Architecture, head: dict[str, Weight], ops: OpSet):
         embedding = runner.model.embedding
         norm_ones = torch.ones(arch.hidden_size, dtype=embedding.dtype, device=runner.device)
         layer = packed_layer(arch, head | {f"{_LAYER_PREFIX}input_layernorm.weight": norm_ones}, _LAYER_PREFIX)

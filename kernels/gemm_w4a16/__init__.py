@@ -12,9 +12,6 @@ gemv         over naive, for up to 8 rows of A (up to 4 rows with groups of 32):
 dequant_dot  over naive, for any rows of A: codes are dequantized in registers, as the left operand of wgmma. A, in
              shared memory, is the right operand. With few rows it is slower than gemv, because codes pass through
              shared memory. Groups of 32 are slower: a row of a group has 16 bytes, and L2 sends at least 32 bytes
-native       over naive, on a CPU: panels of 32 columns. With AVX512-BF16, one instruction turns the codes of two
-             neighbours along K into bf16, for 16 columns. Otherwise codes become fp32. A group's fp32 sum is scaled
-             once
 marlin       peer: Marlin's fp16 kernel, symmetric groups of 128; its time includes conversions
 
 Ideas that were tried, predicted or not built: docs/notes/gemm_w4a16.md. gemm_w4a16 and gemm_w8a16 share the code of

@@ -96,14 +96,14 @@ def test_what_is_bound_for_a_layout_is_bound_again_for_other_threads(threads):
 
 INSTRUCTIONS = {
     "this processor": (),
-    "no bf16 products": ("-DWITHOUT_BF16",),
+    "no VNNI": ("-DWITHOUT_VNNI",),
     "AVX2": ("-march=x86-64-v3",),
     "plain": ("-march=x86-64",),
 }
 
 
 @pytest.mark.parametrize("options", INSTRUCTIONS.values(), ids=INSTRUCTIONS)
-@pytest.mark.parametrize("op", ("gemm_w4a16", "gemm_w8a16"))
+@pytest.mark.parametrize("op", ("gemm_gguf", "gemm_w8a16"))
 def test_each_set_of_instructions_gives_a_product_within_the_tolerance(monkeypatch, tmp_path, op, options):
     if options == INSTRUCTIONS["AVX2"] and "avx2" not in _native.processor().split():
         options = INSTRUCTIONS["plain"]

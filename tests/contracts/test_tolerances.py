@@ -24,6 +24,7 @@ OFF = {
     "out_fp8": 0.05,
     "out_int8": 0.005,
     "w8a16": 0.01,
+    **dict.fromkeys(("gguf_q4", "gguf_q8"), 0.01),
     **dict.fromkeys(("w4a16_g32", "w4a16_g64", "w4a16_g128"), 0.01),
 }
 """By which share of each value a result is off that some case rejects, by scheme."""

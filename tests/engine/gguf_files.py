@@ -28,13 +28,18 @@ TENSORS = {"token_embd.weight": np.zeros((1024, 192), "f"), "output_norm.weight"
 
 
 def write(path: Path, keys: Mapping[str, Value], tensors: Mapping[str, Any] = TENSORS) -> Path:
+    """Writes a file.  A tensor is an array, or its values and the quantisation of ggml."""
     writer = gguf.GGUFWriter(path, "")
     writer.kv_data[0].clear()  # it has an architecture of its own
     writer.data_alignment = keys.get("general.alignment", (U32, 32))[1] or 32
     for name, (kind, value) in keys.items():
         writer.add_key_value(name, value, gguf.GGUFValueType(kind))
     for name, values in tensors.items():
-        writer.add_tensor(name, np.ascontiguousarray(values))
+        if isinstance(values, tuple):
+            quantised = gguf.quants.quantize(*values)
+            writer.add_tensor(name, quantised, raw_dtype=values[1])
+        else:
+            writer.add_tensor(name, np.ascontiguousarray(values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -12,11 +12,11 @@ from tiny_model import poisoned, prompts, tiny_llm, tokens, write_model
 from rooflab.engine import ops as engine_ops
 from rooflab.engine.choose.model_shapes import MODEL_OPS, LargestSizes
 from rooflab.engine.llm import SamplingParams
+from rooflab.engine.load.coded import coded
 from rooflab.engine.load.models import open_model
 from rooflab.engine.load.weights import dummy_tensors
 from rooflab.engine.study import StudyOptions
 from rooflab.kernels import registry
-from rooflab.reference.quantization import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 
 GREEDY = SamplingParams(max_tokens=16, ignore_eos=True)
 
@@ -160,21 +160,14 @@ def test_trap_6_streams_give_the_tokens_of_generate_in_turns_also_beside_abandon
     assert not llm.has_work and llm.scheduler.blocks.num_free == 64
 
 
-def int4_values(weight):
-    return dequantize_int4(*quantize_int4(weight, 32), group=32)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "values", "bound"),
-    (("int8", lambda weight: dequantize_int8(*quantize_int8(weight)), 0.06), ("int4", int4_values, 0.2)),
-)
-def test_codes_are_the_model_of_the_rounded_weights(tmp_path, monkeypatch, dtype, values, bound):
+@pytest.mark.parametrize(("dtype", "bound"), (("int8", 0.06), ("int4", 0.2)))
+def test_codes_are_the_model_of_the_rounded_weights(tmp_path, monkeypatch, dtype, bound):
     """Codes times scales, in bf16, are another model, whose logits differ from the codes' by rounding alone."""
 
     def rounded(arch, seed, device):
         for name, tensor in dummy_tensors(arch, seed):
             if "proj" in name or name == "lm_head.weight":
-                tensor = values(tensor.bfloat16()).float()
+                tensor = coded(tensor, dtype).values()
             yield name, tensor
 
     def first_logits(dtype):
@@ -184,16 +177,17 @@ def test_codes_are_the_model_of_the_rounded_weights(tmp_path, monkeypatch, dtype
         llm.generate([prompts()[3]], SamplingParams(max_tokens=1))
         return drawn[0]
 
-    plain, coded = first_logits("bfloat16"), first_logits(dtype)
+    plain, quantised = first_logits("bfloat16"), first_logits(dtype)
     monkeypatch.setattr("rooflab.engine.load.models.dummy_tensors", rounded)
     near = first_logits("bfloat16")
-    assert (coded - near).abs().max() < bound and (coded - near).std() < (coded - plain).std() / 1.5
+    assert (quantised - near).abs().max() < bound
+    assert (quantised - near).std() < (quantised - plain).std() / 1.5
 
 
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"dtype": "int2"}, "dtype: expected float32, .*int8, int4, got 'int2'"),
+        ({"dtype": "int2"}, "dtype: expected float32, .*int8, int4, keep, got 'int2'"),
         (
             {"dtype": "int4", "config": {"intermediate_size": 400}},
             "dtype: int4 needs intermediate_size in multiples of 32, and .* has 400",
