@@ -119,14 +119,14 @@ def _show(entry: Explanation) -> None:
 
 
 def _show_side_by_side(explanations: list[Explanation]) -> None:
-    from rooflab.bench.predict.explain import WHY_COLUMNS, why_rows, why_sentence
+    from rooflab.bench.predict.explain import WHY_COLUMNS, why_rows
 
     for case in dict.fromkeys((entry.target.case, entry.target.scheme) for entry in explanations):
         case_entries = [entry for entry in explanations if (entry.target.case, entry.target.scheme) == case]
         case_title = f"{case_entries[0].target.op}  {case[0].id}  {case[1].name}  {case_entries[0].gpu}, parts in us"
         show.table(why_rows(case_entries), WHY_COLUMNS, case_title, filled=True)
         calibration_text = next((entry.calibration for entry in case_entries if entry.predicted_ms is not None), "none")
-        show.line(f"{why_sentence(case_entries)} Predictions: {calibration_text}.")
+        show.line(f"Predictions: {calibration_text}.")
         show.line()
 
 
