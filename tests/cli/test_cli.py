@@ -68,7 +68,7 @@ WRITING = (
     "generate x --out",
     "ab gemm --junit",
     "static --compare HEAD --markdown",
-    "export csv x --to",
+    "export pytest-benchmark x --to",
 )
 NAMING = ("check", "ab", "emulate", "check gemm --kernel", "history --op", "roofline --gpu", "bench gemm --case")
 
