@@ -127,7 +127,7 @@ def find_tool(name: str) -> str | None:
 
 
 def command(
-    target: KernelCase, seed: int, metrics: Sequence[str], log: Path, ncu: str = "ncu", whole: bool = False
+    target: KernelCase, seed: int, metrics: Sequence[str], log: Path, ncu: str, whole: bool = False
 ) -> list[str]:
     """Returns the command line that runs ncu on one kernel call.
 
@@ -327,7 +327,7 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
     traffic, traffic_note = settled(target, profile)
     environment = Environment.now()
     kernel = target.registered
-    # A log may come from another machine; then this machine may have no GPU for which to choose a config.
+    # Tests replace ncu, so this machine may have no GPU for which to choose a config.
     device = torch.device("cuda" if torch.cuda.is_available() else "meta")
     config = target.config or kernel.config_for(target.case, target.scheme, device)
     metrics: dict[str, float] = {}

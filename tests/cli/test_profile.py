@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import stat
 import sys
 from dataclasses import asdict, replace
@@ -180,17 +179,6 @@ def test_a_missing_tool_is_one_sentence_and_the_newest_off_the_path_is_found(roo
         (tmp_path / version).mkdir()
         (tmp_path / version / "ncu").hardlink_to(tmp_path / "bin" / "ncu")
     assert ncu.find_tool("ncu") == str(tmp_path / "2025.2" / "ncu") and ncu.find_tool("nsys") is None
-
-
-def test_the_command_is_printed_and_a_log_from_elsewhere_is_read(rooflab, tmp_path):
-    status, out, _ = rooflab(*COMMAND, "--command")
-    assert status == 0 and shlex.split(out)[0] == "ncu" and "rooflab.bench.predict.launch_once" in out
-    (tmp_path / "ncu.csv").write_text(table(ONE))
-    status, out, _ = rooflab(*COMMAND, "--log", "ncu.csv")
-    assert status == 0 and "modelled and counted" in out and "long_scoreboard 7.50" in out and "measured" not in out
-    (tmp_path / "empty.csv").write_text("nothing")
-    status, _, err = rooflab(*COMMAND, "--log", "empty.csv")
-    assert status == 2 and "log: expected what `ncu --csv --page raw` printed, got empty.csv without its table" in err
 
 
 RANGE = table(("range", ["139,264", "131,072"]), columns={ncu.READ_METRIC: "byte", ncu.WRITE: "byte"})
