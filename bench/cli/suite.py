@@ -20,7 +20,8 @@ def suite(
         list[Path] | None, typer.Argument(metavar="[PLAN]...", help="More entries, such as results/targets/plan.json.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="An op, a family such as attention, or an entry; repeatable.")
+        list[str] | None,
+        typer.Option("--only", help="An op, a word of ops such as attention, or an entry; repeatable."),
     ] = None,
     budget_s: Annotated[float, typer.Option("--budget", help="Seconds; the most valuable entries come first.")] = 480.0,
     out: option.Out = None,
