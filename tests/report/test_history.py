@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+from contextlib import chdir
 from dataclasses import replace
 
 import numpy as np
@@ -45,7 +46,8 @@ def trends_of(folder, records, repo=None, last=20, **chosen):
     """The trends of a folder with these records, and their points."""
     record_files.write(folder / "records" / "a.jsonl", *records)
     points = read_points([folder / "records"], RecordFilter(**chosen))
-    order = commit_order((point.record.commit for point in points.points), repository(repo or folder))
+    with chdir(repo or folder):
+        order = commit_order((point.record.commit for point in points.points), repository())
     return find_trends(points.points, order, last), points
 
 
@@ -117,7 +119,8 @@ def test_an_unknown_commit_makes_it_the_order_of_time_and_says_so(tmp_path, repo
     assert any("1 of 1 trends are ordered by time" in note for note in summary(points, [trend])["notes"])
     assert commit_order([*commits, "f" * 40, "--all", ""], root) == {commit: i for i, commit in enumerate(commits)}
     assert commit_order(commits, None) == commit_order(commits, tmp_path) == {}
-    assert repository(root) == root.resolve()
+    with chdir(root):
+        assert repository() == root.resolve()
 
 
 @pytest.mark.parametrize("dirty", [False, True])

@@ -149,9 +149,9 @@ def _point(measured: Sequence[tuple[Record, Any]]) -> TrendPoint:
     return TrendPoint(first_record, median(record.latency_median_ms or 0.0 for record, _ in measured), file)
 
 
-def repository(folder: Path | None = None) -> Path | None:
-    """Returns the git checkout that contains `folder`, or else the checkout of this file, or else None."""
-    for candidate_folder in (folder or Path.cwd(), Path(__file__).parent):
+def repository() -> Path | None:
+    """Returns the git checkout that contains the working directory, or else that of this file, or else None."""
+    for candidate_folder in (Path.cwd(), Path(__file__).parent):
         with suppress(ValueError):
             return Path(git(candidate_folder, "rev-parse", "--show-toplevel"))
     return None
