@@ -32,7 +32,6 @@ REFUSED = {
     "check gemm --seconds 0": "--seconds: expected seconds above 0, got 0.0",
     "check gemm --suite big": "suite: expected one of smoke, edge, ",
     "check gemm --scheme fp12": "scheme: expected one of fp32, fp16, bf16",
-    "bench gemm --choose --device cpu": "choose: expected --device cuda",
     "roofline": "records: no local run yet; run `rooflab bench` first",
     "roofline --gpu h100 --out x.gif": "out: expected a folder, or a file ",
     "generate caf\udce9": r"prompt: expected text in UTF-8, got '\udce9' in it",
