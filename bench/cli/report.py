@@ -27,7 +27,6 @@ Records = Annotated[
 def report(
     paths: Records = None,
     out: Annotated[Path, option.file("--out", help="The file to write.")] = Path("report.html"),
-    title: Annotated[str, typer.Option("--title", help="Heading of the page.")] = "Rooflab report",
     json: option.Json = False,
 ) -> None:
     """Write a self-contained HTML file from records: kernels compared, rooflines, A/B verdicts, compiled code, engine.
@@ -38,7 +37,7 @@ def report(
     from rooflab.bench.report.page import write_report
 
     with show.waiting("reading records"):
-        report_file = write_report(paths or [result_folder("kept")], out, title)
+        report_file = write_report(paths or [result_folder("kept")], out)
     show.result(report_file)
     report_page = report_file.content
     kernels = sum(len(kernel_ladder.blocks) for op in report_page.ops for kernel_ladder in op.ladders)

@@ -84,8 +84,6 @@ def write_report(paths: Sequence[Path], out: Path, title: str = TITLE) -> Report
     Raises `ValueError` in three cases: a record is damaged, there is no record, or `out` is a folder.  For a damaged
     record, the message names the file and the line."""
     out = Path(out)
-    if not title.strip():
-        raise ValueError("title: expected a text, got an empty one")
     content = gather(*load(paths), title)
     page = render(content).encode()
     write_whole(out, page)

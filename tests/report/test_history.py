@@ -124,7 +124,7 @@ def test_an_unknown_commit_makes_it_the_order_of_time_and_says_so(tmp_path, repo
 
 
 @pytest.mark.parametrize("dirty", [False, True])
-def test_a_regression_is_named_with_its_commits_and_the_way_to_find_it(tmp_path, repo, dirty):
+def test_a_regression_is_named_with_its_commits(tmp_path, repo, dirty):
     root, commits = repo
     values, places = noisy(8) + noisy(4, seed=1, level=1.06), [0] * 4 + [1] * 4 + [2] * 2 + [3] * 2
     records = [
@@ -137,8 +137,6 @@ def test_a_regression_is_named_with_its_commits_and_the_way_to_find_it(tmp_path,
     good, bad = commits[1][:10], commits[2][:10]
     assert (step.before, step.after) == (good, bad + "+" * dirty)
     (row,) = summary(points, [trend])["trends"]
-    wanted = f"rooflab ab gemm --kernel packed --base {good} --head {bad} --case M=64 --scheme bf16"
-    assert row["steps"][0]["next"] == ("" if dirty else wanted), "a dirty tree is no revision"
     assert [round(level[2], 1) for level in row["levels_ms"]] == [1.0, 1.1]
 
 

@@ -107,11 +107,11 @@ def test_noise_is_not_wrong_and_what_did_not_run_or_has_no_record_is_folded_and_
 
 def test_the_command_reads_what_bench_wrote_writes_a_file_and_says_the_same_as_json(rooflab, tmp_path):
     write(tmp_path / ".rooflab" / "deep" / "made.jsonl", *benches(schemes=("bf16",), ops=("rmsnorm",)))
-    status, out, _ = rooflab("report", "--title", "Ours", "--out", "new/page.html", "--json")
+    status, out, _ = rooflab("report", "--out", "new/page.html", "--json")
     found, content = json.loads(out), json.loads(out)["content"]
     assert (status, found["file"], found["figures"]) == (0, "new/page.html", 1)
     assert found["bytes"] == (tmp_path / "new" / "page.html").stat().st_size
-    assert "<h1>Ours</h1>" in (tmp_path / "new" / "page.html").read_text()
+    assert "<h1>Rooflab report</h1>" in (tmp_path / "new" / "page.html").read_text()
     assert content["files"][0]["name"] == ".rooflab/deep/made.jsonl"
     assert content["records"] == content["files"][0]["records"] and content["standings"][0]["machine"] == KEY
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["page.html"], "no temporary file is left"

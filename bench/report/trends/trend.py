@@ -122,15 +122,6 @@ class Trend:
             "step_at": None if newest_step is None else newest_step.after,
         }
 
-    def next(self, step: LevelStep) -> str:
-        """Returns a command that compares the commits around an unexplained slowdown, or "" in all other cases."""
-        has_commits = self.by_commit and "+" not in step.before + step.after and step.before != step.after
-        if step.effect < 0 or step.cause or not has_commits:
-            return ""
-        scheme_option = f" --scheme {self.key['scheme']}" if self.key["scheme"] else ""
-        name = f"{self.key['op']} --kernel {self.key['kernel']}"
-        return f"rooflab ab {name} --base {step.before} --head {step.after} --case {self.key['case']}{scheme_option}"
-
 
 def find_trends(
     points: Iterable[TrendPoint],
@@ -232,7 +223,7 @@ def summary(points: Points, trends: Sequence[Trend]) -> dict[str, Any]:
                 **trend.row(),
                 "levels_ms": trend.levels,
                 "marks": trend.marks,
-                "steps": [{**vars(step), "next": trend.next(step)} for step in trend.steps],
+                "steps": [vars(step) for step in trend.steps],
             }
             for trend in trends
         ],
@@ -246,8 +237,6 @@ def notes(points: Points, trends: Sequence[Trend]) -> list[str]:
         for step in trend.steps:
             cause = f", where {step.cause}" if step.cause else ""
             lines.append(f"{trend.name}: {step.effect:+.1%} between {step.before} and {step.after}{cause}")
-            if trend.next(step):
-                lines.append(f"  {trend.next(step)}")
         if trend.state == "SUSPECT":
             lines.append(f"{trend.name}: the last point is unusual (z = {trend.z:+.1f}); a second one will tell")
     num_by_time = sum(not trend.by_commit for trend in trends)
