@@ -180,22 +180,6 @@ def test_a_missing_tool_is_one_sentence_and_the_newest_off_the_path_is_found(roo
     assert ncu.find_tool("ncu") == str(tmp_path / "2025.2" / "ncu") and ncu.find_tool("nsys") is None
 
 
-RANGE = table(("range", ["139,264", "131,072"]), columns={ncu.READ_METRIC: "byte", ncu.WRITE: "byte"})
-BY_MODE = f"text = {RANGE!r} if 'app-range' in arguments else {table(ONE, TWO)!r}\n"
-WRITTEN = "open(arguments[arguments.index('--log-file') + 1], 'w').write(text)\n" + f"print({_launch_once.CALL_MARK!r})"
-
-
-def test_a_call_of_several_launches_is_counted_as_one_range(tool):
-    calls = tool("ncu", BY_MODE + WRITTEN)
-    found = ncu.profile(TARGET)
-    assert len(found.launches) == 2 and found.whole.kernel == "range" and not found.apart
-    assert (found.traffic.read_bytes, found.traffic.write_bytes, found.traffic.launches) == (139264, 131072, 2)
-    alone, whole = (json.loads(line)[0] for line in calls.read_text().splitlines())
-    assert "--profile-from-start" in alone and "--profile-from-start" not in whole
-    assert whole[whole.index("--replay-mode") + 1] == "app-range"
-    assert whole[whole.index("--metrics") + 1].split(",") == list(ncu.BYTE_METRICS)
-
-
 IN_L2 = (ONE[0], ["139,264", "24", *ONE[1][2:]])
 """16 rows of 4096 in bf16 are 131,072 bytes, of which hardly any reaches HBM before the kernel ends."""
 
@@ -203,10 +187,10 @@ IN_L2 = (ONE[0], ["139,264", "24", *ONE[1][2:]])
 @pytest.mark.parametrize(
     ("body", "bytes_", "note"),
     [
-        ("if 'app-range' in arguments: sys.exit('==ERROR== no range')\n" + BY_MODE + WRITTEN, 271360, "counted apart"),
+        (logging_ncu(table(ONE, TWO)), 271360, "counted apart"),
         (logging_ncu(table(IN_L2)), 139264 + 131072, "writes still in L2: 2.4e-05 of 0.131 MB were counted"),
     ],
-    ids=["no range", "in L2"],
+    ids=["two launches", "in L2"],
 )
 def test_bytes_that_were_not_counted_as_one_or_not_at_all_say_so(rooflab, tool, tmp_path, body, bytes_, note):
     tool("ncu", body)
