@@ -27,7 +27,6 @@ from rooflab.bench.compile.cases import ARCHITECTURE, SM, Query, can_keep, prope
 from rooflab.bench.compile.launchers import check_named, function_of, inputs_of
 from rooflab.bench.compile.pretended import pretended_card, pretended_gpu
 from rooflab.bench.core import Failed, Rotation
-from rooflab.bench.core.functions import to_meta
 from rooflab.bench.revisions.repository import kernels_in
 from rooflab.kernels import _card, registry
 from rooflab.reference.spec import Case, Scheme, get_scheme
@@ -57,12 +56,16 @@ def launches_of(
     if refusal_reason:
         raise CaseRefused(refusal_reason)
     # Also lengths and tables: in a GPU run they lie on the GPU, where a launcher's read would wait for the device.
-    meta_inputs = {name: to_meta(input_value) for name, input_value in inputs.items()}
+    meta_inputs = {name: _to_meta(input_value) for name, input_value in inputs.items()}
     call_arguments = Rotation.arguments(kernel, spec, meta_inputs, config)
     launches: list[Launch] = []
     with recording_triton(SM, properties(), launches), recording_cuda(ARCHITECTURE, launches):
         kernel.fn(**call_arguments)
     return launches
+
+
+def _to_meta(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, torch.Tensor) else value
 
 
 _card.make_fake_gpu = partial(pretended_card, "meta")

@@ -146,7 +146,7 @@ def op_of(
 
     def spec_inputs(case: Case, scheme: Scheme, place: torch.device, seed: int) -> Inputs:
         fresh_inputs = named(make(seed))
-        return {name: to_meta(fresh_inputs[name]) if place.type == "meta" else fresh_inputs[name] for name in names}
+        return {name: _to_meta(fresh_inputs[name]) if place.type == "meta" else fresh_inputs[name] for name in names}
 
     def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         return tuple(tolerance(dtype, value).to(value.device) for dtype, value in zip(dtypes, oracle, strict=True))
@@ -177,8 +177,7 @@ def op_of(
     )
 
 
-def to_meta(value: object) -> object:
-    """Returns a tensor without its values, on the device `meta`.  Returns any other value unchanged."""
+def _to_meta(value: object) -> object:
     return value.to("meta") if isinstance(value, torch.Tensor) else value
 
 
