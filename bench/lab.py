@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +40,12 @@ from rooflab.bench.engine.runs import (
     warm_up,
 )
 from rooflab.bench.report.figures import bench_row, draw_records, largest_case, largest_cases
-from rooflab.bench.report.findings import findings
 from rooflab.bench.report.page import write_report
-from rooflab.engine.choose.model_shapes import DECODE_OP
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.load.model_files import fetch
-from rooflab.engine.ops import OpSet
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
-from rooflab.kernels.tuning import bucket_of, rows_of
-from rooflab.reference.spec import Case, get_scheme
+from rooflab.reference.spec import get_scheme
 from rooflab.roofline.numbers import digits
 
 BENCH_BUDGET_S = 0.15
@@ -82,7 +77,7 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     environment = Environment.now()
     show.line(f"rooflab on {environment.gpu.name if environment.gpu else environment.cpu}\n", "bold")
     run_writer = RunWriter(result_dir)
-    engine_results, ops = _run_engine(run_writer, smoke)
+    engine_results = _run_engine(run_writer, smoke)
     results, records = _run_kernels(run_writer, smoke)
     checks, scheme = summarize_checks(results), default_scheme(pick_device(None))
     wrong_count = sum(int(row["failed"]) for row in checks)
@@ -92,9 +87,6 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     )
     if noisy_count:
         show.line(f"{noisy_count} times are NOISY: the machine was busy; no ratio is made of them", "yellow")
-    finding_texts = findings(records, partial(served_by_engine, ops))
-    for finding_text in finding_texts:
-        show.line(finding_text, "yellow")
     with show.waiting("3 pictures"):
         figure_paths = draw_records(records, result_dir)
         lab_report = write_report([result_dir], result_dir / "report.html", "The lab on this machine")
@@ -104,7 +96,6 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
         "noisy": noisy_count,
         "seconds": round(time.monotonic() - start_time, 1),
         "folder": str(result_dir),
-        "findings": finding_texts,
         "best": best_of_each_op(records),
         "checks": checks,
         "benches": [bench_row(record) for record in records],
@@ -208,15 +199,8 @@ def best_of_each_op(records: Sequence[Record]) -> list[dict[str, Any]]:
     return rows
 
 
-def served_by_engine(ops: OpSet, op: str, case: Case) -> str | None:
-    """Returns the kernel that the engine chose for `op` at the sizes of `case`, or None if it never calls `op`."""
-    choice_key = (DECODE_OP if op == "paged_attention" else op, bucket_of(rows_of(case) or 1))
-    return next((choice.kernel.name for choice in ops.choices if (choice.op, choice.bucket) == choice_key), None)
-
-
-def _run_engine(writer: RunWriter, smoke: bool) -> tuple[dict[str, Any], OpSet]:
-    """Generates an answer to the first prompt alone, then to all prompts at once. Returns the results and the engine's
-    kernels."""
+def _run_engine(writer: RunWriter, smoke: bool) -> dict[str, Any]:
+    """Generates an answer to the first prompt alone, then to all prompts at once. Returns the results."""
     prompts = PROMPT_SET[:2] if smoke else PROMPT_SET
     sampling_params = SamplingParams(max_tokens=16 if smoke else 64)
     with show.waiting("1 engine    loading the model"):
@@ -235,7 +219,7 @@ def _run_engine(writer: RunWriter, smoke: bool) -> tuple[dict[str, Any], OpSet]:
         rows.append(
             {"run": name, "status": engine_run.status, "reason": engine_run.noise, **asdict(engine_run.summary)}
         )
-    result = {
+    return {
         "model": llm.arch.name,
         "runs": rows,
         "answers": [
@@ -244,7 +228,6 @@ def _run_engine(writer: RunWriter, smoke: bool) -> tuple[dict[str, Any], OpSet]:
         ],
         "first_answer": single_run.outputs[0]["text"],
     }
-    return result, llm.ops
 
 
 def _itl(run: EngineRun) -> str:

@@ -115,10 +115,9 @@ def _cell(column: str, value: Any) -> Text:
     return Text(visible(text), style=colour if column == "status" else "")
 
 
-def pairs(rows: Iterable[tuple[str, str]], title: str | None = None) -> None:
+def pairs(rows: Iterable[tuple[str, str]]) -> None:
     """Prints a table with two columns: labels and values."""
-    head = None if title is None else Text(visible(title))
-    grid = Table(title=head, title_justify="left", show_header=False, box=None, pad_edge=False, title_style="bold")
+    grid = Table(show_header=False, box=None, pad_edge=False)
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     for row_label, cell_value in rows:
@@ -205,12 +204,12 @@ def _beating(state: Callable[[], str]) -> Iterator[None]:
             thread.join()
 
 
-def bench_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
+def bench_table(rows: Sequence[Mapping[str, Any]]) -> None:
     """Prints a table of kernel times, then the kernels without a time and the reason, then one line per failure."""
     timed_rows = [row for row in rows if row["latency_ms"] is not None and row["status"] in ("OK", "NOISY")]
     status = ("status",) if any(row["status"] == "NOISY" for row in timed_rows) else ()
     time_columns = ("latency_ms", "p20_ms", "p80_ms", "bound_ms", "of_bound", "limiter", "gflops_per_s", "gbytes_per_s")
-    table(timed_rows, ("op", "case", "scheme", "kernel", "role", *status, *time_columns), title)
+    table(timed_rows, ("op", "case", "scheme", "kernel", "role", *status, *time_columns))
     fine_statuses = ("OK", "UNSUPPORTED", "UNAVAILABLE")
     untimed_rows = [row for row in rows if row["latency_ms"] is None and row["status"] in fine_statuses]
     noisy_rows = [row for row in rows if row["status"] == "NOISY"]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.base.plain import Json
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
 
@@ -33,8 +32,6 @@ def static(
     ] = False,
     argument: option.Argument = "",
     dtype: option.ArgumentDtype = "",
-    config: Annotated[list[str] | None, typer.Option(help="A config, as block_m=64,...; repeatable.")] = None,
-    all_configs: Annotated[bool, typer.Option("--all-configs", help="Every legal config of tunable kernels.")] = False,
     gpu: Annotated[str | None, typer.Option(help="The Hopper GPU for waves and tail; without it, an H100.")] = None,
     compare: Annotated[
         str | None, typer.Option(metavar="REV", help="Compare with the compiled code of this git revision.")
@@ -53,13 +50,11 @@ def static(
     status 13: a kernel no longer exists, or nothing was compiled."""
     from rooflab.bench.compile.cases import STATIC_SUITES, Query, device_for
     from rooflab.bench.compile.launchers import selected
-    from rooflab.bench.compile.static_rows import with_configs
     from rooflab.bench.compile.store import Store
 
     device = device_for(gpu)
     code_store = None if no_cache else Store()
-    op_args: dict[str, Json] = {"kernel": kernel, "suite": suite, "scheme": scheme, "all": every_case, "config": config}
-    op_args |= {"all_configs": all_configs, "compare": compare}
+    op_args = {"kernel": kernel, "suite": suite, "scheme": scheme, "all": every_case, "compare": compare}
     launcher = option.launcher(op, op_args, {"argument": argument, "dtype": dtype})
     query = Query(
         op, tuple(kernel or ()), tuple(suite or STATIC_SUITES), tuple(case or ()), tuple(scheme or ()), every_case
@@ -67,16 +62,13 @@ def static(
     if compare is None:
         if markdown:
             raise ValueError("markdown: expected --compare with it, for it holds a difference")
-        if launcher:
-            kernel_cases = [selected(launcher, case, argument, dtype)]
-        else:
-            kernel_cases = with_configs(query.select(), config or (), all_configs)
+        kernel_cases = [selected(launcher, case, argument, dtype)] if launcher else query.select()
         results = _compile(kernel_cases, device, code_store)
         _report(results, code_store, out)
         exit_for({case_result.status for case_result in results})
         return
-    if config or all_configs or out:
-        raise ValueError("compare: expected kernels in their own configs and no --out")
+    if out:
+        raise ValueError("compare: expected no --out with it, for it writes no records")
     raise typer.Exit(_compare(query, compare, device, code_store, markdown))
 
 

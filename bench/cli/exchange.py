@@ -98,7 +98,7 @@ def _import_published(paths: list[Path], out: Path | None, whole: bool) -> None:
 
 @app.command("export")
 def export_records(
-    form: Annotated[str, typer.Argument(help="pytest-benchmark, which dashboards such as Bencher read too, or csv.")],
+    form: Annotated[str, typer.Argument(help="pytest-benchmark, which dashboards such as Bencher read too.")],
     records: Annotated[list[Path], typer.Argument(help="Records: files or folders.")],
     to: Annotated[Path, option.file("--to", help="The file to write.")],
     op: option.OnlyOp = None,

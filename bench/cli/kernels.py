@@ -195,28 +195,21 @@ def bench(
     seconds: Annotated[
         float | None, option.seconds(help="Seconds for the whole run; cases that have not begun by then are left out.")
     ] = None,
-    choose: Annotated[bool, typer.Option(help="Write the fastest kernels to kernels/<op>/choices.json.")] = False,
-    flush: Annotated[str, typer.Option(help="How the cache is emptied before a sample: read or write.")] = "read",
     out: option.Out = None,
     resume: option.Resume = False,
     json: option.Json = False,
 ) -> None:
     """Check and time kernels.  Exit status 11: a kernel is wrong; 12: some cases did not run; 13: a time is NOISY."""
-    if choose and kernel:
-        raise ValueError("choose: expected all kernels of an op, got --kernel")
     Pool.of_kernels(device == "cpu" or not cuda_device_present()).begin()  # it imports torch while this process does
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.commands import count_benches, run_benches
         from rooflab.bench.core import ContextBroken, Selection, Settings
         from rooflab.bench.report.figures import bench_row, draw_records
-        from rooflab.bench.tune.choose import write_choices
 
     choice = Selection.of(op, kernel, suite or ["smollm2_135m"], case, scheme, device, seed)
-    if choose and choice.device.type == "cpu":
-        raise ValueError("choose: expected --device cuda; on a CPU the engine times its kernels itself")
     writer, records = begin_run(out, resume)
     folder, record_count, was_interrupted = writer.path.parent, count_benches(choice), False
-    config = Settings(device=str(choice.device), seed=seed, budget_s=budget_s, limit_s=seconds or math.inf, flush=flush)
+    config = Settings(device=str(choice.device), seed=seed, budget_s=budget_s, limit_s=seconds or math.inf)
     try:
         with show.progress("bench", record_count - len(records)) as advance:
             run_benches(choice, config, writer, advance, records)
@@ -226,15 +219,12 @@ def bench(
         show.error(f"the rest needs a fresh process: {broken}")
         raise typer.Exit(ExitStatus.BROKEN) from broken
     rows = [bench_row(record) for record in records]
-    show.bench_table(rows)  # before anything is drawn or chosen, which may fail
+    show.bench_table(rows)  # before anything is drawn, which may fail
     figure_paths = draw_records(records, folder) if not was_interrupted else []
-    choice_files = write_choices(records) if choose and not was_interrupted else []
-    show.result({"folder": folder, "files": (*figure_paths, *choice_files), "rows": rows})
+    show.result({"folder": folder, "files": figure_paths, "rows": rows})
     show.line(f"{'records and figures' if figure_paths else 'records'}: {folder}")
     for path in figure_paths:
         show.line(f"  {path.name}")
-    if choice_files:
-        show.line(f"choices written for {counted(len(choice_files), 'op')}")
     left_out_text = f"{record_count - len(records)} of {counted(record_count, 'result')} left out"
     if was_interrupted:
         show.error(f"interrupted: {left_out_text}")

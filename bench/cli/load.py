@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LOAD_COLUMNS = (
     "rate", "requests", "failed", "status", "requests_per_s", "goodput_requests_per_s", "output_tokens_per_s",
-    "steady_output_tokens_per_s", "client_late_p50_ms", "client_queue_p50_ms",
+    "steady_output_tokens_per_s", "client_late_p50_ms",
 )  # fmt: skip
 WAIT_COLUMNS = (
     "rate", "ttft_p50_ms", "ttft_p99_ms", "ttft_sent_p50_ms", "ttft_sent_p99_ms", "itl_p50_ms", "itl_p99_ms",
@@ -43,20 +43,14 @@ def load(
     model: Annotated[str | None, typer.Option(help="The model; without it, the first of GET /v1/models.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="A key, sent as a bearer token.")] = None,
     rate: option.Rate = None,
-    arrivals: Annotated[str, typer.Option(help="Law of the arrivals: poisson, constant or gamma.")] = "poisson",
-    burstiness: Annotated[float, typer.Option(help="Shape of the gamma law; below 1 there are bursts.")] = 1.0,
     sweep: option.Sweep = None,
     concurrency: option.Concurrency = None,
-    max_concurrency: Annotated[int | None, typer.Option(help="With a rate: most requests in flight at once.")] = None,
     num_prompts: Annotated[int, typer.Option(help="Number of requests.")] = 100,
-    duration: Annotated[float | None, typer.Option(help="Seconds of arrivals, instead of --num-prompts.")] = None,
     warmup: Annotated[int, typer.Option(help="Requests before the run, one after the other.")] = 1,
-    warmup_seconds: Annotated[float, typer.Option(help="Seconds at the start of the run that do not count.")] = 0.0,
     data: option.Data = "random",
     lengths: option.TokenSpans,
     prefix_len: Annotated[int, typer.Option(help="With --data prefix: tokens of a prefix.")] = 256,
     groups: Annotated[int, typer.Option(help="With --data prefix: number of prefixes.")] = 4,
-    token_ids: Annotated[str, typer.Option(help="LEAST:MOST: range of the random token ids.")] = "100:1000",
     text: Annotated[bool, typer.Option("--text", help="Send words; the server counts their tokens.")] = False,
     ignore_eos: Annotated[bool, typer.Option(help="Ask for answers of exactly --output-len tokens.")] = True,
     extra_body: Annotated[str, typer.Option(help="More fields for each request, as a JSON object.")] = "{}",
@@ -65,7 +59,6 @@ def load(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of prompts and arrivals; without it, from the clock.")
     ] = None,
-    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw figures beside the records.")] = True,
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
@@ -76,24 +69,23 @@ def load(
     from rooflab.bench.load.metrics import check_limits
 
     goodput_limits = check_limits(goodput or [])
-    token_id_range = None if text or endpoint == "chat" else option.span("token_ids", token_ids)
+    token_id_range = None if text or endpoint == "chat" else Data.ids
     prompts = Data(data, *lengths.spans, prefix_len, groups, token_id_range)
-    law_by_run = laws(rate, sweep, concurrency, arrivals, burstiness)
+    arrivals = arrivals_of(rate, sweep, concurrency)
     plan = Plan(
-        arrivals=law_by_run[0], concurrency=concurrency or 1, max_concurrency=max_concurrency, num_prompts=num_prompts,
-        duration_s=duration, warmup=warmup, warmup_s=warmup_seconds, data=prompts, endpoint=endpoint, model=model or "",
-        ignore_eos=ignore_eos, extra=_fields(extra_body),
+        arrivals=arrivals[0], concurrency=concurrency or 1, num_prompts=num_prompts, warmup=warmup, data=prompts,
+        endpoint=endpoint, model=model or "", ignore_eos=ignore_eos, extra=_fields(extra_body),
         seed=time.time_ns() % 2**32 if seed is None else seed,
     )  # fmt: skip
     server_endpoint = Endpoint(url, ENDPOINT_PATHS[plan.endpoint], api_key, timeout)
     plan = plan if model else replace(plan, model=first_model(server_endpoint))
     show.note(f"seed {plan.seed}")
     # A seed for each rate: with the same prompts again, the server would find them in its prefix cache.
-    plans = [replace(plan, arrivals=run_law, seed=plan.seed + index) for index, run_law in enumerate(law_by_run)]
-    _load(server_endpoint, plans, goodput_limits, plots, out)
+    plans = [replace(plan, arrivals=of_run, seed=plan.seed + index) for index, of_run in enumerate(arrivals)]
+    _load(server_endpoint, plans, goodput_limits, out)
 
 
-def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], plots: bool, out: Path | None) -> None:
+def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], out: Path | None) -> None:
     from rooflab.bench.core import RunWriter, result_folder
     from rooflab.bench.load import load_record
     from rooflab.bench.load.causes import LONG_GAP_RATIO, spikes
@@ -111,7 +103,7 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], plots: 
         files.append(trace.save(load_record.trace_file(folder, run_name)))
         traces.append(trace)
         rows.append({"rate": name_of(load_plan), "status": record.status, "reason": record.reason, **record.metrics})
-    plots = plots and any(row["requests"] > row["failed"] for row in rows)
+    has_answers = any(row["requests"] > row["failed"] for row in rows)
     failure_counts, run_notes = [failures(trace) for trace in traces], [remarks(trace) for trace in traces]
     for columns in (LOAD_COLUMNS, WAIT_COLUMNS):
         show.table(rows, columns, filled=True)
@@ -125,7 +117,7 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], plots: 
     for row, trace in zip(rows, traces, strict=True):
         for spike_kind, event_count in Counter(latency_spike.kind for latency_spike in spikes(trace)).most_common():
             show.line(f"{row['rate']}: {event_count} gaps of over {LONG_GAP_RATIO} medians: {spike_kind}")
-    files += draw(folder, plans, rows, traces) if plots else []  # after the tables, because it may fail
+    files += draw(folder, plans, rows, traces) if has_answers else []  # after the tables, because it may fail
     file_names = [file_path.name for file_path in (writer.path, *files)]
     summary = {"seed": plans[0].seed, "folder": folder, "files": file_names, "rows": rows, "failures": failure_counts}
     show.result({**summary, "remarks": run_notes})
@@ -164,9 +156,7 @@ def _rate(text: str) -> float:
         raise ValueError(f"sweep: expected requests per second, got {text!r}") from error
 
 
-def laws(
-    rate: float | None, sweep: str | None, concurrency: int | None, law: str = "poisson", burstiness: float = 1.0
-) -> list[Arrivals | None]:
+def arrivals_of(rate: float | None, sweep: str | None, concurrency: int | None) -> list[Arrivals | None]:
     """Returns one arrival process for each run: one for `rate`, or one for each rate in `sweep`.  In a closed loop,
     which has neither, returns `[None]`: no arrival process sets the request times."""
     from rooflab.bench.load.arrivals import Arrivals
@@ -179,10 +169,8 @@ def laws(
         sweep_rates = [_rate(rate_text) for rate_text in sweep.split(",")]
         if len(set(sweep_rates)) < len(sweep_rates) or not all(map(math.isfinite, sweep_rates)):
             raise ValueError(f"sweep: expected finite rates, each once, got {sweep!r}")
-        return [Arrivals(value, law, burstiness) for value in sweep_rates]
-    if rate is None and (law != "poisson" or burstiness != 1):
-        raise ValueError("arrivals: expected a rate with it; in a closed loop the server sets the pace")
-    return [None if rate is None else Arrivals(rate, law, burstiness)]
+        return [Arrivals(value) for value in sweep_rates]
+    return [None if rate is None else Arrivals(rate)]
 
 
 def _fields(text: str) -> dict[str, Json]:

@@ -119,14 +119,14 @@ def _show(entry: Explanation) -> None:
 
 
 def _show_side_by_side(explanations: list[Explanation]) -> None:
-    from rooflab.bench.predict.explain import WHY_COLUMNS, why_rows, why_sentence
+    from rooflab.bench.predict.explain import WHY_COLUMNS, why_rows
 
     for case in dict.fromkeys((entry.target.case, entry.target.scheme) for entry in explanations):
         case_entries = [entry for entry in explanations if (entry.target.case, entry.target.scheme) == case]
         case_title = f"{case_entries[0].target.op}  {case[0].id}  {case[1].name}  {case_entries[0].gpu}, parts in us"
         show.table(why_rows(case_entries), WHY_COLUMNS, case_title, filled=True)
         calibration_text = next((entry.calibration for entry in case_entries if entry.predicted_ms is not None), "none")
-        show.line(f"{why_sentence(case_entries)} Predictions: {calibration_text}.")
+        show.line(f"Predictions: {calibration_text}.")
         show.line()
 
 
@@ -139,8 +139,6 @@ def profile(
     gpu: Gpu = None,
     seed: int = 0,
     timeout_s: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds for the tool.")] = 600.0,
-    command: Annotated[bool, typer.Option("--command", help="Print the tool's command and run nothing.")] = False,
-    log: Annotated[Path | None, typer.Option("--log", help="Read this log, which ncu wrote elsewhere.")] = None,
     out: option.Out = None,
     json: option.Json = False,
 ) -> None:
@@ -148,8 +146,6 @@ def profile(
 
     --out writes a record with the counted bytes.
     """
-    import shlex
-
     from rooflab.bench.core import RunWriter
     from rooflab.bench.predict import ncu, predictions
     from rooflab.bench.predict.explain import explain as explain_all
@@ -159,20 +155,10 @@ def profile(
         kernels_text = ", ".join(kernel_entry.kernel for kernel_entry in kernel_targets)
         raise ValueError(f"kernel: expected a file that registers one kernel of {op}, got {kernels_text}")
     kernel_target = kernel_targets[0]
-    if command:
-        ncu_command = ncu.command(kernel_target, seed, ncu.METRICS, Path("ncu.csv"))
-        show.result({"command": ncu_command})
-        show.line(shlex.join(ncu_command))
-        return
     device, profile_note = predictions.choose_gpu(gpu)
     show.note(profile_note)
-    if log:
-        ncu_profile = ncu.Profile(tuple(ncu.parse(log.read_text())))
-        if not ncu_profile.launches:
-            raise ValueError(f"log: expected what `ncu --csv --page raw` printed, got {log.name} without its table")
-    else:
-        with show.waiting("ncu"):
-            ncu_profile = ncu.profile(kernel_target, seed, timeout_s)
+    with show.waiting("ncu"):
+        ncu_profile = ncu.profile(kernel_target, seed, timeout_s)
     modelled_explanation = explain_all([kernel_target], device)[0]
     if modelled_explanation.reason:
         raise ValueError(modelled_explanation.reason)

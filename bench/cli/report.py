@@ -27,7 +27,6 @@ Records = Annotated[
 def report(
     paths: Records = None,
     out: Annotated[Path, option.file("--out", help="The file to write.")] = Path("report.html"),
-    title: Annotated[str, typer.Option("--title", help="Heading of the page.")] = "Rooflab report",
     json: option.Json = False,
 ) -> None:
     """Write a self-contained HTML file from records: kernels compared, rooflines, A/B verdicts, compiled code, engine.
@@ -38,7 +37,7 @@ def report(
     from rooflab.bench.report.page import write_report
 
     with show.waiting("reading records"):
-        report_file = write_report(paths or [result_folder("kept")], out, title)
+        report_file = write_report(paths or [result_folder("kept")], out)
     show.result(report_file)
     report_page = report_file.content
     kernels = sum(len(kernel_ladder.blocks) for op in report_page.ops for kernel_ladder in op.ladders)
@@ -73,7 +72,6 @@ def history(
     machine: option.OnlyMachine = None,
     last: Annotated[int, typer.Option(min=1, help="Points of the same level that a new one is compared with.")] = 20,
     threshold: Annotated[float, typer.Option(min=0.0, help="Smallest relative change that counts.")] = 0.02,
-    repo: Annotated[Path | None, typer.Option(help="Checkout whose git history orders the commits.")] = None,
     json: option.Json = False,
 ) -> None:
     """Show trends of kernel times over commits: stable levels, sudden steps, and whether the newest time is unusual.
@@ -87,7 +85,7 @@ def history(
     trend_points = read_points(
         paths or [result_folder("kept")], RecordFilter(op or (), kernel or (), case or (), machine or ())
     )
-    commit_sequence = commit_order((run_point.record.commit for run_point in trend_points.points), repository(repo))
+    commit_sequence = commit_order((run_point.record.commit for run_point in trend_points.points), repository())
     time_trends = find_trends(trend_points.points, commit_sequence, last, threshold)
     show.result(summary(trend_points, time_trends))
     rows = [_shown(time_trend.row()) for time_trend in time_trends]

@@ -11,7 +11,7 @@ import typer
 from rooflab.bench import show
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app
-from rooflab.bench.cli.load import WAIT_COLUMNS, draw, laws, name_of
+from rooflab.bench.cli.load import WAIT_COLUMNS, arrivals_of, draw, name_of
 
 if TYPE_CHECKING:
     from rooflab.bench.latency.step_model import KernelTimes, StepModel
@@ -97,7 +97,8 @@ def simulate(
     plan = Plan(
         concurrency=concurrency or 1, num_prompts=num_prompts, data=Data(data, *lengths.spans), model=published.model
     )
-    plans = [replace(plan, arrivals=run_law, seed=seed + n) for n, run_law in enumerate(laws(rate, sweep, concurrency))]
+    arrivals = arrivals_of(rate, sweep, concurrency)
+    plans = [replace(plan, arrivals=of_run, seed=seed + index) for index, of_run in enumerate(arrivals)]
     rows, traces = [], []
     for plan in plans:
         with show.waiting(f"simulate {name_of(plan)}"):

@@ -20,7 +20,8 @@ def suite(
         list[Path] | None, typer.Argument(metavar="[PLAN]...", help="More entries, such as results/targets/plan.json.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="An op, a family such as attention, or an entry; repeatable.")
+        list[str] | None,
+        typer.Option("--only", help="An op, a word of ops such as attention, or an entry; repeatable."),
     ] = None,
     budget_s: Annotated[float, typer.Option("--budget", help="Seconds; the most valuable entries come first.")] = 480.0,
     out: option.Out = None,
@@ -101,11 +102,9 @@ def tune(
     scheme: Annotated[str | None, typer.Option("--scheme", help="Without it, bf16 on a GPU and fp32 on a CPU.")] = None,
     budget_s: Annotated[float, typer.Option("--budget", help="Seconds for the search.")] = 120.0,
     device: option.Device = None,
-    choose: Annotated[
-        bool, typer.Option(help="Write kernels/<op>/choices.json from the records; the tree must be committed.")
-    ] = False,
+    choose: Annotated[bool, typer.Option(help="Write kernels/<op>/choices.json, and measure nothing.")] = False,
     records: Annotated[
-        Path | None, typer.Option(help="With --choose: choose from the op's records here, and measure nothing.")
+        Path | None, typer.Option(help="With --choose: choose from the op's records here, of committed trees.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Search with made-up times, on the CPU.")] = False,
     seed: int = 0,
@@ -119,8 +118,8 @@ def tune(
     from rooflab.bench.tune.choose import write_choices
     from rooflab.bench.tune.tune import TABLE_COLUMNS, tune_op
 
-    if choose and dry_run:
-        raise ValueError("choose: expected measured times, and a dry run has none")
+    if choose and records is None:
+        raise ValueError("choose: expected --records with it, the measured times")
     if records is not None:
         if not choose:
             raise ValueError("records: expected --choose with it")
@@ -143,15 +142,11 @@ def tune(
         out=folder,
         dry_run=dry_run,
         seed=seed,
-        clean=choose,
     )
-    choice_files = write_choices(report.records) if choose else []
-    show.result({"rows": report.rows, "files": report.files, "stopped": report.stopped, "written": choice_files})
+    show.result({"rows": report.rows, "files": report.files, "stopped": report.stopped})
     show.table(report.rows, TABLE_COLUMNS)
     if report.stopped:
         show.line(report.stopped, "yellow")
     show.line(f"records: {', '.join(str(folder / name) for name in report.files) or 'none'}")
-    for path in choice_files:
-        show.line(f"written: {path}")
     record_statuses: set[str] = {record.status for record in report.records} or {"OK"}
     exit_for(record_statuses | ({result.status for result in report.results} if dry_run else set()))

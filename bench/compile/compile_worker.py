@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import triton
-from triton.errors import TritonError
 
 from rooflab.bench.base.cubin import code_hash
 from rooflab.bench.compile import sass
@@ -27,24 +26,11 @@ from rooflab.bench.compile.capture import Launch, recording_cuda, recording_trit
 from rooflab.bench.compile.cases import ARCHITECTURE, SM, Query, can_keep, properties
 from rooflab.bench.compile.launchers import check_named, function_of, inputs_of
 from rooflab.bench.compile.pretended import pretended_card, pretended_gpu
-from rooflab.bench.core import Rotation
+from rooflab.bench.core import Failed, Rotation
 from rooflab.bench.revisions.repository import kernels_in
 from rooflab.kernels import _card, registry
 from rooflab.reference.spec import Case, Scheme, get_scheme
 
-# Known exceptions of a launcher that gets meta tensors, or of a compiler that gets a wrong kernel.
-FAILURES = (
-    TritonError,
-    RuntimeError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    AssertionError,
-    ArithmeticError,
-    ImportError,
-    OSError,
-)
 Answer = dict[str, Any]
 
 
@@ -182,7 +168,7 @@ def answer(request: Mapping[str, Any]) -> Answer:
     """Answers a request of `static.py`.  A failure gives `{"error": text, "where": code line, "refused": bool}`."""
     try:
         return select_request(request) if request["do"] == "select" else compile_request(request)
-    except FAILURES as error:
+    except Failed.errors() as error:
         error_frame = traceback.extract_tb(error.__traceback__)[-1]
         was_refused = isinstance(error, CaseRefused)
         error_text = str(error) if was_refused else f"{type(error).__name__}: {error}".strip()

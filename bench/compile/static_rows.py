@@ -14,11 +14,10 @@ from rooflab.bench.compile.static import CompileFailure, ProgressCallback, compi
 from rooflab.bench.compile.store import Store
 from rooflab.bench.compile.summary import COPY_FAMILIES, Summary, summarize
 from rooflab.bench.core import Environment, Record, RunWriter, Status
-from rooflab.reference.spec import Case
 from rooflab.roofline.device import Device
 
 COLUMNS = (
-    *("kernel", "scheme", "case", "config", "launch", "regs", "spill", "smem", "threads", "cta/sm", "by", "waves"),
+    *("kernel", "scheme", "case", "launch", "regs", "spill", "smem", "threads", "cta/sm", "by", "waves"),
     *("tail", "tensor", *COPY_FAMILIES, "load", "options"),
 )
 """The columns of the table.  `spill`: stack bytes per thread.  `smem`: bytes per CTA.  `by`: the resource that limits
@@ -45,12 +44,11 @@ class CompileResult:
 
     @property
     def config_values(self) -> dict[str, Any] | None:
-        """Returns the fields of the requested config, or else of the config that the launcher chooses.  Returns None if
-        the kernel has no configs."""
-        config, kernel = self.target.config, self.target.registered
-        if config is None and kernel.tuning is not None:
-            config = kernel.config_for(self.target.case, self.target.scheme, torch.device("meta"))
-        return None if config is None else asdict(config)
+        """Returns the fields of the config that the launcher chooses, or None if the kernel has no configs."""
+        target, kernel = self.target, self.target.registered
+        if kernel.tuning is None:
+            return None
+        return asdict(kernel.config_for(target.case, target.scheme, torch.device("meta")))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields of this object as JSON values."""
@@ -68,24 +66,6 @@ class CompileResult:
             "reason": str(self.failure or ""),
             "launches": [launch.to_json() for launch in self.launches],
         }
-
-
-def with_configs(chosen: Sequence[KernelCase], texts: Sequence[str], every: bool) -> list[KernelCase]:
-    """Returns each tunable kernel once per config.  The configs are `texts` (`block_m=64,...`), or with `every` all
-    legal configs.  Without both, returns `chosen`.  Raises `ValueError` on a config that a kernel does not have."""
-    if texts and every:
-        raise ValueError("config: expected --config or --all-configs, got both")
-    if not texts and not every:
-        return list(chosen)
-    tunable_cases = [kernel_case for kernel_case in chosen if kernel_case.registered.tuning is not None]
-    if not tunable_cases:
-        raise ValueError("config: expected a kernel that takes configs, got none")
-    config_values, configured_cases = [dict(Case.parse(config_text)) for config_text in texts], []
-    for kernel_case in tunable_cases:
-        given_configs = [kernel_case.registered.tunable.make_config(config_value) for config_value in config_values]
-        configs = given_configs or kernel_case.registered.tunable.legal_configs(kernel_case.case, kernel_case.scheme)
-        configured_cases += [kernel_case._replace(config=config) for config in configs]
-    return configured_cases
 
 
 def compile_targets(
@@ -112,13 +92,11 @@ def rows(results: Sequence[CompileResult]) -> list[dict[str, Any]]:
 
 def _row(result: CompileResult, launch: Summary) -> dict[str, Any]:
     kernel_case, loop_counts = result.target, launch.in_loop
-    config = asdict(kernel_case.config) if kernel_case.config is not None else {}
     hot_loop = launch.loop or launch
     row = {
         "kernel": kernel_case.registered.id,
         "scheme": kernel_case.scheme.name,
         "case": kernel_case.case.id,
-        "config": ",".join(f"{option_name}={option_value}" for option_name, option_value in config.items()),
         "launch": launch.name + (f" x{launch.launches}" if launch.launches > 1 else ""),
         "regs": launch.registers,
         "spill": launch.stack_bytes,

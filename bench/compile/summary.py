@@ -14,7 +14,7 @@ from rooflab.roofline.device import Device
 from rooflab.roofline.occupancy import occupancy, waves
 
 COPY_FAMILIES = ("tma", "cp_async", "ldmatrix")
-LOAD_OPCODES, STORES = ("LDG", "LD", "LDGSTS"), ("STG", "ST")
+LOAD_OPCODES = ("LDG", "LD", "LDGSTS")
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,6 @@ class Summary:
     """Bytes per thread of the narrowest load from global memory in the whole code."""
     load_bytes_usual: int | None
     """Bytes per thread of the most frequent load from global memory in the whole code."""
-    store_bytes_worst: int | None
-    store_bytes_usual: int | None
     options: tuple[Option, ...]
     asked: Mapping[str, Any]
     code_hash: str
@@ -107,7 +105,7 @@ def summarize(info: CompiledInfo, scheme: str, device: Device) -> Summary:
     residency = occupancy(device, info.threads, info.registers, info.shared_bytes)
     grid_waves = waves(info.ctas, residency.ctas_per_sm, device.sms) if info.ctas and residency.ctas_per_sm else None
     main_loop = hot_loop(info.loops)
-    load_widths, store_widths = widths(info.opcodes.items(), *LOAD_OPCODES), widths(info.opcodes.items(), *STORES)
+    load_widths = widths(info.opcodes.items(), *LOAD_OPCODES)
     return Summary(
         **{name: getattr(info, name) for name in _COMPILED_FIELDS},
         device=device.name,
@@ -123,8 +121,6 @@ def summarize(info: CompiledInfo, scheme: str, device: Device) -> Summary:
         loop=_loop(main_loop, feeding_loop(info.loops, main_loop)),
         load_bytes_worst=load_widths[0],
         load_bytes_usual=load_widths[1],
-        store_bytes_worst=store_widths[0],
-        store_bytes_usual=store_widths[1],
         options=tuple(options(info, scheme)),
         asked=dict(info.asked),
     )

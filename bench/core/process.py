@@ -74,13 +74,13 @@ class ChildFailed(RuntimeError):
         return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
 
 
-def command_for(modules: Sequence[str], tree: Path | None = None, python: str = sys.executable) -> list[str]:
+def command_for(modules: Sequence[str], tree: Path | None = None) -> list[str]:
     """Returns the command line of a child process that answers requests.  The child imports `modules`.  The last of
     these modules has the function `answer`, which gets each request.
 
     With the folder `tree`, the child imports kernels from `tree`, and `bench` from the running program's folder."""
     # -P: imports must not look into the script's folder first.
-    return [python, "-P", str(BOOT_FILE), *(("--tree", str(tree), str(ROOT)) if tree else ()), *modules]
+    return [sys.executable, "-P", str(BOOT_FILE), *(("--tree", str(tree), str(ROOT)) if tree else ()), *modules]
 
 
 class Child:
@@ -88,14 +88,13 @@ class Child:
 
     The child gets this process's environment variables, changed by `environment`; None removes a variable.  By default
     the child leads its own session, so Ctrl-C does not end it.  Standard error goes to the file `log`, or else into the
-    text of `ChildFailed`.  `command_for` explains `modules`, `tree` and `python`."""
+    text of `ChildFailed`.  `command_for` explains `modules` and `tree`."""
 
     def __init__(
         self,
         *modules: str,
         environment: Mapping[str, str | None] | None = None,
         tree: Path | None = None,
-        python: str = sys.executable,
         log: Path | None = None,
         folder: Path | None = None,
         own_session: bool = True,
@@ -107,7 +106,7 @@ class Child:
         self._log_start = self._log.seek(0, os.SEEK_END)
         self._lines: queue.Queue[str] = queue.Queue()
         self._popen = subprocess.Popen(
-            command_for(modules, tree, python),
+            command_for(modules, tree),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -249,13 +248,12 @@ class Pool:
         environment: Mapping[str, str | None] | None = None,
         size: int | None = None,
         tree: Path | None = None,
-        python: str = sys.executable,
     ):
         self.limit_s = limit_s
         self.size = size or cores()
         self.idle: queue.LifoQueue[Child] = queue.LifoQueue()
         self.threads = ThreadPoolExecutor(self.size, thread_name_prefix="child")
-        self._new = partial(Child, *modules, environment=environment, tree=tree, python=python, own_session=False)
+        self._new = partial(Child, *modules, environment=environment, tree=tree, own_session=False)
 
     @staticmethod
     @cache

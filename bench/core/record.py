@@ -14,8 +14,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 import numpy as np
 
@@ -50,8 +49,8 @@ def new_run_id() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The record of one result.  The constructor raises `ValueError` on a value that a field does not allow.  It also
-    refuses a latency with a failed status, or a latency of a kernel that ran in Triton's interpreter."""
+    """The record of one result.  The constructor raises `ValueError` on fields that contradict each other, such as a
+    failed status beside a latency.  `from_json` also refuses a value that a field does not allow."""
 
     kind: Kind
     """The kind of result."""
@@ -166,11 +165,6 @@ class Record:
     """Numbers that have no field, such as `ttft_ms` and `itl_p50_ms`.  The name contains the unit."""
 
     def __post_init__(self) -> None:
-        for name, allowed_choices in _FIELD_CHOICES.items():
-            field_value = getattr(self, name)
-            if field_value not in allowed_choices:
-                allowed_text = ", ".join(str(choice) for choice in allowed_choices if choice is not None)
-                raise ValueError(f"{name}: expected one of {allowed_text}, got {field_value!r}")
         for name, field_value in (("op", self.op), ("kernel", self.kernel), ("case_id", self.case_id or None)):
             if isinstance(field_value, str) and (not field_value.strip() or _SURROGATE_PATTERN.search(field_value)):
                 raise ValueError(f"{name}: expected a name that UTF-8 holds, or None, got {field_value!r}")
@@ -236,17 +230,6 @@ class Record:
 _SURROGATE_PATTERN = re.compile("[\ud800-\udfff]")
 """Matches a UTF-16 surrogate.  JSON can contain a lone surrogate, but a UTF-8 file cannot."""
 _ERROR_NUMBERS = ("max_abs_error", "max_error_over_tolerance")
-
-
-def _choices(hint: object) -> tuple[object, ...]:
-    """Returns the allowed values of a `Literal` type, and None too if the type is optional. Returns an empty tuple for
-    other types."""
-    kind = get_args(hint)[0] if NoneType in get_args(hint) else hint
-    literal_values = get_args(kind) if get_origin(kind) is Literal else ()
-    return (*literal_values, None) if literal_values and kind is not hint else literal_values
-
-
-_FIELD_CHOICES = {name: values for name, hint in get_type_hints(Record).items() if (values := _choices(hint))}
 
 
 def _refused(number: str) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-FLUSHES = ("read", "write")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Holds the options of a measurement, from the command line.
 
-    Raises `ValueError` on a time budget of 0 or less, an unknown cache flush, or a device other than cpu and cuda."""
+    Raises `ValueError` on a time budget of 0 or less, or a device other than cpu and cuda."""
 
     device: str = "cpu"
     """`cpu`, or a CUDA device."""
@@ -22,8 +20,6 @@ class Settings:
     """Seconds for each kernel on each case.  The kernels of a case are timed interleaved."""
     limit_s: float = math.inf
     """Seconds for the whole run.  A case that does not begin within this time is left out."""
-    flush: str = "read"
-    """How the cache is emptied before a sample: one of `FLUSHES`."""
     min_samples: int = 5
     """The least number of samples of each kernel, even if they take longer than the budget."""
     checked: bool = False
@@ -38,14 +34,7 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.budget_s > 0:
             raise ValueError(f"budget: expected seconds above 0, got {self.budget_s}")
-        check_flush(self.flush)
         check_device(self.device.partition(":")[0])
-
-
-def check_flush(flush: str) -> None:
-    """Raises `ValueError` if `flush` is not one of `FLUSHES`, the ways to empty a cache."""
-    if flush not in FLUSHES:
-        raise ValueError(f"flush: expected one of {', '.join(FLUSHES)}, got {flush!r}")
 
 
 def check_device(device_type: str) -> None:

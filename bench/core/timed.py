@@ -46,7 +46,6 @@ def time_together(
             min_samples=settings.min_samples,
             seed=settings.seed,
             observe=clock_watch.read if clock_watch else None,
-            flush=settings.flush,
             renew=renew,
         )
         samples, failed_kernels = _together_or_alone(sampling_call, ready, settings.budget_s, not settings.paired)

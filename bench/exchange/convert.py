@@ -8,10 +8,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.core import Record
 from rooflab.bench.core import read as read_records
 from rooflab.bench.exchange.columns import read_columns
-from rooflab.bench.exchange.files import Imported, Skipped, write_csv
+from rooflab.bench.exchange.files import Imported, Skipped
 from rooflab.bench.exchange.pytest_benchmark import read_pytest_benchmark, write_pytest_benchmark
 from rooflab.bench.report.figures import bench_row
 from rooflab.bench.report.sources import find_files
@@ -22,10 +21,6 @@ FORMATS: Mapping[str, Callable[[Path, Sequence[str]], Imported]] = {
     "csv": read_columns,
 }
 """By format, the function that reads files of this format; its second argument is the texts of `--column`."""
-EXPORTER_BY_FORM: Mapping[str, Callable[[Sequence[Record], Path], list[Skipped]]] = {
-    "pytest-benchmark": write_pytest_benchmark,
-    "csv": write_csv,
-}
 
 
 def read(tool: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> Imported:
@@ -56,8 +51,8 @@ def export(form: str, paths: Sequence[Path], to: Path, chosen: RecordFilter) -> 
     """Writes the chosen records to `to`.  Returns the number of written records, and the records that were skipped.
 
     Raises `ValueError` on an unknown format `form`, or if no record is chosen."""
-    if form not in EXPORTER_BY_FORM:
-        raise ValueError(f"form: expected one of {', '.join(EXPORTER_BY_FORM)}, got {form!r}")
+    if form != "pytest-benchmark":
+        raise ValueError(f"form: expected pytest-benchmark, got {form!r}")
     chosen_records = [record for file in find_files(paths) for record in read_records(file) if chosen.takes(record)]
-    skipped_parts = EXPORTER_BY_FORM[form](chosen_records, to)
+    skipped_parts = write_pytest_benchmark(chosen_records, to)
     return len(chosen_records) - len(skipped_parts), skipped_parts

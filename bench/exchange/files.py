@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from rooflab.bench.base.plain import in_utc
 from rooflab.bench.core import Record
 from rooflab.kernels._files import write_whole
@@ -220,17 +218,3 @@ def benchmark_name(record: Record) -> str:
     """Returns the name of a record's benchmark, such as `gemm/packed M=64,N=48,K=32 fp32`."""
     work_name = "/".join(name_part for name_part in (record.op, record.kernel) if name_part) or record.kind
     return " ".join(name_part for name_part in (work_name, record.case_id, record.scheme) if name_part)
-
-
-def write_csv(records: Sequence[Record], path: Path) -> list[Skipped]:
-    """Writes all records of any kind and status as CSV, with one column for each field of a record.
-
-    Texts and numbers stay unchanged; lists and objects become JSON.  Raises `ValueError` if there is no record."""
-    if not records:
-        raise ValueError("records: expected at least one, got none")
-    csv_rows = [
-        {key: json.dumps(cell, allow_nan=False) if isinstance(cell, list | dict) else cell for key, cell in row.items()}
-        for row in (json.loads(record.to_json()) for record in records)
-    ]
-    write_whole(path, pd.DataFrame(csv_rows, dtype=object).to_csv(index=False, lineterminator="\r\n"))
-    return []

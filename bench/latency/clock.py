@@ -16,7 +16,7 @@ from rooflab.bench.latency.step_model import KernelTimes, StepModel, StepWork
 from rooflab.bench.load.data import Prompt
 from rooflab.bench.load.load_run import Plan
 from rooflab.bench.load.metrics import summarize
-from rooflab.bench.load.trace import Request, StreamEvent, Trace, phased
+from rooflab.bench.load.trace import Request, StreamEvent, Trace
 from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.core import Core
 from rooflab.engine.options import check_sizes
@@ -99,10 +99,10 @@ def _sequence(number: int, prompt: Prompt, arrival_s: float) -> Sequence:
 def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: float = 0.0) -> Trace:
     """Simulates a load and returns its trace.  A step's tokens reach the client `delay_s` seconds after the step.
 
-    Raises `ValueError` if the plan limits concurrent requests, if it has text prompts, or if the KV cache cannot hold a
-    request.  Text prompts have no token counts here."""
-    if plan.max_concurrency is not None or plan.data.ids is None:
-        raise ValueError("plan: expected token ids of drawn lengths and no max_concurrency on the clock")
+    Raises `ValueError` if the plan has text prompts, or if the KV cache cannot hold a request.  Text prompts have no
+    token counts here."""
+    if plan.data.ids is None:
+        raise ValueError("plan: expected token ids of drawn lengths on the clock")
     is_closed_loop = plan.arrivals is None
     arrival_offsets = [0.0] * min(plan.concurrency, plan.num_prompts) if is_closed_loop else plan.offsets()
     prompts = list(islice(plan.data.prompts(plan.seed), plan.num_prompts if is_closed_loop else len(arrival_offsets)))
@@ -134,7 +134,6 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
         Request(
             index=request_index,
             scheduled_s=due_s,
-            free_s=due_s,
             sent_s=due_s,
             first_byte_s=token_times_s[0],
             end_s=token_times_s[-1],
@@ -148,7 +147,7 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
         for request_index, (prompt, due_s, token_times_s) in enumerate(zip(prompts, arrivals, token_times, strict=True))
     ]
     last_arrival_s, trace_case = max(arrivals, default=0.0), {**plan.case(), "basis": model.basis, "seed": plan.seed}
-    return Trace(0.0, plan.warmup_s, last_arrival_s, phased(requests, plan.warmup_s, last_arrival_s), trace_case)
+    return Trace(0.0, last_arrival_s, tuple(requests), trace_case)
 
 
 def compared(simulated: Trace, measured: Trace) -> list[dict[str, Any]]:

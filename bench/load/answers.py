@@ -77,7 +77,6 @@ def read_answer(shot: Shot) -> Request:
     request = Request(
         index=shot.index,
         scheduled_s=shot.scheduled_s,
-        free_s=shot.free_s,
         sent_s=shot.scheduled_s if shot.sent_s is None else shot.sent_s,
         first_byte_s=shot.pieces[0][0] if shot.pieces else None,
         end_s=shot.end_s,

@@ -51,7 +51,7 @@ def spikes(trace: Trace) -> list[Spike]:
     if trace.steps is None:
         return []
     found_spikes = list[Spike]()
-    for request in trace.counted:
+    for request in trace.requests:
         for answer in token_steps(request)[0] if times_of(request) else ():
             token_times = [time_s for time_s, _ in answer]
             gaps = np.diff(token_times)

@@ -39,8 +39,6 @@ class Shot:
     """The tokens that the request asks for."""
     scheduled_s: float = 0.0
     """The time when the request was due according to the arrivals alone."""
-    free_s: float = 0.0
-    """The time when the request was due and the limit of concurrent requests had room for it."""
     sent_s: float | None = None
     end_s: float | None = None
     status: int = 0
@@ -145,28 +143,15 @@ class Endpoint:
             return status, None, middle_time_s
 
 
-async def open_loop(
-    target: Endpoint, shots: Sequence[Shot], offsets_s: Sequence[float], max_concurrency: int | None
-) -> float:
+async def open_loop(target: Endpoint, shots: Sequence[Shot], offsets_s: Sequence[float]) -> float:
     """Sends each request at its scheduled time, even if earlier requests are slow or fail.  Returns the start time.
 
-    `offsets_s` are the send times in seconds after the start.  If `max_concurrency` requests are in flight, the next
-    request waits in the client.  TTFT includes this wait."""
-    semaphore = asyncio.Semaphore(max_concurrency) if max_concurrency else None
-
-    async def one(shot: Shot) -> None:
-        if semaphore is None:
-            return await target.send(shot)
-        was_queued = semaphore.locked()
-        async with semaphore:
-            shot.free_s = clock() if was_queued else shot.free_s
-            return await target.send(shot)
-
+    `offsets_s` are the send times in seconds after the start."""
     begin_s, tasks = clock() + START_DELAY_S, []
     for shot, arrival_offset_s in zip(shots, offsets_s, strict=True):
-        shot.scheduled_s = shot.free_s = begin_s + arrival_offset_s
+        shot.scheduled_s = begin_s + arrival_offset_s
         await _until(shot.scheduled_s)
-        tasks.append(asyncio.create_task(one(shot)))
+        tasks.append(asyncio.create_task(target.send(shot)))
     await asyncio.gather(*tasks)
     return begin_s
 
@@ -178,9 +163,7 @@ async def _until(due_s: float) -> None:
         await asyncio.sleep(0)
 
 
-async def closed_loop(
-    target: Endpoint, shots: Iterable[Shot], concurrency: int, duration_s: float | None
-) -> tuple[float, list[Shot]]:
+async def closed_loop(target: Endpoint, shots: Iterable[Shot], concurrency: int) -> tuple[float, list[Shot]]:
     """Keeps `concurrency` requests in flight.  Returns the loop's start time, and the requests that were sent.
 
     A new request is sent when an earlier one ends, so a slow server gets fewer requests.  The loop ends early after 20
@@ -190,9 +173,9 @@ async def closed_loop(
     async def user() -> None:
         nonlocal silent
         for shot in remaining_shots:
-            shot.scheduled_s = shot.free_s = clock()
-            if silent >= MAX_SILENT_REQUESTS or (duration_s is not None and shot.scheduled_s > begin_s + duration_s):
+            if silent >= MAX_SILENT_REQUESTS:
                 return
+            shot.scheduled_s = clock()
             sent_requests.append(shot)
             await target.send(shot)
             silent = 0 if shot.status else silent + 1

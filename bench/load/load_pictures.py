@@ -15,7 +15,7 @@ from rooflab.bench.load.trace import Request, Trace
 from rooflab.bench.report.pictures.canvas import INK, LOST, PALE, READ_COLOUR, WRITTEN, new_figure, note, save
 from rooflab.roofline.plot import with_own_settings
 
-QUEUE_COLOUR, WAIT, STREAM = PALE, WRITTEN, READ_COLOUR
+WAIT, STREAM = WRITTEN, READ_COLOUR
 SPIKE_COLOURS = dict(zip(CAUSE_KINDS, (LOST, "#cc79a7", "#f0e442", INK), strict=True))
 """By cause of a long gap, its colour."""
 SHOWN_REQUESTS = 40
@@ -67,12 +67,12 @@ def _lines(axes: Any, xs: Sequence[float], summaries: Sequence[Summary], name: s
 @with_own_settings
 def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfall") -> Path:
     """Draws a timeline of requests from the middle of the run: the waiting time and the tokens of each request."""
-    requests = sorted(trace.counted, key=lambda request: request.scheduled_s)
+    requests = sorted(trace.requests, key=lambda request: request.scheduled_s)
     first_index = max(0, (len(requests) - SHOWN_REQUESTS) // 2)
     requests = requests[first_index : first_index + SHOWN_REQUESTS]
     rows = {request.index: row for row, request in enumerate(requests)}
     figure = new_figure(9.6, 1.9 + 0.17 * max(8, len(requests)))
-    figure.suptitle("Requests: due, sent, token by token", fontsize=13, weight="bold", x=0.01, ha="left")
+    figure.suptitle("Requests: due, then token by token", fontsize=13, weight="bold", x=0.01, ha="left")
     axes = figure.subplots()
     start_s = min((request.scheduled_s for request in requests), default=0.0)
     spikes_in_rows = [spike for spike in spikes(trace) if spike.request in rows]
@@ -89,7 +89,6 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
                 bar_left_s + gap_s / 2, row, spike.cause.split()[2], fontsize=6, ha="center", va="center", color="white"
             )
     legend_labels = (
-        (QUEUE_COLOUR, "queue on the client"),
         (WAIT, "waiting for the first token"),
         (STREAM, f"tokens{', white: each' if shows_token_marks else ''}"),
     )
@@ -104,9 +103,8 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
     axes.set_ylabel("request", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     notes = "Long gaps: over 1.5 medians of their request; causes by the server's steps, prefills with their tokens."
-    note(
-        figure, [f"{len(requests)} of {len(trace.counted)} requests. {notes if trace.steps is not None else ''}", about]
-    )
+    shown_text = f"{len(requests)} of {len(trace.requests)} requests. {notes if trace.steps is not None else ''}"
+    note(figure, [shown_text, about])
     return save(figure, folder / f"{name}.png")
 
 
@@ -114,11 +112,7 @@ def _row(axes: Any, place: int, request: Request, zero: float, marks: bool) -> N
     times = sorted(time_s for answer in token_steps(request)[0] for time_s, _ in answer)
     answer_end_s = request.end_s or request.sent_s
     first_token_s, last_token_s = (times[0], times[-1]) if times and not request.error else (answer_end_s, answer_end_s)
-    bars = [
-        (request.scheduled_s, request.sent_s, QUEUE_COLOUR),
-        (request.sent_s, first_token_s, WAIT),
-        (first_token_s, last_token_s, STREAM),
-    ]
+    bars = [(request.scheduled_s, first_token_s, WAIT), (first_token_s, last_token_s, STREAM)]
     for begin_s, end_s, colour in bars:
         axes.barh(place, end_s - begin_s, left=begin_s - zero, height=0.7, color=colour, linewidth=0)
     if request.error:

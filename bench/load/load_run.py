@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,12 +16,9 @@ from rooflab.bench.load.arrivals import Arrivals
 from rooflab.bench.load.causes import on_our_clock
 from rooflab.bench.load.client import Endpoint, Shot, body_of, clock, closed_loop, open_loop, undisturbed
 from rooflab.bench.load.data import Data, Prompt
-from rooflab.bench.load.trace import Trace, phased
+from rooflab.bench.load.trace import Trace
 
 ENDPOINT_PATHS: Mapping[str, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-READY_TOKENS_FACTOR = 4
-"""Before a closed loop with a duration, this many times the prompts are made that the warm-up's pace would need."""
-MAX_READY_REQUESTS = 100_000
 WARMUP_SEED = 2**63
 """Added to the seed of the warm-up, so that the warm-up does not put the run's first prompt into the prefix cache."""
 T = TypeVar("T")
@@ -32,18 +29,12 @@ class Plan:
     """Holds the settings of a load run.  Raises `ValueError` if two settings contradict."""
 
     arrivals: Arrivals | None = None
-    """The law of the arrivals of an open loop; None for a closed loop."""
+    """The arrivals of an open loop; None for a closed loop."""
     concurrency: int = 1
     """The number of requests in flight in a closed loop."""
-    max_concurrency: int | None = None
-    """The most requests in flight in an open loop; further requests wait on the client."""
     num_prompts: int = 100
-    duration_s: float | None = None
-    """The seconds after which no more requests arrive; used in place of `num_prompts`."""
     warmup: int = 1
     """The number of single requests before the run.  The first one shows whether the server takes such requests."""
-    warmup_s: float = 0.0
-    """The seconds of the run's warm-up; requests that are due in this time do not count."""
     data: Data = field(default_factory=Data)
     endpoint: str = "completions"
     model: str = ""
@@ -56,31 +47,18 @@ class Plan:
     """Whether to ask for the tokens so far with each chunk; the warm-up shows whether the server gives them."""
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "max_concurrency", "num_prompts", "warmup"):
-            if (option_value := getattr(self, name)) is not None and option_value < 1:
+        for name in ("concurrency", "num_prompts", "warmup"):
+            if (option_value := getattr(self, name)) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {option_value}")
-        if self.duration_s is not None and not (0 < self.duration_s < math.inf):
-            raise ValueError(f"duration: expected seconds above 0, got {self.duration_s}")
-        if not 0 <= self.warmup_s < (self.duration_s or math.inf):
-            raise ValueError(f"warmup_seconds: expected at least 0 and less than the duration, got {self.warmup_s}")
         if self.endpoint not in ENDPOINT_PATHS:
             raise ValueError(f"endpoint: expected one of {', '.join(ENDPOINT_PATHS)}, got {self.endpoint!r}")
         if self.endpoint == "chat" and self.data.ids is not None:
             raise ValueError("endpoint: a chat takes no token ids; expected --text with it")
-        if self.arrivals is None and self.max_concurrency is not None:
-            raise ValueError("max_concurrency: expected a rate with it; in a closed loop --concurrency is the limit")
-        if self.arrivals is not None and math.isinf(self.arrivals.rate) and self.duration_s is not None:
-            raise ValueError("duration: expected a finite rate with it")
 
     def offsets(self) -> list[float]:
         """Returns the send times of the open loop's requests, in seconds from the start of the loop."""
         assert self.arrivals is not None, "of an open loop"
-        generator = np.random.default_rng(self.seed)
-        if self.duration_s is None:
-            return self.arrivals.offsets(self.num_prompts, generator)
-        mean_count = self.arrivals.rate * self.duration_s
-        count = math.ceil(mean_count + 8 * math.sqrt(mean_count / self.arrivals.burstiness) + 10)  # fills the duration
-        return [arrival_s for arrival_s in self.arrivals.offsets(count, generator) if arrival_s <= self.duration_s]
+        return self.arrivals.offsets(self.num_prompts, np.random.default_rng(self.seed))
 
     def shots(self, seed: int) -> Iterator[Shot]:
         """Yields requests without end, drawn at random with `seed`."""
@@ -122,11 +100,9 @@ class Plan:
             case |= {"arrivals": "closed", "concurrency": self.concurrency}
         else:
             rate = "inf" if math.isinf(self.arrivals.rate) else self.arrivals.rate
-            case |= {"arrivals": self.arrivals.law, "rate_requests_per_s": rate, "burstiness": self.arrivals.burstiness}
-            case["max_concurrency"] = self.max_concurrency
-        case |= {"duration_s": self.duration_s, "warmup_s": self.warmup_s}
+            case |= {"arrivals": "poisson", "rate_requests_per_s": rate}
         extra = {f"extra.{name}": body_of({"": field_value})[4:-1].decode() for name, field_value in self.extra.items()}
-        return {name: field_value for name, field_value in case.items() if field_value is not None} | extra
+        return case | extra
 
 
 def first_model(target: Endpoint) -> str:
@@ -140,15 +116,15 @@ def first_model(target: Endpoint) -> str:
 
 def run_load(target: Endpoint, plan: Plan) -> Trace:
     """Runs the load that `plan` describes.  Raises `ValueError` if the server refuses the first warm-up request."""
-    plan, tokens_per_s = _run(_warm_up(target, plan))
+    plan = _run(_warm_up(target, plan))
     warmup_bodies = {sent_request.body for sent_request in plan.warm_ups()}
     with undisturbed():
-        begin_s, shots, num_unready = _run(_load(target, plan, tokens_per_s))
+        begin_s, shots = _run(_load(target, plan))
     last_arrival_s = max((sent_request.scheduled_s for sent_request in shots), default=begin_s)
-    requests = phased([read_answer(sent_request) for sent_request in shots], begin_s + plan.warmup_s, last_arrival_s)
+    requests = tuple(map(read_answer, shots))
     num_repeated = len(shots) - len({sent_request.body for sent_request in shots} - warmup_bodies)
     case = {**plan.case(), "seed": plan.seed}
-    return Trace(begin_s, plan.warmup_s, last_arrival_s, requests, case, steps_of(target), num_unready, num_repeated)
+    return Trace(begin_s, last_arrival_s, requests, case, steps_of(target), num_repeated)
 
 
 def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
@@ -164,14 +140,13 @@ def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
         return None
 
 
-async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
-    """Sends the warm-up requests.  Returns the plan and the tokens/s of the fastest request.
+async def _warm_up(target: Endpoint, plan: Plan) -> Plan:
+    """Sends the warm-up requests and returns the plan.
 
     The first request asks the server to count tokens in each chunk of an answer (`running_usage`).  If the server
     rejects this request, the returned plan no longer asks for the counts."""
-    tokens_per_s = 0.0
     for sent_request in plan.warm_ups():
-        sent_request.scheduled_s = sent_request.free_s = clock()
+        sent_request.scheduled_s = clock()
         await target.send(sent_request)
         answer = read_answer(sent_request)
         if answer.error and not sent_request.index:
@@ -180,30 +155,20 @@ async def _warm_up(target: Endpoint, plan: Plan) -> tuple[Plan, float]:
                 return await _warm_up(target, replace(plan, running_usage=False))
             option_hint = "; --no-ignore-eos leaves the field out" if "ignore_eos" in answer.error else ""
             raise ValueError(f"url: expected an answer to the first request, got {answer.error}{option_hint}")
-        if answer.end_s and not answer.error:
-            tokens_per_s = max(tokens_per_s, sent_request.output_tokens / (answer.end_s - answer.sent_s))
     target.close()  # the connections belong to this event loop
-    return plan, tokens_per_s
+    return plan
 
 
-async def _load(target: Endpoint, plan: Plan, pace: float) -> tuple[float, list[Shot], int]:
-    """Sends the load to the server.  Returns the start time, the sent requests, and the number of late requests.
-    Normally, all requests are made before the start.  A late request was made while the load ran."""
-    shots = plan.shots(plan.seed)
+async def _load(target: Endpoint, plan: Plan) -> tuple[float, list[Shot]]:
+    """Sends the load to the server.  Returns the start time and the sent requests.  All prompts are made before the
+    start."""
+    shots = list(islice(plan.shots(plan.seed), plan.num_prompts))
     if plan.arrivals is None:
-        ready_requests = list(islice(shots, plan.num_prompts if plan.duration_s is None else plan.concurrency))
-        missing_tokens = READY_TOKENS_FACTOR * plan.concurrency * pace * (plan.duration_s or 0.0)
-        while missing_tokens > 0 and len(ready_requests) < MAX_READY_REQUESTS:
-            ready_requests.append(next(shots))
-            missing_tokens -= ready_requests[-1].output_tokens
-        shots_to_send = iter(ready_requests) if plan.duration_s is None else chain(ready_requests, shots)
-        begin_s, sent_requests = await closed_loop(target, shots_to_send, plan.concurrency, plan.duration_s)
+        begin_s, shots = await closed_loop(target, shots, plan.concurrency)
     else:
-        arrival_offsets_s = plan.offsets()
-        sent_requests = ready_requests = list(islice(shots, len(arrival_offsets_s)))
-        begin_s = await open_loop(target, sent_requests, arrival_offsets_s, plan.max_concurrency)
+        begin_s = await open_loop(target, shots, plan.offsets())
     target.close()
-    return begin_s, sent_requests, max(0, len(sent_requests) - len(ready_requests))
+    return begin_s, shots
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

@@ -121,21 +121,19 @@ def output_tokens(request: Request) -> int:
 
 
 def late_ms(requests: Sequence[Request]) -> np.ndarray:
-    """Returns how late the client sent each request, in ms.  The wait for the concurrency limit is not included."""
-    return 1e3 * np.array([request.sent_s - request.free_s for request in requests])
+    """Returns how late the client sent each request, in ms."""
+    return 1e3 * np.array([request.sent_s - request.scheduled_s for request in requests])
 
 
 def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[str, float]:
-    """Computes the metrics of a run without its warm-up.  ITL percentiles are over all tokens of all requests.
+    """Computes the metrics of a run.  ITL percentiles are over all tokens of all requests.
 
     `output_tokens_per_s` divides by the time from the first arrival to the last token.  `steady_output_tokens_per_s`
-    counts only tokens before the last arrival, also those of the warm-up.  There are no rates if nearly all requests
-    failed."""
-    requests, all_times = trace.counted, answers(trace)
+    counts only tokens before the last arrival.  There are no rates if nearly all requests failed."""
+    requests, all_times = trace.requests, answers(trace)
     metrics = {"requests": float(len(requests)), "failed": float(len(requests) - len(all_times))}
     if not all_times:
         return metrics
-    client_delays, queue_ms = late_ms(requests), [1e3 * (request.free_s - request.scheduled_s) for request in requests]
     pooled_values: dict[str, Sequence[float] | np.ndarray] = {
         name: [getattr(times, f"{name}_ms") for times in all_times] for name in ("ttft", "ttft_sent", "e2e", "e2e_sent")
     }
@@ -143,7 +141,7 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
         np.concatenate([getattr(times, f"{name}_ms") for times in all_times]) for name in ("itl", "chunk_gap")
     )
     pooled_values["tpot"] = [times.tpot_ms for times in all_times if times.tpot_ms is not None]
-    pooled_values |= {"client_queue": queue_ms, "client_late": client_delays}
+    pooled_values["client_late"] = late_ms(requests)
     for name, values in pooled_values.items():
         if len(values):
             metrics |= {f"{name}_p{quantile}_ms": float(np.percentile(values, quantile)) for quantile in (50, 90, 99)}
@@ -164,7 +162,7 @@ def summarize(trace: Trace, limits: Mapping[str, float] | None = None) -> dict[s
         return {name: float(metric_value) for name, metric_value in metrics.items()}
     metrics |= {"requests_per_s": len(all_times) / duration_s, "output_tokens_per_s": tokens / duration_s}
     if steady_duration_s >= 1.0:  # in less time, a few tokens would decide
-        token_times_s = np.concatenate([times.token_times_s for item in trace.requests if (times := times_of(item))])
+        token_times_s = np.concatenate([times.token_times_s for times in all_times])
         is_steady_token = (begin_s <= token_times_s) & (token_times_s <= trace.last_arrival_s)
         metrics["steady_output_tokens_per_s"] = float(is_steady_token.sum() / steady_duration_s)
     metrics |= tokens_a_step(trace)
@@ -187,13 +185,13 @@ def tokens_a_step(trace: Trace) -> dict[str, float]:
 
 
 def answers(trace: Trace) -> list[Times]:
-    """Returns the latencies of all answered requests, without the warm-up."""
-    return [times for request in trace.counted if (times := times_of(request))]
+    """Returns the latencies of all answered requests."""
+    return [times for request in trace.requests if (times := times_of(request))]
 
 
 def broken(trace: Trace) -> str:
     """Returns a sentence that says why the run has no valid result.  The text is empty if the run is valid."""
-    total, num_answered = len(trace.counted), len(answers(trace))
+    total, num_answered = len(trace.requests), len(answers(trace))
     reason = next(iter(failures(trace)), "none was sent")
     if not num_answered:
         return f"no request was answered: {reason}"
@@ -204,7 +202,7 @@ def broken(trace: Trace) -> str:
 
 def remarks(trace: Trace) -> list[str]:
     """Returns sentences about properties of the answers that make the metrics less exact."""
-    requests = [request for request in trace.counted if times_of(request)]
+    requests = [request for request in trace.requests if times_of(request)]
     request_times, among = answers(trace), f"of {len(requests)} answers"
     lengths = [(request.asked_output_tokens, output_tokens(request)) for request in requests]
     differing = [(asked, got) for asked, got in lengths if asked and asked != got]
@@ -219,8 +217,6 @@ def remarks(trace: Trace) -> list[str]:
         notes += [f"{num_uncounted} {among} have no usage: each chunk counts as one token"]
     if num_one_chunk := sum(times.tpot_ms is None for times in request_times):
         notes += [f"{num_one_chunk} {among} came in one chunk: they have no ITL and no TPOT, and meet no limit on them"]
-    if trace.unready:
-        notes += [f"{trace.unready} prompts were made while the load ran: answers came faster than in the warm-up"]
     if trace.repeated:
         notes += [
             f"{trace.repeated} of {len(trace.requests)} requests repeat an earlier one: a prefix cache knows them"
@@ -229,13 +225,13 @@ def remarks(trace: Trace) -> list[str]:
 
 
 def failures(trace: Trace) -> dict[str, int]:
-    """Counts the failed requests for each reason, including the warm-up.  The most frequent reason comes first."""
+    """Counts the failed requests for each reason.  The most frequent reason comes first."""
     return dict(Counter(request.error for request in trace.requests if request.error).most_common())
 
 
 def noise(trace: Trace) -> str:
     """Returns a sentence if the run is NOISY because the client sent requests late.  Else returns an empty text."""
-    median_delay_ms = float(np.median(late_ms(trace.counted))) if trace.counted else 0.0
+    median_delay_ms = float(np.median(late_ms(trace.requests))) if trace.requests else 0.0
     return (
         f"the client sent half of the requests over {median_delay_ms:.2f} ms late; at most {MAX_LATE_MS:g} ms"
         if median_delay_ms > MAX_LATE_MS

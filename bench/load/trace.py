@@ -7,15 +7,13 @@ A trace file has JSON lines: the first describes the run, and each further line 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from rooflab.bench.base.plain import plain
 from rooflab.kernels._files import write_whole
-
-RunPhase = Literal["warm-up", "measured", "cool-down"]
 
 
 class StreamEvent(NamedTuple):
@@ -37,8 +35,6 @@ class Request:
     index: int
     scheduled_s: float
     """The time when the request was due according to the arrivals alone."""
-    free_s: float
-    """The time when the request was due and the limit of concurrent requests let it go."""
     sent_s: float
     first_byte_s: float | None
     end_s: float | None
@@ -52,8 +48,6 @@ class Request:
     finish_reason: str | None = None
     error: str = ""
     """The reason of the failure; empty if the request did not fail."""
-    phase: RunPhase = "measured"
-    """`warm-up`: due in the warm-up.  `cool-down`: ended after the last arrival, when the load was falling."""
 
 
 @dataclass(frozen=True)
@@ -62,26 +56,18 @@ class Trace:
 
     begin_s: float
     """The time from which the arrivals are counted."""
-    warmup_s: float
     last_arrival_s: float
     requests: tuple[Request, ...]
     case: Mapping[str, Any] = field(default_factory=dict)
     steps: tuple[Mapping[str, Any], ...] | None = None
     """The server's steps, on the clock of this trace.  None if the server does not report its steps."""
-    unready: int = 0
-    """The number of requests whose prompts were made while the load ran, on the event loop that takes the times."""
     repeated: int = 0
     """The number of requests that had already been sent before, in the run or in its warm-up."""
-
-    @property
-    def counted(self) -> list[Request]:
-        """Returns the requests that the metrics count: all requests except the warm-up."""
-        return [request for request in self.requests if request.phase != "warm-up"]
 
     def save(self, path: Path) -> Path:
         """Writes the trace to a file and returns its path."""
         run_fields = {name: field_value for name, field_value in plain(asdict(self)).items() if name != "requests"}
-        trace_lines = [{"trace": 1, **run_fields}, *(plain(asdict(request)) for request in self.requests)]
+        trace_lines = [{"trace": 2, **run_fields}, *(plain(asdict(request)) for request in self.requests)]
         return write_whole(
             path, "".join(json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n" for line in trace_lines)
         )
@@ -94,21 +80,10 @@ def load_trace(path: Path) -> Trace:
         raise ValueError(f"trace: expected a file, or a folder with one, got {str(path)!r}")
     try:
         run_fields, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-        if run_fields.pop("trace") != 1:
+        if run_fields.pop("trace") != 2:
             raise ValueError("of another version")
         requests = (Request(**{**row, "chunks": tuple(StreamEvent(*chunk) for chunk in row["chunks"])}) for row in rows)
         steps = None if run_fields["steps"] is None else tuple(run_fields["steps"])
         return Trace(**{**run_fields, "steps": steps, "requests": tuple(requests)})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"trace: expected a trace of `rooflab load`, got {str(path)!r}: {error}") from error
-
-
-def phased(requests: Sequence[Request], warmup_until_s: float, last_arrival_s: float) -> tuple[Request, ...]:
-    """Returns the requests, each with its phase: warm-up, measured, or cool-down (it ended after the last arrival)."""
-
-    def phase(request: Request) -> RunPhase:
-        if request.scheduled_s < warmup_until_s:
-            return "warm-up"
-        return "cool-down" if (request.end_s or 0.0) > last_arrival_s else "measured"
-
-    return tuple(replace(request, phase=phase(request)) for request in requests)

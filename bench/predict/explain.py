@@ -223,35 +223,3 @@ def why_rows(explanations: Iterable[Explanation]) -> list[dict[str, Any]]:
             row["reason"] = f"bound {_us(entry.modelled_ms)}; {UNREAD_REASON}"
         rows.append(row | {_COLUMN_BY_PART[time_step.name]: time_step.ms * 1e3 for time_step in entry.parts})
     return rows
-
-
-def why_sentence(explanations: Sequence[Explanation]) -> str:
-    """Returns a sentence that compares the fastest optimized kernel with the naive kernel.
-
-    It names the speed-up and the part of the time that shrinks most.  Both times are measured, or else both are
-    predicted."""
-    naive = next((entry for entry in explanations if entry.role == "naive"), None)
-    fast_entries = [entry for entry in explanations if entry.role == "optimized"]
-    has_times = naive is not None and naive.measured_ms is not None and any(entry.measured_ms for entry in fast_entries)
-    ms_by_target = {entry.target: entry.measured_ms if has_times else entry.predicted_ms for entry in explanations}
-    if naive is not None and not has_times:
-        ms_by_target[naive.target] = naive.modelled_ms
-    fast_entries = [entry for entry in fast_entries if ms_by_target[entry.target]]
-    naive_ms = ms_by_target[naive.target] if naive is not None else None
-    if naive is None or not naive_ms or not fast_entries:
-        return "There is no naive and optimized kernel to compare on this case."
-    best_kernel = min(fast_entries, key=lambda entry: ms_by_target[entry.target] or 0.0)
-    best_ms = ms_by_target[best_kernel.target]
-    assert best_ms, "those without a time were left out"
-    naive_parts, best_parts = (
-        {part.name: part.ms for part in entry.parts if has_times or part.name != UNEXPLAINED_PART}
-        for entry in (naive, best_kernel)
-    )
-    gains_ms = {name: ms - best_parts.get(name, 0.0) for name, ms in naive_parts.items()}
-    name = max(gains_ms, key=lambda part: gains_ms[part])
-    time_source = "measured" if has_times else "predicted"
-    speed_text = "naive's speed" if has_times or naive.predicted_ms is not None else "the speed of naive's bound"
-    return (
-        f"{best_kernel.target.kernel} is {time_source} at {naive_ms / best_ms:.3g} times {speed_text}; most of what it "
-        f"saves is {name}, {_us(gains_ms[name])} of {_us(naive_ms - best_ms)}."
-    )

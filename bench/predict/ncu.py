@@ -17,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any
@@ -55,7 +54,6 @@ STALL_REASONS = (
 )
 """The reasons for which a warp waits; their metrics count waiting warps per issued instruction."""
 STALL_METRICS = tuple(f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio" for name in STALL_REASONS)
-BYTE_METRICS = (READ_METRIC, WRITE, L2_METRIC)
 METRICS = (READ_METRIC, WRITE, DURATION, L2_METRIC, *PIPE_METRICS.values(), *STALL_METRICS)
 NEW_NAMES = {READ_METRIC: "dram__bytes_op_read.sum", WRITE: "dram__bytes_op_write.sum"}
 """By metric, its name since Nsight Compute 2025."""
@@ -96,14 +94,6 @@ class Profile:
     """Holds the values that Nsight Compute (ncu) counted for each launch of one kernel call."""
 
     launches: tuple[NcuCounters, ...]
-    whole: NcuCounters | None = None
-    """The bytes of a call whose launches run back to back.  None if launches were only counted separately."""
-
-    @property
-    def apart(self) -> bool:
-        """Returns whether the call has several launches, which ncu counted only apart (one by one).  Then ncu empties
-        the caches before each launch.  So data that one launch leaves in L2 counts as HBM reads of the next launch."""
-        return self.whole is None and len(self.launches) > 1
 
     def total(self, metric: str) -> float | None:
         """Returns the sum of a metric over all launches.  Returns None if the metric is missing for a launch."""
@@ -113,8 +103,7 @@ class Profile:
     @property
     def traffic(self) -> Traffic | None:
         """Returns the HBM bytes that ncu counted, or None if it counted none.  Bytes still in L2 are not included."""
-        whole_profile = self if self.whole is None else Profile((self.whole,))
-        read_bytes, written_bytes = whole_profile.total(READ_METRIC), whole_profile.total(WRITE)
+        read_bytes, written_bytes = self.total(READ_METRIC), self.total(WRITE)
         if read_bytes is None or written_bytes is None:
             return None
         return Traffic(read_bytes, written_bytes, len(self.launches), "counted")
@@ -127,16 +116,10 @@ def find_tool(name: str) -> str | None:
     return shutil.which(name) or next((path for match in tool_dirs if (path := shutil.which(name, path=match))), None)
 
 
-def command(
-    target: KernelCase, seed: int, metrics: Sequence[str], log: Path, ncu: str = "ncu", whole: bool = False
-) -> list[str]:
-    """Returns the command line that runs ncu on one kernel call.
-
-    With `whole`, ncu measures all launches of the call together, and empties the caches only before the first.  It then
-    runs the program once for each group of metrics."""
-    mode_options = ("--replay-mode", "app-range") if whole else ("--profile-from-start", "off")
+def command(target: KernelCase, seed: int, metrics: Sequence[str], log: Path, ncu: str) -> list[str]:
+    """Returns the command line that runs ncu on one kernel call.  ncu empties the caches before each launch."""
     return [
-        *(ncu, *mode_options, "--cache-control", "all", "--clock-control", "none"),
+        *(ncu, "--profile-from-start", "off", "--cache-control", "all", "--clock-control", "none"),
         *("--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(metrics), "--log-file", str(log)),
         sys.executable,
         *arguments(target, seed, WARM_UP_CALLS),
@@ -156,27 +139,16 @@ def profile(target: KernelCase, seed: int = 0, timeout_s: float = 600.0) -> Prof
             "or use `rooflab explain`, which needs no counters"
         )
     with tempfile.TemporaryDirectory() as folder:
-        take_profile = partial(_take, target, seed, ncu_path, Path(folder), timeout_s)
-        separate_profile, metrics = take_profile(METRICS, whole=False)
-        if len(separate_profile.launches) == 1:
-            return separate_profile
-        try:
-            range_profile, _ = take_profile([name for name in metrics if _old_name(name) in BYTE_METRICS], whole=True)
-        except ValueError:
-            return separate_profile  # some versions of ncu, and some calls, cannot count one range; `apart` says so
-        return replace(separate_profile, whole=range_profile.launches[0] if len(range_profile.launches) == 1 else None)
+        return _take(target, seed, ncu_path, Path(folder), timeout_s)
 
 
-def _take(
-    target: KernelCase, seed: int, ncu: str, folder: Path, timeout_s: float, requested: Sequence[str], whole: bool
-) -> tuple[Profile, list[str]]:
-    """Profiles a kernel with ncu, and leaves out metrics that ncu does not know. Returns the profile and the known
-    metrics."""
-    metrics = list(requested)
+def _take(target: KernelCase, seed: int, ncu: str, folder: Path, timeout_s: float) -> Profile:
+    """Profiles a kernel with ncu, and leaves out metrics that ncu does not know."""
+    metrics = list(METRICS)
     env_variables = {name: variable_value for name, variable_value in os.environ.items() if name != "TRITON_INTERPRET"}
     while metrics:
-        log_path = folder / f"{whole} {len(metrics)} {metrics[0]}.csv"
-        command_line = command(target, seed, metrics, log_path, ncu, whole)
+        log_path = folder / f"{len(metrics)} {metrics[0]}.csv"
+        command_line = command(target, seed, metrics, log_path, ncu)
         try:
             process = Child.run(command_line, timeout_s, env_variables | {"LC_ALL": "C"})
         except TimeoutExpired as error:
@@ -187,11 +159,11 @@ def _take(
         unknown_names = _UNKNOWN_PATTERN.findall(output + log_text)
         unknown_metrics = [name for name in metrics if _names(name, unknown_names)]
         if not unknown_metrics:
-            return read(log_text, output), metrics
+            return read(log_text, output)
         renamed_metrics = [NEW_NAMES.get(name, "") if name in unknown_metrics else name for name in metrics]
         metrics = [name for name in renamed_metrics if name]
     raise ValueError(
-        f"ncu: expected to know one of {len(requested)} metrics, {READ_METRIC} among them, and it knows none"
+        f"ncu: expected to know one of {len(METRICS)} metrics, {READ_METRIC} among them, and it knows none"
     )
 
 
@@ -296,7 +268,7 @@ def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
     if counted is None:
         return None, ""
     notes = []
-    if profile.apart:
+    if len(profile.launches) > 1:
         notes.append("launches counted apart: what they hand on through L2 counts as read from HBM")
     spec = registry.get_op(target.op)
     least_bytes = spec.cost_of(spec.make_inputs(target.case, target.scheme, torch.device("meta"), 0)).write_bytes
@@ -330,7 +302,7 @@ def counted_record(explained: Explanation, profile: Profile, seed: int) -> Recor
     traffic, traffic_note = settled(target, profile)
     environment = Environment.now()
     kernel = target.registered
-    # A log may come from another machine; then this machine may have no GPU for which to choose a config.
+    # Tests replace ncu, so this machine may have no GPU for which to choose a config.
     device = torch.device("cuda" if torch.cuda.is_available() else "meta")
     config = target.config or kernel.config_for(target.case, target.scheme, device)
     metrics: dict[str, float] = {}

@@ -43,7 +43,6 @@ def render(content: Content) -> str:
         rooflines={roofline_drawing.machine: roofline_drawing for roofline_drawing in content.rooflines},
         bad=BAD_COLUMNS,
         not_run=NOT_RUN,
-        absent=sum(len(data_gap.names) for data_gap in content.unmeasured if data_gap.machine in machines),
         op_anchors={op.op: f"op-{op_index}-{slug(op.op)}" for op_index, op in enumerate(content.ops, 1)},
         machines=machines,
     )
@@ -84,8 +83,6 @@ def write_report(paths: Sequence[Path], out: Path, title: str = TITLE) -> Report
     Raises `ValueError` in three cases: a record is damaged, there is no record, or `out` is a folder.  For a damaged
     record, the message names the file and the line."""
     out = Path(out)
-    if not title.strip():
-        raise ValueError("title: expected a text, got an empty one")
     content = gather(*load(paths), title)
     page = render(content).encode()
     write_whole(out, page)

@@ -18,8 +18,8 @@ from rooflab.bench import show
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.base.system_time import time
 from rooflab.bench.compile.cases import has_code
-from rooflab.bench.compile.compile_worker import FAILURES, CaseRefused, launches_of
-from rooflab.bench.core import MachineLimits, Pool, default_scheme
+from rooflab.bench.compile.compile_worker import CaseRefused, launches_of
+from rooflab.bench.core import Failed, MachineLimits, Pool, default_scheme
 from rooflab.bench.suite import state
 from rooflab.bench.suite.entries import Entry
 from rooflab.bench.suite.plan import make_plan, read_plan
@@ -71,7 +71,7 @@ def answer(request: Mapping[str, Any]) -> Any:
                     compiled_hashes.add(kernel_launch.source_hash)
             except CaseRefused:
                 continue  # the kernel refuses this case
-            except FAILURES as error:  # it fails in the entry too, which reports each case
+            except Failed.errors() as error:  # it fails in the entry too, which reports each case
                 failures.setdefault(f"{kernel.id} {case.id} {scheme.name}", f"{type(error).__name__}: {error}"[:200])
     counts = {"kernels": len(compiled_hashes) - num_before + num_microkernels, "seconds": time.monotonic() - start_s}
     return counts | ({"failed": "; ".join(f"{name}: {fault}" for name, fault in failures.items())} if failures else {})

@@ -20,15 +20,6 @@ from rooflab.kernels import registry
 MODEL_SUITES = ("llama3_8b", "qwen3_0_6b", "smollm2_135m")
 SELF_TEST_BUDGET_S = 60.0
 """The seconds for each of the two rounds of the A/B's self-test: one with identical code, one with slowed code."""
-FAMILY_OPS = {
-    "attention": ("kv_cache_write", "mla_decode", "rope_and_cache"),
-    "memory-bound": (
-        *("rmsnorm", "fused_add_rmsnorm", "layernorm", "softmax", "silu_and_mul", "gelu_and_mul"),
-        *("embedding", "rope_and_cache"),
-    ),
-    "sampling": ("sample", "speculative_verify"),
-}
-"""By family, the ops that belong to it although their names do not contain the family's word."""
 LAB_COMMAND = ("-m", "rooflab.bench")
 MODEL_OPTIONS = ("--dummy", "--device", "cuda", "--out", "{out}", "--json")
 KERNEL_SWAPS = ("paged_attention=gqa_packed", "rope_and_cache=naive", "fused_add_rmsnorm=fused", "sample=naive")
@@ -59,8 +50,8 @@ def make_plan(only: Sequence[str] = (), files: Sequence[Path] = (), trust: Path 
     `files` are paths of files with more entries. `trust` is a folder with records of an earlier run. A kernel's first
     check is not repeated if it passed there.
 
-    `only` selects entries, and adds their prerequisites. It names an op, a family of ops, an entry's id, or the id's
-    first word. A family is a word in the ops' names, such as `attention`, or a key of `FAMILY_OPS`.
+    `only` selects entries, and adds their prerequisites. It names an op, a word in the ops' names such as `attention`,
+    an entry's id, or the id's first word.
 
     Raises `ValueError` on a name that matches nothing, an invalid file, or two entries with one folder."""
     ops = list(registry.ops())
@@ -93,15 +84,12 @@ def read_plan(path: Path) -> list[Entry]:
 
 def _named(name: str, entries: Sequence[Entry]) -> set[str]:
     ids_of_op = {
-        entry.id for entry in entries if entry.ops and entry.id != "first" and any(is_of(op, name) for op in entry.ops)
+        entry.id for entry in entries if entry.id != "first" and any(name in (op, *op.split("_")) for op in entry.ops)
     }
     ids_of_name = {entry.id for entry in entries if name in (entry.id, entry.id.removeprefix("bar:"), _word(entry.id))}
     if not ids_of_op | ids_of_name:
-        op_name_words = {op_word for entry in entries for op in entry.ops for op_word in (op, op.split("_")[-1])}
-        families = sorted(op_name_words | {*FAMILY_OPS})
-        raise ValueError(
-            f"only: expected an op, a family or an entry of the plan, such as {', '.join(families)}; got {name!r}"
-        )
+        op_words = sorted({op_word for entry in entries for op in entry.ops for op_word in (op, op.split("_")[-1])})
+        raise ValueError(f"only: expected an op or an entry of the plan, such as {', '.join(op_words)}; got {name!r}")
     return ids_of_op | ids_of_name
 
 
@@ -109,11 +97,6 @@ def _word(entry_id: str) -> str:
     """Returns the first word of an entry id: `engine` for `bar:engine.llama-3.1-8b`. A prefix `bar:` (performance
     target) does not count."""
     return entry_id.removeprefix("bar:").replace(":", ".").partition(".")[0]
-
-
-def is_of(op: str, family: str) -> bool:
-    """Returns whether `family` is a family that contains the op.  The op's own name also counts as a family."""
-    return family == op or family in op.split("_") or op in FAMILY_OPS.get(family, ())
 
 
 def _before(entry_id: str, by_id: dict[str, Entry]) -> set[str]:

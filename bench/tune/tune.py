@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core import Environment, RunWriter, Selection, default_scheme, pick_device
+from rooflab.bench.core import RunWriter, Selection, default_scheme, pick_device
 from rooflab.bench.tune.bucket import TuningRun
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
@@ -37,17 +37,13 @@ def tune_op(
     out: Path,
     dry_run: bool = False,
     seed: int = 0,
-    clean: bool = False,
 ) -> TuningRun:
     """Searches the configs of `kernels` in about `budget_s` seconds.  The default is all tunable kernels of `op`.
 
-    A dry run invents times and writes no record.  `clean` requires a source tree without uncommitted changes.  Raises
-    `ValueError` if a kernel has no configs or cannot be timed on this device."""
+    A dry run invents times and writes no record.  Raises `ValueError` if a kernel has no configs or cannot
+    be timed on this device."""
     if not budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
-    environment = Environment.now() if clean else None
-    if environment and (environment.dirty or environment.commit is None):
-        raise ValueError("choose: expected a committed tree, so that its records name the code; commit first")
     device_name = "cpu" if dry_run else device
     suite = DEFAULT_SUITES[pick_device(device_name).type]
     chosen_set = Selection.of(

@@ -32,7 +32,6 @@ REFUSED = {
     "check gemm --seconds 0": "--seconds: expected seconds above 0, got 0.0",
     "check gemm --suite big": "suite: expected one of smoke, edge, ",
     "check gemm --scheme fp12": "scheme: expected one of fp32, fp16, bf16",
-    "bench gemm --choose --device cpu": "choose: expected --device cuda",
     "roofline": "records: no local run yet; run `rooflab bench` first",
     "roofline --gpu h100 --out x.gif": "out: expected a folder, or a file ",
     "generate caf\udce9": r"prompt: expected text in UTF-8, got '\udce9' in it",
@@ -54,12 +53,7 @@ REFUSED = {
     "ledger smollm2-135m --dummy --context 9999": "--context: expected at most 8192",
     "simulate --gpus 3": "--gpus: expected one of 1, 2, 4, 8",
     "simulate --against none": "trace: expected a file, or a folder with one, got 'none'",
-    "load --dataset x": "--dataset: removed; --data sharegpt has its lengths",
     "list --ladder": "op: expected one with --ladder, got none",
-    "sweep --out x": "sweep: removed; start `rooflab suite` on each machine",
-    "capacity llama-3.1-70b --gpus 4": "capacity: removed; the table of `rooflab simulate --sweep 1,2,4`",
-    "estimate --model llama-3.1-8b --speculate ngram": "--speculate: removed; `rooflab load` on a server",
-    "picture schedule gemm": "schedule: removed; `rooflab explain flash_attention`",
 }
 WRITING = (
     "bench gemm --out",
@@ -68,7 +62,7 @@ WRITING = (
     "generate x --out",
     "ab gemm --junit",
     "static --compare HEAD --markdown",
-    "export csv x --to",
+    "export pytest-benchmark x --to",
 )
 NAMING = ("check", "ab", "emulate", "check gemm --kernel", "history --op", "roofline --gpu", "bench gemm --case")
 

@@ -13,12 +13,8 @@ from rooflab.bench.cli.app import exit_for
 from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.engine.runs import EngineRun
 from rooflab.bench.report.figures import bench_row
-from rooflab.bench.report.findings import findings
-from rooflab.engine.choose.choose_kernels import Choice
 from rooflab.engine.metrics import LatencySummary
-from rooflab.engine.ops import OpSet
 from rooflab.kernels import registry
-from rooflab.reference.spec import Case
 
 BUSY = "other processes were running"
 
@@ -50,7 +46,7 @@ def test_the_lab_shows_a_row_of_each_op_and_what_is_wrong_of_it(monkeypatch, tmp
     answer = EngineRun([{"text": "blue"}] * 2, LatencySummary(1, 9, 5, *[1.0] * 9), "")
     for name, stand_in in {
         "fetch": lambda: None,
-        "LLM": lambda **of: SimpleNamespace(ops=OpSet([]), **names),
+        "LLM": lambda **of: SimpleNamespace(**names),
         "warm_up": lambda llm: None,
         "kernel_names": lambda llm: {},
         "as_prompt": lambda *of: None,
@@ -68,19 +64,6 @@ def test_the_lab_shows_a_row_of_each_op_and_what_is_wrong_of_it(monkeypatch, tmp
     assert ["gemm", "4.00", "packed", "2.00", "50%", "0"] in shown
     assert summary["wrong"] == sum(line[-3:] == ["INCORRECT:", "c:", "off"] for line in shown) > 2
     assert summary["best"][0]["vs_naive"] == "2.00x" and (tmp_path / "summary.json").is_file()
-
-
-def test_findings_name_defaults_that_lose_and_what_is_slower_than_naive():
-    slow = times({"naive": 2.0, "library": 1.0, "packed": 3.0, "other": 2.02}, {"noisy": 9.0})
-    more = [replace(one, case_id="M=65", case={"M": 65}) for one in times({"library": 1.0, "packed": 1.04}, {})]
-    assert findings([*slow, *more], lambda op, case: "packed") == [
-        "gemm: the default packed is slower than library in 1 of 2 cases, most at M=64 bf16: 3.00 times its time",
-        "gemm: packed is slower than naive at M=64 bf16: 1.50 times its time",
-    ]
-    assert findings(times({"library": 1.0, "naive": 9.0}, {"packed": 99.0}), lambda op, case: "packed") == []
-    taken = OpSet([Choice("gemm", bucket, registry.get_kernel("gemm", "library"), "") for bucket in ("rows:64", "x")])
-    assert lab.served_by_engine(taken, "gemm", Case(M=64)) == "library"
-    assert lab.served_by_engine(taken, "gemm", Case(M=65)) is lab.served_by_engine(taken, "rope", Case(T=64)) is None
 
 
 def test_the_table_flags_it_once_and_the_command_ends_with_13(capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import stat
 import sys
 from dataclasses import asdict, replace
@@ -18,7 +17,6 @@ from rooflab.bench.predict import launch_once as _launch_once
 from rooflab.bench.predict import ncu
 from rooflab.bench.predict.explain import Explanation
 from rooflab.bench.predict.model import LAUNCH
-from rooflab.bench.report.sources import Located, Source, choose
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 
@@ -182,33 +180,6 @@ def test_a_missing_tool_is_one_sentence_and_the_newest_off_the_path_is_found(roo
     assert ncu.find_tool("ncu") == str(tmp_path / "2025.2" / "ncu") and ncu.find_tool("nsys") is None
 
 
-def test_the_command_is_printed_and_a_log_from_elsewhere_is_read(rooflab, tmp_path):
-    status, out, _ = rooflab(*COMMAND, "--command")
-    assert status == 0 and shlex.split(out)[0] == "ncu" and "rooflab.bench.predict.launch_once" in out
-    (tmp_path / "ncu.csv").write_text(table(ONE))
-    status, out, _ = rooflab(*COMMAND, "--log", "ncu.csv")
-    assert status == 0 and "modelled and counted" in out and "long_scoreboard 7.50" in out and "measured" not in out
-    (tmp_path / "empty.csv").write_text("nothing")
-    status, _, err = rooflab(*COMMAND, "--log", "empty.csv")
-    assert status == 2 and "log: expected what `ncu --csv --page raw` printed, got empty.csv without its table" in err
-
-
-RANGE = table(("range", ["139,264", "131,072"]), columns={ncu.READ_METRIC: "byte", ncu.WRITE: "byte"})
-BY_MODE = f"text = {RANGE!r} if 'app-range' in arguments else {table(ONE, TWO)!r}\n"
-WRITTEN = "open(arguments[arguments.index('--log-file') + 1], 'w').write(text)\n" + f"print({_launch_once.CALL_MARK!r})"
-
-
-def test_a_call_of_several_launches_is_counted_as_one_range(tool):
-    calls = tool("ncu", BY_MODE + WRITTEN)
-    found = ncu.profile(TARGET)
-    assert len(found.launches) == 2 and found.whole.kernel == "range" and not found.apart
-    assert (found.traffic.read_bytes, found.traffic.write_bytes, found.traffic.launches) == (139264, 131072, 2)
-    alone, whole = (json.loads(line)[0] for line in calls.read_text().splitlines())
-    assert "--profile-from-start" in alone and "--profile-from-start" not in whole
-    assert whole[whole.index("--replay-mode") + 1] == "app-range"
-    assert whole[whole.index("--metrics") + 1].split(",") == list(ncu.BYTE_METRICS)
-
-
 IN_L2 = (ONE[0], ["139,264", "24", *ONE[1][2:]])
 """16 rows of 4096 in bf16 are 131,072 bytes, of which hardly any reaches HBM before the kernel ends."""
 
@@ -216,10 +187,10 @@ IN_L2 = (ONE[0], ["139,264", "24", *ONE[1][2:]])
 @pytest.mark.parametrize(
     ("body", "bytes_", "note"),
     [
-        ("if 'app-range' in arguments: sys.exit('==ERROR== no range')\n" + BY_MODE + WRITTEN, 271360, "counted apart"),
+        (logging_ncu(table(ONE, TWO)), 271360, "counted apart"),
         (logging_ncu(table(IN_L2)), 139264 + 131072, "writes still in L2: 2.4e-05 of 0.131 MB were counted"),
     ],
-    ids=["no range", "in L2"],
+    ids=["two launches", "in L2"],
 )
 def test_bytes_that_were_not_counted_as_one_or_not_at_all_say_so(rooflab, tool, tmp_path, body, bytes_, note):
     tool("ncu", body)
@@ -230,15 +201,8 @@ def test_bytes_that_were_not_counted_as_one_or_not_at_all_say_so(rooflab, tool, 
     assert record.traffic_bytes == bytes_ and note in record.reason
 
 
-def joined(own, profile):
-    """Whether a report takes the profile's bytes for those of the timed kernel."""
-    located = [Located(one, Source("made.jsonl", 1, line, one.run_id)) for line, one in enumerate((own, profile), 1)]
-    (found,) = choose(located)
-    return found.counted is not None and found.record.traffic_bytes == profile.traffic_bytes
-
-
 @pytest.mark.parametrize("commit", [None, "0123abc"])
-def test_a_profile_is_joined_to_the_tunable_kernel_that_was_timed(monkeypatch, commit):
+def test_a_profile_names_its_code_and_config(monkeypatch, commit):
     """In a bare checkout too, where the tree's hash names the code."""
     monkeypatch.setattr(Environment, "tree", lambda: "this tree")
     here = replace(Environment.now(), commit=commit, dirty=None if commit is None else False)
@@ -248,19 +212,3 @@ def test_a_profile_is_joined_to_the_tunable_kernel_that_was_timed(monkeypatch, c
     explained = Explanation(target, "optimized", "h100-sxm", 1.0, 1.0, 1.0, 1, "counted")
     profile = ncu.counted_record(explained, taken(ONE), 0)
     assert profile.config == asdict(config) and profile.environment.get("tree") == (None if commit else "this tree")
-    own = replace(
-        profile,
-        run_id="timed",
-        config=asdict(config),
-        reason="",
-        basis="measured",
-        latency_median_ms=0.01,
-        checked_by="gpu",
-        traffic_basis="modelled",
-        traffic_bytes=1.0,
-    )
-    assert joined(own, profile)
-    other = next(one for one in kernel.tuning.configs(target.case) if one != config)
-    named = "kernel_file_sha256" if commit else "tree"
-    for change in ({"config": asdict(other)}, {"dirty": True}, {"environment": {**own.environment, named: "another"}}):
-        assert not joined(replace(own, **change), profile), change

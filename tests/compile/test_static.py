@@ -87,21 +87,21 @@ def test_the_table(file):
     assert rest[-1].startswith("kernels: 2; compilations for sm_90a: 2; failed: 0;")
 
 
-def test_json_records_and_configs(file, tmp_path):
-    """The same content as JSON and as records; every legal config is one of each."""
-    arguments = ["silu_and_mul", "--kernel", file, "--case", CASE, "--scheme", "fp16", "--all-configs", "--json"]
+def test_json_and_records(file, tmp_path):
+    """The same content as JSON and as records, with the config that the launcher chooses."""
+    arguments = ["silu_and_mul", "--kernel", file, "--case", CASE, "--scheme", "fp16", "--json"]
     status, text = run(*arguments, "--out", tmp_path / "out")
     shown = json.loads(text)
-    assert status == 0 and [entry["config"]["block"] for entry in shown["results"]] == [512, 256, 1024]
+    assert status == 0 and [entry["config"] for entry in shown["results"]] == [{"block": 512}, None]
     records = record_files.read(Path(shown["records"]))
     found = [(r.kind, r.status, r.backend, r.case_id, r.scheme) for r in records]
-    assert found == [("static", "OK", "triton", CASE, "fp16")] * 3
+    assert found == [("static", status, "triton", CASE, "fp16") for status in ("OK", "UNSUPPORTED")]
     for record, entry in zip(records, shown["results"], strict=True):
-        assert dict(record.config) == entry["config"] and list(record.compiled) == entry["launches"]
-        (launch,) = record.compiled
-        assert launch["grid"] == [64 * 1024 // entry["config"]["block"]]
-        assert launch["registers"] > 0 and launch["launches"] == 2 and launch["findings"]
+        assert record.config == entry["config"] and list(record.compiled) == entry["launches"]
         assert record.latency_median_ms is None
+    (launch,) = records[0].compiled
+    assert launch["grid"] == [64 * 1024 // 512]
+    assert launch["registers"] > 0 and launch["launches"] == 2 and launch["findings"]
 
 
 @pytest.mark.parametrize(
@@ -130,10 +130,7 @@ def test_a_kernel_that_does_not_compile_is_no_pass(tmp_path, name, old, new, sta
         (["gemm", "--kernel", "library"], "kernel: expected one in triton"),
         (["gemm", "--kernel", "absent"], "kernel: gemm has"),
         (["--gpu", "a100"], "gpu: expected one that runs sm_90a"),
-        (["gemm", "--config", "block_m=1"], "config: expected block_m, "),
-        (["embedding", "--all-configs"], "config: expected a kernel that takes configs"),
-        (["gemm", "--all-configs", "--config", "block_m=1"], "config: expected --config or --all-configs"),
-        (["gemm", "--compare", "HEAD", "--all-configs"], "compare: expected kernels in their own configs"),
+        (["gemm", "--compare", "HEAD", "--out", "kept"], "compare: expected no --out with it"),
     ],
 )
 def test_what_is_refused(arguments, words):

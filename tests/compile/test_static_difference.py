@@ -19,7 +19,7 @@ PLAIN = Summary(
     **{"registers": 40, "stack_bytes": 0, "spill_loads": 0, "spill_stores": 0, "shared_bytes": 0},
     **{"ctas_per_sm": 12, "occupancy": 0.75, "occupancy_limiter": "registers", "tensor_path": "none"},
     **{"waves": 64 / (12 * 132), "full_waves": 0, "tail_ctas": 64, "wave_efficiency": 0.04},
-    **{f"{way}_bytes_{which}": 16 for way in ("load", "store") for which in ("worst", "usual")},
+    **{f"load_bytes_{which}": 16 for which in ("worst", "usual")},
     **{"counts": {}, "loop": None, "options": (), "asked": {}},
 )
 OTHER = replace(PLAIN, code_hash="b")

@@ -82,7 +82,7 @@ def samples(monkeypatch):
 def test_a_record_names_the_method_its_floor_and_what_a_call_held(samples):
     samples["samples"] |= {"launch_floor_s": 2e-6, "calls_per_sample": 20}
     samples["clocks"] = {"throttled": [], "sm_clock_hz": 1.755e9}
-    asked = Settings(budget_s=1e-4, flush="write")
+    asked = Settings(budget_s=1e-4, min_samples=7)
     (record,) = run(kernel(), settings=asked)
     assert samples["options"][0] == asked and samples["options"][1]
     assert record.status == "OK" and record.timer == "cuda events, launch gaps hidden"

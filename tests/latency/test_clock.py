@@ -44,13 +44,18 @@ def plan(**given: Any) -> Plan:
     return Plan(**{"data": Data(input_len=(10, 10), output_len=(3, 3)), "num_prompts": 2, **given})
 
 
+class Even(Arrivals):
+    """Arrivals with equal gaps."""
+
+    def offsets(self, count: int, random: Any) -> list[float]:
+        return [index / self.rate for index in range(count)]
+
+
 def test_two_requests_by_hand() -> None:
     """The second comes in the first's second step, and its prompt runs beside the first's other tokens."""
     model = Simple()
-    law = Arrivals(0.5, "constant")  # at 0 and 2 s
-    trace = simulate(
-        model, plan(arrivals=law), ClockSettings(16, max_num_seqs=4, max_num_batched_tokens=8), delay_s=0.25
-    )
+    settings = ClockSettings(16, max_num_seqs=4, max_num_batched_tokens=8)
+    trace = simulate(model, plan(arrivals=Even(0.5)), settings, delay_s=0.25)
     assert [(work.decodes, work.keys, work.chunks) for work in model.seen] == [
         (0, 0, ((0, 8),)),
         (0, 0, ((8, 10),)),

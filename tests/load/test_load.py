@@ -39,7 +39,7 @@ def test_each_token_is_read_after_the_server_wrote_it():
     body = body_of({"model": "stub", "prompt": [1], "max_tokens": 5, "stream": True})
     shots = [Shot(index, body, 1, 5) for index in range(4)]
     with stub_server() as url:
-        asyncio.run(open_loop(Endpoint(url, "/v1/completions", timeout_s=20), shots, [0.0, 0.05, 0.06, 0.06], None))
+        asyncio.run(open_loop(Endpoint(url, "/v1/completions", timeout_s=20), shots, [0.0, 0.05, 0.06, 0.06]))
     for shot in shots:
         times = [
             (json.loads(text)["written_s"], read_s) for read_s, text, _ in events(shot.pieces) if "written_s" in text
@@ -51,5 +51,5 @@ def test_each_token_is_read_after_the_server_wrote_it():
 def test_a_connection_that_is_never_there_costs_its_request(monkeypatch):
     monkeypatch.setattr(asyncio.BaseEventLoop, "create_connection", lambda *of, **more: asyncio.sleep(9))
     late = Shot(0, body_of({"model": "stub", "prompt": [1], "stream": True}), 1, 5)
-    asyncio.run(open_loop(Endpoint("http://127.0.0.1:9", "/v1/completions", timeout_s=0.1), [late], [0.0], None))
+    asyncio.run(open_loop(Endpoint("http://127.0.0.1:9", "/v1/completions", timeout_s=0.1), [late], [0.0]))
     assert late.error == "no connection after 0.1 s"

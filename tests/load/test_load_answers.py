@@ -36,7 +36,7 @@ def test_events_do_not_depend_on_the_pieces_and_their_times_are_of_their_last_by
 def answer(*lines, status=200, error="", ends=True) -> object:
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines] + ["[DONE]"] * ends
     pieces = [(float(place), f"data: {text}\n\n".encode()) for place, text in enumerate(texts, 1)]
-    return read_answer(Shot(0, b"", 3, 4, 0.0, 0.0, 0.5, 9.0, status, pieces, error))
+    return read_answer(Shot(0, b"", 3, 4, 0.0, 0.5, 9.0, status, pieces, error))
 
 
 def text(value, reason=None, **more):

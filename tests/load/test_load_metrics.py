@@ -14,7 +14,6 @@ from rooflab.bench.load.trace import Request, StreamEvent, Trace, load_trace
 ONE = Request(
     index=0,
     scheduled_s=0.0,
-    free_s=0.1,
     sent_s=0.1,
     first_byte_s=0.15,
     end_s=0.7,
@@ -30,13 +29,12 @@ BUNDLED = replace(
     ONE,
     index=1,
     scheduled_s=1.0,
-    free_s=1.0,
     sent_s=1.0,
     end_s=1.5,
     output_tokens=5,
     chunks=(StreamEvent(1.1, "text", 2), StreamEvent(1.4, "text", 3), StreamEvent(1.5, "done")),
 )
-TRACE = Trace(-0.1, 0.0, 0.0, (ONE,))
+TRACE = Trace(-0.1, 0.0, (ONE,))
 FAILED = replace(ONE, index=2, chunks=(), error="connection dropped", output_tokens=None)
 
 
@@ -52,19 +50,18 @@ def test_our_own_times():
     assert not single.meets({"tpot": 9e9}) and not single.meets({"itl": 9e9})
 
 
-def test_a_summary_leaves_out_the_warm_up_and_counts_failures():
-    trace = Trace(-0.1, 0.0, 1.2, (replace(ONE, index=9, phase="warm-up", scheduled_s=-5.0), ONE, BUNDLED, FAILED))
+def test_a_summary_counts_failures():
+    trace = Trace(-0.1, 1.2, (ONE, BUNDLED, FAILED))
     found = summarize(trace, {"itl": 150.0, "ttft": 400.0})
     assert (found["requests"], found["failed"], found["output_tokens"], found["prompt_tokens"]) == (3, 1, 8, 20)
     assert found["seconds"] == pytest.approx(1.4) and found["output_tokens_per_s"] == pytest.approx(8 / 1.4)
-    # Until the last arrival at 1.2 s came three tokens of the first request, two of the second, and three of the one
-    # that was under way at the end of the warm-up.
-    assert found["steady_output_tokens_per_s"] == pytest.approx(8 / 1.2)
+    # Until the last arrival at 1.2 s came three tokens of the first request and two of the second.
+    assert found["steady_output_tokens_per_s"] == pytest.approx(5 / 1.2)
     times = found["ttft_p50_ms"], found["ttft_p99_ms"], found["ttft_sent_p50_ms"]
     assert times == pytest.approx((200, 298, 150))
     assert found["itl_mean_ms"] == pytest.approx((200 + 100 + 300) / 5)
     assert found["goodput_requests_per_s"] == pytest.approx(1 / 1.4)  # one gap of the first is 200 ms
-    assert found["client_queue_mean_ms"] == pytest.approx(200 / 3) and found["client_late_p99_ms"] == 0
+    assert found["client_late_mean_ms"] == pytest.approx(200 / 3)
     assert failures(trace) == {"connection dropped": 1}
     assert summarize(replace(trace, requests=(FAILED,))) == {"requests": 1, "failed": 1}
 
@@ -81,10 +78,10 @@ def test_limits_hold_all_together():
 
 
 def test_a_trace_is_read_as_it_was_written(tmp_path):
-    trace = Trace(-0.1, 0.5, 1.2, (ONE, BUNDLED, FAILED), {"model": "m"}, ({"number": 1},))
+    trace = Trace(-0.1, 1.2, (ONE, BUNDLED, FAILED), {"model": "m"}, ({"number": 1},))
     assert load_trace(trace.save(tmp_path / "t.ndjson")) == trace
     assert load_trace(TRACE.save(tmp_path / "t.ndjson")) == TRACE
-    for wrong in ("", "{}", '{"trace": 2}', "x", '{"trace": 1, "begin_s": 1, "steps": null}'):
+    for wrong in ("", "{}", '{"trace": 1}', "x", '{"trace": 2, "begin_s": 1, "steps": null}'):
         (tmp_path / "w").write_text(wrong)
         with pytest.raises(ValueError, match="trace: expected a trace of `rooflab load`, got "):
             load_trace(tmp_path / "w")

@@ -241,7 +241,7 @@ def test_some_failures_are_counted_and_nearly_all_leave_no_rate(loaded):
 
 
 def test_a_dead_server_ends_a_closed_loop(loaded):
-    _, record, failed, _ = loaded([RST], lambda number: number > 0, concurrency=4, duration_s=60.0)
+    _, record, failed, _ = loaded([RST], lambda number: number > 0, 1000, concurrency=4)
     assert record.status == "RUNTIME_ERROR" and 20 <= record.metrics["requests"] < 25
     assert "connection dropped; the 20th in a row without an answer, so that the run ended" in failed
 
@@ -252,7 +252,7 @@ def test_every_request_goes_the_same_way(rooflab, monkeypatch):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "")
     with player([], lambda number: False, seen := []) as url:
-        words = ("--api-key", "k", "--num-prompts", "2", "--output-len", "4", "--no-plots")
+        words = ("--api-key", "k", "--num-prompts", "2", "--output-len", "4")
         status, _, err = rooflab("load", "--url", url, *words)
         assert (status, len(seen)) == (0, 5), err
         status, _, err = rooflab("load", "--url", url.replace("//", "//user:pw@"))

@@ -19,23 +19,14 @@ from rooflab.bench.load.metrics import failures, remarks
 from rooflab.bench.load.trace import load_trace
 
 
-def offsets(count=20_000, **law):
-    return np.array(Arrivals(**law).offsets(count, np.random.default_rng(3)))
+def offsets(count=20_000, *, rate):
+    return np.array(Arrivals(rate).offsets(count, np.random.default_rng(3)))
 
 
-def test_the_laws_of_arrivals():
+def test_arrivals_are_a_poisson_process():
     assert offsets(5, rate=math.inf).tolist() == [0] * 5
-    assert offsets(4, rate=2.0, law="constant").tolist() == [0, 0.5, 1, 1.5]
-    for burstiness, variation in ((1.0, 1.0), (4.0, 0.5), (0.25, 2.0)):
-        law = {"law": "poisson" if burstiness == 1 else "gamma", "burstiness": burstiness}
-        gaps = np.diff(offsets(rate=8.0, **law))
-        assert gaps.mean() == pytest.approx(1 / 8, rel=0.05)
-        assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05)
-
-
-def test_arrivals_end_with_the_duration_at_the_rate():
-    found = Plan(arrivals=Arrivals(200.0), duration_s=10.0).offsets()
-    assert len(found) == pytest.approx(2000, rel=0.08) and 9 < found[-1] <= 10
+    gaps = np.diff(offsets(rate=8.0))
+    assert gaps.mean() == pytest.approx(1 / 8, rel=0.05) and gaps.std() / gaps.mean() == pytest.approx(1, rel=0.05)
 
 
 def drawn(count=400, seed=5, **options):
@@ -80,23 +71,21 @@ def ran(stub, endpoint="completions", path="/v1/completions", ids=(1, 9), manner
     "manner, counted", [({}, 1), ({"bundle": 2, "counted": "usage"}, 2), ({"bundle": 2, "counted": "logprobs"}, 2)]
 )
 def test_an_open_loop_is_traced_chunk_by_chunk(stub, manner, counted):
-    trace = ran(stub, arrivals=Arrivals(200.0), num_prompts=12, warmup_s=0.01, manner=manner)
-    assert {request.phase for request in trace.requests} >= {"warm-up", "cool-down"} and len(trace.requests) == 12
+    trace = ran(stub, arrivals=Arrivals(200.0), num_prompts=12, manner=manner)
+    assert len(trace.requests) == 12
     for request in trace.requests:
         texts = [chunk for chunk in request.chunks if chunk.kind == "text"]
         assert (request.error, request.prompt_tokens, request.output_tokens, len(texts)) == ("", 3, 6, 6 // counted)
         assert {chunk.tokens for chunk in texts} == ({counted} if "counted" in manner else {None})
-        assert request.scheduled_s == request.free_s <= request.sent_s < request.first_byte_s <= texts[0].time_s
+        assert request.scheduled_s <= request.sent_s < request.first_byte_s <= texts[0].time_s
         assert request.chunks[-1].kind == "done" and request.chunks[-1].time_s <= request.end_s
 
 
-def test_a_closed_loop_ends_with_its_requests_or_its_time(stub):
+def test_a_closed_loop_ends_with_its_requests(stub):
     trace = ran(stub, "chat", "/v1/chat/completions", None, concurrency=2, num_prompts=5)
     assert len(trace.requests) == 5 and all(request.chunks[0].kind == "role" for request in trace.requests)
     sent, ends = ([getattr(request, name) for request in trace.requests] for name in ("sent_s", "end_s"))
     assert max(sum(a <= at < b for a, b in zip(sent, ends, strict=True)) for at in sent) == 2
-    trace = ran(stub, concurrency=1, duration_s=0.1, num_prompts=1)
-    assert len(trace.requests) > 1 and trace.last_arrival_s <= trace.begin_s + 0.1
 
 
 @pytest.mark.more
@@ -139,16 +128,12 @@ def test_a_sweep_has_a_record_and_a_seed_for_each_rate(rooflab, stub, tmp_path):
     ("--url ftp://x", "url: expected http://HOST:PORT"), ("--url http://127.0.0.1:9", "url: expected a server at"),
     ("--rate 0", "rate: expected"), ("--rate 1 --sweep 1,2", "sweep: expected one of"),
     ("--sweep 1,x", "sweep: expected"),
-    ("--sweep 1,1", "sweep: expected finite rates, each once"), ("--ramp 3", "ramp: removed; "),
-    ("--rate 1 --arrivals weibull", "arrivals: expected one of"), ("--arrivals constant", "arrivals: expected a rate"),
-    ("--rate 1 --burstiness 2", "burstiness: expected --arrivals gamma"), ("--warmup 0", "warmup: expected"),
-    ("--max-concurrency 3", "--max-concurrency: expected a rate"), ("--rate inf --duration 3", "duration: expected"),
-    ("--duration 0", "duration: expected"), ("--num-prompts 0", "--num-prompts: expected"),
+    ("--sweep 1,1", "sweep: expected finite rates, each once"),
+    ("--warmup 0", "warmup: expected"), ("--num-prompts 0", "--num-prompts: expected"),
     ("--input-len 9:3", "--input-len: expected"), ("--input-len few", "--input-len: expected"),
     ("--data sonnet", "data: expected one of"), ("--endpoint embeddings", "endpoint: expected one of"),
     ("--extra-body []", "--extra-body: expected"), ("--goodput ttft", "goodput: expected"),
     ("--timeout 0", "timeout: expected"),
-    ("--vllm-json v", "vllm-json: removed; "), ("--xray", "xray: removed; "),
 ])  # fmt: skip
 def test_bad_input_is_one_sentence(rooflab, words, message):
     status, out, err = rooflab("load", *words.split())

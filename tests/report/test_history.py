@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+from contextlib import chdir
 from dataclasses import replace
 
 import numpy as np
@@ -45,8 +46,9 @@ def trends_of(folder, records, repo=None, last=20, **chosen):
     """The trends of a folder with these records, and their points."""
     record_files.write(folder / "records" / "a.jsonl", *records)
     points = read_points([folder / "records"], RecordFilter(**chosen))
-    order = commit_order((point.record.commit for point in points.points), repository(repo or folder))
-    return find_trends(points.points, order, last), points
+    with chdir(repo or folder):
+        order = commit_order((point.record.commit for point in points.points), repository())
+    return find_trends(points.points, order, last, 0.02), points
 
 
 def times_of(folder, records, repo=None):
@@ -117,11 +119,12 @@ def test_an_unknown_commit_makes_it_the_order_of_time_and_says_so(tmp_path, repo
     assert any("1 of 1 trends are ordered by time" in note for note in summary(points, [trend])["notes"])
     assert commit_order([*commits, "f" * 40, "--all", ""], root) == {commit: i for i, commit in enumerate(commits)}
     assert commit_order(commits, None) == commit_order(commits, tmp_path) == {}
-    assert repository(root) == root.resolve()
+    with chdir(root):
+        assert repository() == root.resolve()
 
 
 @pytest.mark.parametrize("dirty", [False, True])
-def test_a_regression_is_named_with_its_commits_and_the_way_to_find_it(tmp_path, repo, dirty):
+def test_a_regression_is_named_with_its_commits(tmp_path, repo, dirty):
     root, commits = repo
     values, places = noisy(8) + noisy(4, seed=1, level=1.06), [0] * 4 + [1] * 4 + [2] * 2 + [3] * 2
     records = [
@@ -134,8 +137,6 @@ def test_a_regression_is_named_with_its_commits_and_the_way_to_find_it(tmp_path,
     good, bad = commits[1][:10], commits[2][:10]
     assert (step.before, step.after) == (good, bad + "+" * dirty)
     (row,) = summary(points, [trend])["trends"]
-    wanted = f"rooflab ab gemm --kernel packed --base {good} --head {bad} --case M=64 --scheme bf16"
-    assert row["steps"][0]["next"] == ("" if dirty else wanted), "a dirty tree is no revision"
     assert [round(level[2], 1) for level in row["levels_ms"]] == [1.0, 1.1]
 
 

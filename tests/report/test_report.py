@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from synthetic import ENVIRONMENT, KEY, OLD, make, write_synthetic
+from synthetic import ENVIRONMENT, KEY, make, write_synthetic
 
 from rooflab.bench.core.record_files import write
 from rooflab.bench.report.content import gather
@@ -89,18 +89,16 @@ def test_the_readings_of_an_ab_are_no_results_of_their_own(tmp_path):
     half = bench(2, 9.0, run="ab-first-0A", metrics={"pair": 0.0}, **FUSED)
     broken = bench(3, None, run="ab-first-1A", metrics={"pair": 1.0}, **WRONG, **FUSED)
     found = content(tmp_path, bench(1, 2.0, **FUSED), half, broken)
-    assert fused(found).latency_ms == 2.0 and found.problems == () == found.trends and found.records == 3
+    assert fused(found).latency_ms == 2.0 and found.problems == () and found.records == 3
 
 
-def test_a_profile_gives_the_traffic_and_never_takes_the_time_away(tmp_path):
+def test_a_profile_never_takes_the_time_away(tmp_path):
     timed = bench(1, 2.0, flops=8.0, traffic_bytes=100.0, traffic_basis="modelled", least_bytes=50.0, **FUSED)
     profile = {"traffic_bytes": 80.0, "traffic_basis": "counted", "reason": "under ncu's clock", **FUSED}
     row = fused(content(tmp_path, timed, bench(2, None, run="r2-bbbbbbbb", **profile)))
-    assert row.latency_ms == 2.0 and row.traffic == "counted"
-    assert row.record.bytes_per_s == pytest.approx(80.0 / 2e-3) and "made.jsonl, line 2" in dict(row.facts)["traffic"]
-    unlike = bench(2, None, run="r2-bbbbbbbb", commit=OLD, **profile)
-    row = fused(content(tmp_path / "other", timed, unlike))
-    assert row.traffic == "modelled", "another commit's kernel may move something else"
+    assert row.latency_ms == 2.0 and row.traffic == "modelled"
+    row = fused(content(tmp_path / "alone", bench(2, None, run="r2-bbbbbbbb", **profile)))
+    assert row.latency_ms is None and row.record.traffic_basis == "counted"
 
 
 @pytest.mark.parametrize("latency", [math.nan, math.inf, 0.0, -1.0])
@@ -125,7 +123,6 @@ def test_an_interpreted_kernel_has_no_time_and_its_check_says_who_made_it(tmp_pa
     ((one,),) = (op.checks for op in found.ops)
     assert (one.kernel, one.checked_by, one.right, one.wrong, one.not_run) == ("fused", "interpreter", 1, 1, 1)
     assert (one.worst, one.weak, one.source.line) == (0.25, 1, 4)
-    assert any(gap.names == ("my_op/fused",) and "interpreter" in gap.reason for gap in found.unmeasured)
 
 
 def test_the_geometric_mean_over_the_library_by_hand(tmp_path):
@@ -162,16 +159,6 @@ def test_problems_come_with_their_reasons_and_the_verdicts_that_stop_a_merge(who
     assert whole[1].replaced_failures == 1
     none = content(tmp_path, make("ab", 1, op="my_op", case_id="n=1", scheme="bf16", **FUSED))
     assert [problem.status for problem in none.problems] == ["NO VERDICT"]
-
-
-def test_what_nobody_measured_is_named(whole, tmp_path):
-    gaps = whole[1].unmeasured
-    assert any("epyc" in gap.machine and "gemm/tensor_core" in gap.names for gap in gaps)
-    absent = next(gap for gap in gaps if gap.machine == KEY and gap.status == "NO RECORD")
-    assert "rope/fused" in absent.names and "gemm/library" not in absent.names
-    few = content(tmp_path, bench(1, 1.0, **FUSED)).unmeasured
-    assert few[-1].names == ("checks", "measured ceilings", "engine runs", "A/B verdicts", "compiled code")
-    assert not any("my_op/fused" in gap.names for gap in few)
 
 
 ROOFS = {"device": "d", "kind": "measured", "hbm_bytes_per_s": 1e12, "vector_flops_per_s": 1e12}

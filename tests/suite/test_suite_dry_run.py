@@ -50,11 +50,11 @@ def test_the_plan_runs_on_a_cpu(tmp_path, only):
 
 def test_bad_input_is_one_sentence_and_status_2(tmp_path):
     for words, message in [
-        (("suite", "--only", "gem", "--dry-run"), "only: expected an op, a family or an entry"),
+        (("suite", "--only", "gem", "--dry-run"), "only: expected an op or an entry"),
         (("suite", "--summary", str(tmp_path)), "summary: expected a folder with a suite run"),
         (("suite", "--only", "gemm"), "suite: torch finds no CUDA device; --dry-run"),
         (("tune", "gemm"), " cannot be timed here"),
-        (("tune", "gemm", "--dry-run", "--choose"), "choose: expected measured times, and a dry run has none"),
+        (("tune", "gemm", "--dry-run", "--choose"), "choose: expected --records with it"),
     ]:
         status, value, errors = run_command(words)
         assert status == 2 and value is None and errors.startswith("rooflab: "), errors

@@ -13,7 +13,7 @@ from targets import judge
 
 from rooflab.bench.cli.app import app
 from rooflab.bench.suite.entries import Entry
-from rooflab.bench.suite.plan import FAMILY_OPS, KERNEL_SWAPS, is_of, make_plan
+from rooflab.bench.suite.plan import KERNEL_SWAPS, make_plan
 from rooflab.kernels import registry
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -21,7 +21,7 @@ FILE = Path(judge.__file__).with_name("plan.json")
 PLAN = make_plan(files=[FILE])
 BY_ID = {entry.id: entry for entry in PLAN}
 TARGETS = [entry for entry in PLAN if entry.id.startswith("bar:")]
-FAMILIES = sorted({*FAMILY_OPS, *(word for op in registry.ops() for word in (op, op.split("_")[-1]))})
+WORDS = sorted({word for op in registry.ops() for word in (op, op.split("_")[-1])})
 
 
 def plan_of(*only):
@@ -63,14 +63,14 @@ def test_the_most_valuable_comes_first_and_nothing_before_what_it_needs(tmp_path
     assert [entry.id for entry in plan if entry.id not in BY_ID] == ["poor", "rich", "middle"]
 
 
-def test_a_family_has_its_bars_and_no_other_ones():
-    for family in FAMILIES:
-        plan = plan_of(family)
-        about, ids = {op for op in registry.ops() if is_of(op, family)}, {entry.id for entry in plan}
-        assert about <= {op for entry in plan for op in entry.ops}, family
-        assert all(about & set(entry.ops) for entry in plan if entry.ops), "a target may take in another family's op"
+def test_a_word_of_ops_has_their_bars_and_no_other_ones():
+    for word in WORDS:
+        plan = plan_of(word)
+        about, ids = {op for op in registry.ops() if word in (op, *op.split("_"))}, {entry.id for entry in plan}
+        assert about <= {op for entry in plan for op in entry.ops}, word
+        assert all(about & set(entry.ops) for entry in plan if entry.ops), "a target may take in another op"
         assert {"environment", "first"} <= ids
-        assert {entry.id for entry in TARGETS if entry.ops and set(entry.ops) <= about} <= ids, family
+        assert {entry.id for entry in TARGETS if entry.ops and set(entry.ops) <= about} <= ids, word
 
 
 def test_only_takes_entries_too_and_names_what_there_is():
@@ -82,7 +82,7 @@ def test_only_takes_entries_too_and_names_what_there_is():
         plan = plan_of(asked)
         assert [entry.id for entry in plan] == entries and (ops is None or ops_of_first(plan) == ops)
     assert ops_of_first(plan_of("engine")) == {"paged_attention", "rope_and_cache", "sample"}
-    with pytest.raises(ValueError, match="only: expected an op, a family or an entry.*attention.*gemm.*got 'gem'"):
+    with pytest.raises(ValueError, match="only: expected an op or an entry.*attention.*gemm.*got 'gem'"):
         plan_of("gem")
 
 

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from rooflab.bench.base.git import git
 from rooflab.bench.core import Record, read
@@ -57,7 +56,6 @@ class TrendPoint:
     """The first record of the point's measurements."""
     latency_ms: float
     """The median of the point's measurements in ms, because repeats within one process are not independent."""
-    file: Any
 
     @property
     def circumstances(self) -> tuple[str | None, ...]:
@@ -82,13 +80,13 @@ def read_points(paths: Sequence[Path], chosen: RecordFilter | None = None) -> Po
     Raises `ValueError` on a missing path, on a file without records, and if the filter selects no record."""
     chosen = chosen or RecordFilter()
     files = find_files(paths)
-    file_records = [(file, record) for file in files for record in read(file)]
-    selected_records = [(file, record) for file, record in file_records if chosen.takes(record)]
-    if file_records and not selected_records:
-        ops = sorted({str(record.op) for _, record in file_records if record.op})
-        raise ValueError(f"history: none of {len(file_records)} records is chosen; their ops are {', '.join(ops)}")
-    omitted_counts = Counter(omit_reason for _, record in selected_records if (omit_reason := why_not(record)))
-    points = points_of((record, file.name) for file, record in selected_records if not why_not(record))
+    all_records = [record for file in files for record in read(file)]
+    selected_records = [record for record in all_records if chosen.takes(record)]
+    if all_records and not selected_records:
+        ops = sorted({str(record.op) for record in all_records if record.op})
+        raise ValueError(f"history: none of {len(all_records)} records is chosen; their ops are {', '.join(ops)}")
+    omitted_counts = Counter(omit_reason for record in selected_records if (omit_reason := why_not(record)))
+    points = _points_of(record for record in selected_records if not why_not(record))
     return Points(points, dict(omitted_counts.most_common()), len(files))
 
 
@@ -130,29 +128,26 @@ def setting(record: Record) -> str:
     return "" if num_threads is None else f"{num_threads} threads, {environment.get('matmul_precision')} precision"
 
 
-def points_of(records: Iterable[tuple[Record, Any]]) -> list[TrendPoint]:
-    """Makes one point of a trend for each kernel, case and run. The point has the time of the fastest config.
+def _points_of(records: Iterable[Record]) -> list[TrendPoint]:
+    """Makes a trend point for each run, at the time of its fastest config.  Runs in a file from another tool differ
+    only in their timestamps."""
 
-    `records` has pairs of a record and its file. Records from another tool's file count as one run only if their
-    timestamps are equal."""
-
-    def run(pair: tuple[Record, Any]) -> tuple[object, ...]:
-        record = pair[0]
+    def run(record: Record) -> tuple[object, ...]:
         return key_of(record), record.run_id, record.method.startswith(IMPORTED_PREFIX) and record.timestamp
 
     records_by_run = grouped(records, run).values()
-    config_groups = (grouped(run_records, lambda pair: config_of(pair[0])).values() for run_records in records_by_run)
+    config_groups = (grouped(run_records, config_of).values() for run_records in records_by_run)
     return [min(map(_point, config_records), key=lambda point: point.latency_ms) for config_records in config_groups]
 
 
-def _point(measured: Sequence[tuple[Record, Any]]) -> TrendPoint:
-    first_record, file = min(measured, key=lambda pair: pair[0].timestamp)
-    return TrendPoint(first_record, median(record.latency_median_ms or 0.0 for record, _ in measured), file)
+def _point(measured: Sequence[Record]) -> TrendPoint:
+    first_record = min(measured, key=lambda record: record.timestamp)
+    return TrendPoint(first_record, median(record.latency_median_ms or 0.0 for record in measured))
 
 
-def repository(folder: Path | None = None) -> Path | None:
-    """Returns the git checkout that contains `folder`, or else the checkout of this file, or else None."""
-    for candidate_folder in (folder or Path.cwd(), Path(__file__).parent):
+def repository() -> Path | None:
+    """Returns the git checkout that contains the working directory, or else that of this file, or else None."""
+    for candidate_folder in (Path.cwd(), Path(__file__).parent):
         with suppress(ValueError):
             return Path(git(candidate_folder, "rev-parse", "--show-toplevel"))
     return None

@@ -20,10 +20,6 @@ MIN_NOISE = 1e-3
 _MEAN_TO_SIGMA, _MAD_TO_SIGMA = 2 / math.sqrt(math.pi), 1.4826
 """For normal values: the mean |x - y| of two over the deviation sigma, and sigma over the median |x - median|."""
 State = Literal["SHORT", "STEADY", "SLOWER", "FASTER", "SUSPECT"]
-COMPARED_POINTS = 20
-"""The number of points before a new point, on the same level, with which the new point is compared."""
-CHANGE_THRESHOLD = 0.02
-"""The smallest relative change that counts, as in an A/B."""
 MIN_HISTORY = 5
 """The smallest number of points for a comparison."""
 _BARS = "▁▂▃▄▅▆▇█"
@@ -126,22 +122,8 @@ class Trend:
             "step_at": None if newest_step is None else newest_step.after,
         }
 
-    def next(self, step: LevelStep) -> str:
-        """Returns a command that compares the commits around an unexplained slowdown, or "" in all other cases."""
-        has_commits = self.by_commit and "+" not in step.before + step.after and step.before != step.after
-        if step.effect < 0 or step.cause or not has_commits:
-            return ""
-        scheme_option = f" --scheme {self.key['scheme']}" if self.key["scheme"] else ""
-        name = f"{self.key['op']} --kernel {self.key['kernel']}"
-        return f"rooflab ab {name} --base {step.before} --head {step.after} --case {self.key['case']}{scheme_option}"
 
-
-def find_trends(
-    points: Iterable[TrendPoint],
-    places: Mapping[str, int],
-    last: int = COMPARED_POINTS,
-    threshold: float = CHANGE_THRESHOLD,
-) -> list[Trend]:
+def find_trends(points: Iterable[TrendPoint], places: Mapping[str, int], last: int, threshold: float) -> list[Trend]:
     """Returns one trend for each kernel, case and machine, sorted by the values of `KEY_FIELDS`.  `places` gives the
     position of each known commit in the git history.
 
@@ -238,7 +220,7 @@ def summary(points: Points, trends: Sequence[Trend]) -> dict[str, Any]:
                 **trend.row(),
                 "levels_ms": trend.levels,
                 "marks": trend.marks,
-                "steps": [{**vars(step), "next": trend.next(step)} for step in trend.steps],
+                "steps": [vars(step) for step in trend.steps],
             }
             for trend in trends
         ],
@@ -252,8 +234,6 @@ def notes(points: Points, trends: Sequence[Trend]) -> list[str]:
         for step in trend.steps:
             cause = f", where {step.cause}" if step.cause else ""
             lines.append(f"{trend.name}: {step.effect:+.1%} between {step.before} and {step.after}{cause}")
-            if trend.next(step):
-                lines.append(f"  {trend.next(step)}")
         if trend.state == "SUSPECT":
             lines.append(f"{trend.name}: the last point is unusual (z = {trend.z:+.1f}); a second one will tell")
     num_by_time = sum(not trend.by_commit for trend in trends)
