@@ -13,12 +13,21 @@ from statistics import geometric_mean
 
 from rooflab.bench.core import Environment
 from rooflab.bench.report import sources, tables
-from rooflab.bench.report.facts import Machine, machines_of, moment
+from rooflab.bench.report.facts import Machine, commit_text, machines_of, moment
 from rooflab.bench.report.figures import Drawing
 from rooflab.bench.report.ladders import LadderRow, OpLadder, op_ladders
 from rooflab.bench.report.ledgers import LedgerGroup, ledger_groups
 from rooflab.bench.report.rooflines import CeilingTable, ceiling_tables, rooflines
 from rooflab.bench.report.sources import Located, Source, grouped, machine_of
+
+KIND_NAMES = {
+    "check": "checks",
+    "bench": "times of kernels",
+    "ceiling": "measured ceilings",
+    "engine": "engine runs",
+    "ab": "A/B verdicts",
+    "static": "compiled code",
+}
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,15 @@ class Problem:
     status: str
     reason: str
     source: Source
+
+
+@dataclass(frozen=True)
+class StatusCount:
+    """Counts the records of one kind (check, bench and so on) for each status."""
+
+    kind: str
+    total: int
+    statuses: tuple[tuple[str, int], ...]
 
 
 def standings(ops: Iterable[OpLadder]) -> tuple[Standing, ...]:
@@ -134,6 +152,16 @@ def problems(
     return tuple(found_problems)
 
 
+def tallies(located: Sequence[Located]) -> tuple[StatusCount, ...]:
+    """Counts the records for each kind and status."""
+    status_counts = []
+    for kind, name in KIND_NAMES.items():
+        statuses = Counter(item.record.status for item in located if item.record.kind == kind)
+        if statuses:
+            status_counts.append(StatusCount(name, statuses.total(), tuple(statuses.most_common())))
+    return tuple(status_counts)
+
+
 @dataclass(frozen=True)
 class Content:
     """Holds the content of a report.  It depends only on the records, not on the time when the report is made."""
@@ -150,6 +178,9 @@ class Content:
     problems: tuple[Problem, ...]
     noisy: tuple[Problem, ...]
     """Readings that spread or drift, or of a busy machine.  Failed, impossible or slower results are in `problems`."""
+    tallies: tuple[StatusCount, ...]
+    commits: tuple[tuple[str, int], ...]
+    """The commits with the number of their records, the oldest record first.  Dirty and clean trees are separate."""
     machines: tuple[Machine, ...]
     rooflines: tuple[Drawing, ...]
     ops: tuple[OpLadder, ...]
@@ -179,6 +210,8 @@ def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title:
         standings=standings(ops),
         problems=tuple(entry for entry in found_problems if entry.status != "NOISY"),
         noisy=tuple(entry for entry in found_problems if entry.status == "NOISY"),
+        tallies=tallies(located),
+        commits=tuple(Counter(commit_text(entry.record.commit, entry.record.dirty) for entry in located).items()),
         machines=machines_of(located),
         rooflines=rooflines(located, chosen_benches),
         ops=ops,
