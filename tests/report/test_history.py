@@ -48,7 +48,7 @@ def trends_of(folder, records, repo=None, last=20, **chosen):
     points = read_points([folder / "records"], RecordFilter(**chosen))
     with chdir(repo or folder):
         order = commit_order((point.record.commit for point in points.points), repository())
-    return find_trends(points.points, order, last, 0.02), points
+    return find_trends(points.points, order, last), points
 
 
 def times_of(folder, records, repo=None):

@@ -20,6 +20,10 @@ MIN_NOISE = 1e-3
 _MEAN_TO_SIGMA, _MAD_TO_SIGMA = 2 / math.sqrt(math.pi), 1.4826
 """For normal values: the mean |x - y| of two over the deviation sigma, and sigma over the median |x - median|."""
 State = Literal["SHORT", "STEADY", "SLOWER", "FASTER", "SUSPECT"]
+COMPARED_POINTS = 20
+"""The number of points before a new point, on the same level, with which the new point is compared."""
+CHANGE_THRESHOLD = 0.02
+"""The smallest relative change that counts, as in an A/B."""
 MIN_HISTORY = 5
 """The smallest number of points for a comparison."""
 _BARS = "▁▂▃▄▅▆▇█"
@@ -123,7 +127,12 @@ class Trend:
         }
 
 
-def find_trends(points: Iterable[TrendPoint], places: Mapping[str, int], last: int, threshold: float) -> list[Trend]:
+def find_trends(
+    points: Iterable[TrendPoint],
+    places: Mapping[str, int],
+    last: int = COMPARED_POINTS,
+    threshold: float = CHANGE_THRESHOLD,
+) -> list[Trend]:
     """Returns one trend for each kernel, case and machine, sorted by the values of `KEY_FIELDS`.  `places` gives the
     position of each known commit in the git history.
 
