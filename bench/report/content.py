@@ -1,6 +1,7 @@
 """Collects the contents of a report as plain data.  The HTML page is made from these data, and `--json` prints them.
 
-The summary comes first: the speed of the best kernels against naive and library kernels, and faults.
+The summary comes first: the speed of the best kernels against naive and library kernels, faults, and missing
+measurements.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from statistics import geometric_mean
 
-from rooflab.bench.core import Environment
+from rooflab.bench.core import Environment, Record
 from rooflab.bench.report import sources, tables
 from rooflab.bench.report.facts import Machine, commit_text, machines_of, moment
 from rooflab.bench.report.figures import Drawing
@@ -19,6 +20,7 @@ from rooflab.bench.report.ladders import LadderRow, OpLadder, op_ladders
 from rooflab.bench.report.ledgers import LedgerGroup, ledger_groups
 from rooflab.bench.report.rooflines import CeilingTable, ceiling_tables, rooflines
 from rooflab.bench.report.sources import Located, Source, grouped, machine_of
+from rooflab.kernels import registry
 
 KIND_NAMES = {
     "check": "checks",
@@ -71,6 +73,17 @@ class Problem:
     status: str
     reason: str
     source: Source
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Describes measurements that are missing in the report, and the reason."""
+
+    machine: str
+    status: str
+    reason: str
+    names: tuple[str, ...]
+    count: int
 
 
 @dataclass(frozen=True)
@@ -152,6 +165,37 @@ def problems(
     return tuple(found_problems)
 
 
+def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[Gap, ...]:
+    """Returns what is not measured: kernels without a time or without a record, and missing kinds of records."""
+    unmeasured_gaps = []
+    untimed_records = (
+        item.record
+        for item in current
+        if item.record.status in sources.FINE_STATUSES and item.record.latency_median_ms is None
+    )
+    for (machine, status, reason), records in grouped(untimed_records, _gap).items():
+        names = [f"{record.op}/{record.kernel}" for record in records]
+        unmeasured_gaps.append(Gap(machine, status, reason, tuple(dict.fromkeys(names)), len(names)))
+    registered_ids = [kernel.id for kernel in registry.every_kernel()]
+    for machine, machine_items in grouped(current, lambda item: machine_of(item.record)).items():
+        recorded_names = {f"{item.record.op}/{item.record.kernel}" for item in machine_items}
+        if absent_kernels := tuple(name for name in registered_ids if name not in recorded_names):
+            reason_text = "registered, and in no bench record of this machine"
+            unmeasured_gaps.append(Gap(machine, "NO RECORD", reason_text, absent_kernels, len(absent_kernels)))
+    kinds_on_record = {item.record.kind for item in located}
+    missing_kinds = tuple(KIND_NAMES[kind] for kind in KIND_NAMES if kind not in kinds_on_record)
+    if missing_kinds:
+        unmeasured_gaps.append(
+            Gap("any machine", "NO RECORD", "no record of these kinds was read", missing_kinds, len(missing_kinds))
+        )
+    return tuple(unmeasured_gaps)
+
+
+def _gap(record: Record) -> tuple[str, str, str]:
+    status = "NOT TIMED" if record.status == "OK" else record.status
+    return machine_of(record), status, record.reason or "the record holds no time"
+
+
 def tallies(located: Sequence[Located]) -> tuple[StatusCount, ...]:
     """Counts the records for each kind and status."""
     status_counts = []
@@ -178,6 +222,7 @@ class Content:
     problems: tuple[Problem, ...]
     noisy: tuple[Problem, ...]
     """Readings that spread or drift, or of a busy machine.  Failed, impossible or slower results are in `problems`."""
+    unmeasured: tuple[Gap, ...]
     tallies: tuple[StatusCount, ...]
     commits: tuple[tuple[str, int], ...]
     """The commits with the number of their records, the oldest record first.  Dirty and clean trees are separate."""
@@ -210,6 +255,7 @@ def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title:
         standings=standings(ops),
         problems=tuple(entry for entry in found_problems if entry.status != "NOISY"),
         noisy=tuple(entry for entry in found_problems if entry.status == "NOISY"),
+        unmeasured=unmeasured(chosen_benches, located),
         tallies=tallies(located),
         commits=tuple(Counter(commit_text(entry.record.commit, entry.record.dirty) for entry in located).items()),
         machines=machines_of(located),

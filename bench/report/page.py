@@ -43,6 +43,7 @@ def render(content: Content) -> str:
         rooflines={roofline_drawing.machine: roofline_drawing for roofline_drawing in content.rooflines},
         bad=BAD_COLUMNS,
         not_run=NOT_RUN,
+        absent=sum(len(data_gap.names) for data_gap in content.unmeasured if data_gap.machine in machines),
         op_anchors={op.op: f"op-{op_index}-{slug(op.op)}" for op_index, op in enumerate(content.ops, 1)},
         machines=machines,
     )

@@ -123,6 +123,7 @@ def test_an_interpreted_kernel_has_no_time_and_its_check_says_who_made_it(tmp_pa
     ((one,),) = (op.checks for op in found.ops)
     assert (one.kernel, one.checked_by, one.right, one.wrong, one.not_run) == ("fused", "interpreter", 1, 1, 1)
     assert (one.worst, one.weak, one.source.line) == (0.25, 1, 4)
+    assert any(gap.names == ("my_op/fused",) and "interpreter" in gap.reason for gap in found.unmeasured)
 
 
 def test_the_geometric_mean_over_the_library_by_hand(tmp_path):
@@ -159,6 +160,16 @@ def test_problems_come_with_their_reasons_and_the_verdicts_that_stop_a_merge(who
     assert whole[1].replaced_failures == 1
     none = content(tmp_path, make("ab", 1, op="my_op", case_id="n=1", scheme="bf16", **FUSED))
     assert [problem.status for problem in none.problems] == ["NO VERDICT"]
+
+
+def test_what_nobody_measured_is_named(whole, tmp_path):
+    gaps = whole[1].unmeasured
+    assert any("epyc" in gap.machine and "gemm/tensor_core" in gap.names for gap in gaps)
+    absent = next(gap for gap in gaps if gap.machine == KEY and gap.status == "NO RECORD")
+    assert "rope/fused" in absent.names and "gemm/library" not in absent.names
+    few = content(tmp_path, bench(1, 1.0, **FUSED)).unmeasured
+    assert few[-1].names == ("checks", "measured ceilings", "engine runs", "A/B verdicts", "compiled code")
+    assert not any("my_op/fused" in gap.names for gap in few)
 
 
 ROOFS = {"device": "d", "kind": "measured", "hbm_bytes_per_s": 1e12, "vector_flops_per_s": 1e12}

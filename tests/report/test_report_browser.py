@@ -48,10 +48,10 @@ def visit(report):
 @pytest.mark.parametrize("device", [DESKTOP, PHONE], ids=["desktop", "phone"])
 def test_it_opens_what_is_asked_for_and_never_scrolls_sideways(visit, device):
     page, width = visit(**device), device["viewport"]["width"]
-    assert not page.locator("#problems").is_visible()
-    page.locator("a[href='#problems']").click()
+    assert not page.locator("#unmeasured").is_visible()
+    page.locator("a[href='#unmeasured']").click()
     page.locator("summary").last.press("Enter")
-    assert page.locator("#problems").is_visible() and page.locator("#records").is_visible()
+    assert page.locator("#unmeasured").is_visible() and page.locator("#records").is_visible()
     page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
     page.wait_for_timeout(500)
     sizes = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")

@@ -87,7 +87,7 @@ def test_the_page_shows_what_the_content_says(written):
     assert wrong < page.text.index("Best: the fastest optimized kernel")
 
 
-def test_noise_is_not_wrong_and_what_did_not_run_is_said_once(tmp_path):
+def test_noise_is_not_wrong_and_what_did_not_run_or_has_no_record_is_folded_and_said_once(tmp_path):
     refused = {"kernel": "cluster", "status": "UNSUPPORTED", "reason": "needs sm90, found sm80", "basis": "bound"}
     refused |= dict.fromkeys(("latency_median_ms", "latency_p20_ms", "latency_p80_ms"))
     made = [one for one in benches(schemes=("bf16",), ops=("rmsnorm",)) if one.kernel in ("naive", "library", "fused")]
@@ -101,7 +101,8 @@ def test_noise_is_not_wrong_and_what_did_not_run_is_said_once(tmp_path):
     page = Page((tmp_path / "report.html").read_text())
     assert "Nothing is wrong. 3 NOISY" in page.text and "µs: the threads waited" in page.text
     assert not {"bad", "failed"} & {word for words in page.values("class") for word in (words or "").split()}
-    assert page.text.count("needs sm90, found sm80") == 1 and sum("open" in attrs for attrs in page.all("details")) == 1
+    assert page.text.count("needs sm90, found sm80") == 2, "once for the op, and once for the machine"
+    assert page.text.count("NO RECORD:") == 1 and sum("open" in attrs for attrs in page.all("details")) == 1
 
 
 def test_the_command_reads_what_bench_wrote_writes_a_file_and_says_the_same_as_json(rooflab, tmp_path):
