@@ -7,19 +7,22 @@ measurements.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from statistics import geometric_mean
+from typing import Any
 
 from rooflab.bench.core import Environment, Record
 from rooflab.bench.report import sources, tables
 from rooflab.bench.report.facts import Machine, commit_text, machines_of, moment
-from rooflab.bench.report.figures import Drawing
+from rooflab.bench.report.figures import Drawing, largest_cases
 from rooflab.bench.report.ladders import LadderRow, OpLadder, op_ladders
 from rooflab.bench.report.ledgers import LedgerGroup, ledger_groups
 from rooflab.bench.report.rooflines import CeilingTable, ceiling_tables, rooflines
 from rooflab.bench.report.sources import Located, Source, grouped, machine_of
+from rooflab.bench.report.trends.points import points_of, why_not
+from rooflab.bench.report.trends.trend import find_trends
 from rooflab.kernels import registry
 
 KIND_NAMES = {
@@ -206,6 +209,18 @@ def tallies(located: Sequence[Located]) -> tuple[StatusCount, ...]:
     return tuple(status_counts)
 
 
+def trends(located: Sequence[Located]) -> tuple[Mapping[str, Any], ...]:
+    """Returns how the time of each op's largest case changed over at least two commits, for each machine."""
+    machines = grouped((item.record for item in located), machine_of).values()
+    largest_ids = {id(record) for records in machines for record in largest_cases(records)}
+    trend_items = [item for item in located if id(item.record) in largest_ids and not why_not(item.record)]
+    all_trends = find_trends(points_of((item.record, item.source) for item in trend_items), {})
+    long_trends = [
+        trend for trend in all_trends if len({(x.record.commit, bool(x.record.dirty)) for x in trend.points}) > 1
+    ]
+    return tuple({**trend.row(), "source": trend.points[-1].file} for trend in long_trends)
+
+
 @dataclass(frozen=True)
 class Content:
     """Holds the content of a report.  It depends only on the records, not on the time when the report is made."""
@@ -234,6 +249,9 @@ class Content:
     ceilings: tuple[CeilingTable, ...]
     engine: tuple[tables.EngineTable, ...]
     ledgers: tuple[LedgerGroup, ...]
+    trends: tuple[Mapping[str, Any], ...]
+    """Rows of the trends with at least two commits, as `rooflab history` shows them.  `source` in a row is the source
+    of the newest point (`sources.newest`)."""
     files: tuple[sources.FileInfo, ...]
 
 
@@ -266,6 +284,7 @@ def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title:
         ceilings=ceiling_tables(located),
         engine=tables.engine_tables(located),
         ledgers=ledger_groups(located),
+        trends=trends(located),
         files=tuple(files),
     )
 

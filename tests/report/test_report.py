@@ -89,7 +89,7 @@ def test_the_readings_of_an_ab_are_no_results_of_their_own(tmp_path):
     half = bench(2, 9.0, run="ab-first-0A", metrics={"pair": 0.0}, **FUSED)
     broken = bench(3, None, run="ab-first-1A", metrics={"pair": 1.0}, **WRONG, **FUSED)
     found = content(tmp_path, bench(1, 2.0, **FUSED), half, broken)
-    assert fused(found).latency_ms == 2.0 and found.problems == () and found.records == 3
+    assert fused(found).latency_ms == 2.0 and found.problems == () == found.trends and found.records == 3
 
 
 def test_a_profile_never_takes_the_time_away(tmp_path):

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from rooflab.bench.base.git import git
 from rooflab.bench.core import Record, read
@@ -56,6 +57,7 @@ class TrendPoint:
     """The first record of the point's measurements."""
     latency_ms: float
     """The median of the point's measurements in ms, because repeats within one process are not independent."""
+    file: Any
 
     @property
     def circumstances(self) -> tuple[str | None, ...]:
@@ -80,13 +82,13 @@ def read_points(paths: Sequence[Path], chosen: RecordFilter | None = None) -> Po
     Raises `ValueError` on a missing path, on a file without records, and if the filter selects no record."""
     chosen = chosen or RecordFilter()
     files = find_files(paths)
-    all_records = [record for file in files for record in read(file)]
-    selected_records = [record for record in all_records if chosen.takes(record)]
-    if all_records and not selected_records:
-        ops = sorted({str(record.op) for record in all_records if record.op})
-        raise ValueError(f"history: none of {len(all_records)} records is chosen; their ops are {', '.join(ops)}")
-    omitted_counts = Counter(omit_reason for record in selected_records if (omit_reason := why_not(record)))
-    points = _points_of(record for record in selected_records if not why_not(record))
+    file_records = [(file, record) for file in files for record in read(file)]
+    selected_records = [(file, record) for file, record in file_records if chosen.takes(record)]
+    if file_records and not selected_records:
+        ops = sorted({str(record.op) for _, record in file_records if record.op})
+        raise ValueError(f"history: none of {len(file_records)} records is chosen; their ops are {', '.join(ops)}")
+    omitted_counts = Counter(omit_reason for _, record in selected_records if (omit_reason := why_not(record)))
+    points = points_of((record, file.name) for file, record in selected_records if not why_not(record))
     return Points(points, dict(omitted_counts.most_common()), len(files))
 
 
@@ -128,21 +130,23 @@ def setting(record: Record) -> str:
     return "" if num_threads is None else f"{num_threads} threads, {environment.get('matmul_precision')} precision"
 
 
-def _points_of(records: Iterable[Record]) -> list[TrendPoint]:
-    """Makes a trend point for each run, at the time of its fastest config.  Runs in a file from another tool differ
-    only in their timestamps."""
+def points_of(records: Iterable[tuple[Record, Any]]) -> list[TrendPoint]:
+    """Makes a trend point for each run, at the time of its fastest config.
 
-    def run(record: Record) -> tuple[object, ...]:
+    `records` has pairs of a record and its file.  Runs in a file from another tool differ only in their timestamps."""
+
+    def run(pair: tuple[Record, Any]) -> tuple[object, ...]:
+        record = pair[0]
         return key_of(record), record.run_id, record.method.startswith(IMPORTED_PREFIX) and record.timestamp
 
     records_by_run = grouped(records, run).values()
-    config_groups = (grouped(run_records, config_of).values() for run_records in records_by_run)
+    config_groups = (grouped(run_records, lambda pair: config_of(pair[0])).values() for run_records in records_by_run)
     return [min(map(_point, config_records), key=lambda point: point.latency_ms) for config_records in config_groups]
 
 
-def _point(measured: Sequence[Record]) -> TrendPoint:
-    first_record = min(measured, key=lambda record: record.timestamp)
-    return TrendPoint(first_record, median(record.latency_median_ms or 0.0 for record in measured))
+def _point(measured: Sequence[tuple[Record, Any]]) -> TrendPoint:
+    first_record, file = min(measured, key=lambda pair: pair[0].timestamp)
+    return TrendPoint(first_record, median(record.latency_median_ms or 0.0 for record, _ in measured), file)
 
 
 def repository() -> Path | None:
