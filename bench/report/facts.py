@@ -10,7 +10,7 @@ from typing import Any
 
 from rooflab.bench.base.plain import in_utc
 from rooflab.bench.core import Record
-from rooflab.bench.report.sources import Located, grouped, machine_of
+from rooflab.bench.report.sources import Located, Source, grouped, machine_of
 from rooflab.roofline.numbers import digits, metric_label, metric_text, percent, plain_value, si
 
 Facts = tuple[tuple[str, str], ...]
@@ -33,8 +33,9 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unnamed"
 
 
-def facts_of(record: Record, configs: int = 1) -> Facts:
+def facts_of(record: Record, configs: int = 1, counted: Source | None = None) -> Facts:
     """Returns the details of a record as pairs of label and value: commit, config, timer and so on."""
+    place = f" in {counted.file}, line {counted.line}" if counted else ""
     errors = {stats.get("output", "output"): stats.get("max_error_over_tolerance") for stats in record.errors}
     rows: dict[str, Any] = {
         "made": moment(record.timestamp),
@@ -47,7 +48,7 @@ def facts_of(record: Record, configs: int = 1) -> Facts:
         "ceilings": record.ceilings and f"{record.ceilings['kind']}, {record.ceilings['device']}",
         "FLOPs of the op": record.flops and f"{si(record.flops)}FLOP",
         "least bytes": record.least_bytes and f"{si(record.least_bytes)}B",
-        "traffic": record.traffic_bytes and f"{si(record.traffic_bytes)}B, {record.traffic_basis or 'modelled'}",
+        "traffic": record.traffic_bytes and f"{si(record.traffic_bytes)}B, {record.traffic_basis or 'modelled'}{place}",
         "intensity": record.intensity and f"{digits(record.intensity)} FLOP/byte",
         "peak memory": record.peak_memory_bytes and f"{si(record.peak_memory_bytes)}B",
         "predicted": predicted(record),

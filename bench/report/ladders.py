@@ -214,7 +214,7 @@ def _row(item: Located, group: Sequence[Located], past: Sequence[Located]) -> La
     if median_ms is None and record_fault is None and not reason:
         reason = "the record holds no time"
     vs_lib, vs_naive = (_ratio(record, role, group, past) for role in ("library", "naive"))
-    facts = facts_of(record, item.configs)
+    facts = facts_of(record, item.configs, item.counted)
     return LadderRow(
         record, item.source, status, reason, status not in NOT_WRONG_STATUSES, median_ms, vs_lib, vs_naive, facts
     )

@@ -44,6 +44,8 @@ class Located:
     source: Source
     configs: int = 1
     """For a chosen record: the number of its run's configurations.  The record is the fastest of them."""
+    counted: Source | None = None
+    """For a chosen record: the profile that gives its traffic, if this profile is another record."""
 
 
 @dataclass(frozen=True)
@@ -193,11 +195,38 @@ def choose(benches: Sequence[Located]) -> list[Located]:
     current_items = []
     for key_items in grouped(benches, lambda item: kernel_key(item.record)).values():
         by_kind = grouped(key_items, lambda item: item.record.status == "OK" and item.record.latency_median_ms is None)
-        # A profile does not give the time of a kernel: Nsight Compute counts under its own clock.
-        group = by_kind.get(False, key_items)
+        # A profile gives the traffic of a kernel, not its time: Nsight Compute counts under its own clock.
+        group, profiles = by_kind.get(False, key_items), by_kind.get(True, [])
         run_items = [item for item in group if item.record.run_id == group[-1].record.run_id]
         configs = {str(item.record.config) for item in run_items}
         timed_items = [(time_ms, item) for item in run_items if (time_ms := latency_ms(item.record)) is not None]
         chosen_item = min(timed_items, key=lambda pair: pair[0])[1] if len(configs) > 1 and timed_items else group[-1]
-        current_items.append(replace(chosen_item, configs=len(configs)))
+        current_items.append(_with_counted(replace(chosen_item, configs=len(configs)), profiles))
     return current_items
+
+
+def _code_of(record: Record) -> tuple[object, ...]:
+    """Returns the commit and the source hashes that identify the code of a record."""
+    return record.commit, *(record.environment.get(name) for name in ("tree", "kernel_file_sha256"))
+
+
+def _with_counted(chosen: Located, profiles: Sequence[Located]) -> Located:
+    """Adds the memory traffic counted by a hardware profile to the record. The profile must have the same code and
+    config. Without one, returns the record unchanged."""
+    bench_record, median_ms, code_id = chosen.record, latency_ms(chosen.record), _code_of(chosen.record)
+    if bench_record.dirty or not any(code_id) or median_ms is None or bench_record.traffic_basis == "counted":
+        return chosen
+    for item in reversed(profiles):
+        profile, counted_bytes = item.record, item.record.traffic_bytes or 0.0
+        is_same_code = not profile.dirty and (_code_of(profile), profile.config) == (code_id, bench_record.config)
+        if profile.traffic_basis == "counted" and counted_bytes > 0 and is_same_code:
+            flops_per_byte, bytes_per_s = (bench_record.flops or 0.0) / counted_bytes, counted_bytes / median_ms * 1e3
+            counted_record = replace(
+                bench_record,
+                traffic_bytes=counted_bytes,
+                intensity=flops_per_byte,
+                bytes_per_s=bytes_per_s,
+                traffic_basis="counted",
+            )
+            return replace(chosen, record=counted_record, counted=item.source)
+    return chosen

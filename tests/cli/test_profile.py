@@ -17,6 +17,7 @@ from rooflab.bench.predict import launch_once as _launch_once
 from rooflab.bench.predict import ncu
 from rooflab.bench.predict.explain import Explanation
 from rooflab.bench.predict.model import LAUNCH
+from rooflab.bench.report.sources import Located, Source, choose
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, get_scheme
 
@@ -201,8 +202,15 @@ def test_bytes_that_were_not_counted_as_one_or_not_at_all_say_so(rooflab, tool, 
     assert record.traffic_bytes == bytes_ and note in record.reason
 
 
+def joined(own, profile):
+    """Whether a report takes the profile's bytes for those of the timed kernel."""
+    located = [Located(one, Source("made.jsonl", 1, line, one.run_id)) for line, one in enumerate((own, profile), 1)]
+    (found,) = choose(located)
+    return found.counted is not None and found.record.traffic_bytes == profile.traffic_bytes
+
+
 @pytest.mark.parametrize("commit", [None, "0123abc"])
-def test_a_profile_names_its_code_and_config(monkeypatch, commit):
+def test_a_profile_is_joined_to_the_tunable_kernel_that_was_timed(monkeypatch, commit):
     """In a bare checkout too, where the tree's hash names the code."""
     monkeypatch.setattr(Environment, "tree", lambda: "this tree")
     here = replace(Environment.now(), commit=commit, dirty=None if commit is None else False)
@@ -212,3 +220,19 @@ def test_a_profile_names_its_code_and_config(monkeypatch, commit):
     explained = Explanation(target, "optimized", "h100-sxm", 1.0, 1.0, 1.0, 1, "counted")
     profile = ncu.counted_record(explained, taken(ONE), 0)
     assert profile.config == asdict(config) and profile.environment.get("tree") == (None if commit else "this tree")
+    own = replace(
+        profile,
+        run_id="timed",
+        config=asdict(config),
+        reason="",
+        basis="measured",
+        latency_median_ms=0.01,
+        checked_by="gpu",
+        traffic_basis="modelled",
+        traffic_bytes=1.0,
+    )
+    assert joined(own, profile)
+    other = next(one for one in kernel.tuning.configs(target.case) if one != config)
+    named = "kernel_file_sha256" if commit else "tree"
+    for change in ({"config": asdict(other)}, {"dirty": True}, {"environment": {**own.environment, named: "another"}}):
+        assert not joined(replace(own, **change), profile), change

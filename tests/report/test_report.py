@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from synthetic import ENVIRONMENT, KEY, make, write_synthetic
+from synthetic import ENVIRONMENT, KEY, OLD, make, write_synthetic
 
 from rooflab.bench.core.record_files import write
 from rooflab.bench.report.content import gather
@@ -92,13 +92,15 @@ def test_the_readings_of_an_ab_are_no_results_of_their_own(tmp_path):
     assert fused(found).latency_ms == 2.0 and found.problems == () == found.trends and found.records == 3
 
 
-def test_a_profile_never_takes_the_time_away(tmp_path):
+def test_a_profile_gives_the_traffic_and_never_takes_the_time_away(tmp_path):
     timed = bench(1, 2.0, flops=8.0, traffic_bytes=100.0, traffic_basis="modelled", least_bytes=50.0, **FUSED)
     profile = {"traffic_bytes": 80.0, "traffic_basis": "counted", "reason": "under ncu's clock", **FUSED}
     row = fused(content(tmp_path, timed, bench(2, None, run="r2-bbbbbbbb", **profile)))
-    assert row.latency_ms == 2.0 and row.traffic == "modelled"
-    row = fused(content(tmp_path / "alone", bench(2, None, run="r2-bbbbbbbb", **profile)))
-    assert row.latency_ms is None and row.record.traffic_basis == "counted"
+    assert row.latency_ms == 2.0 and row.traffic == "counted"
+    assert row.record.bytes_per_s == pytest.approx(80.0 / 2e-3) and "made.jsonl, line 2" in dict(row.facts)["traffic"]
+    unlike = bench(2, None, run="r2-bbbbbbbb", commit=OLD, **profile)
+    row = fused(content(tmp_path / "other", timed, unlike))
+    assert row.traffic == "modelled", "another commit's kernel may move something else"
 
 
 @pytest.mark.parametrize("latency", [math.nan, math.inf, 0.0, -1.0])
