@@ -72,8 +72,8 @@ def test_kernel(kernel_benchmark: Callable[..., Any], op: str, kernel: str, case
     """Checks the kernel, times it, and then checks the outputs of the timed calls."""
     spec, target_kernel, kernel_scheme = get_op(op), get_kernel(op, kernel), get_scheme(scheme)
     input_args = spec, spec.check_case(Case.parse(case)), kernel_scheme, pick_device(None)
-    if args_refusal := target_kernel.why_not_args(spec.make_inputs(*input_args[1:3], torch.device("meta"), SEED), spec):
-        pytest.skip(str(args_refusal))
+    if skip_reason := target_kernel.why_not_args(spec.make_inputs(*input_args[1:3], torch.device("meta"), SEED), spec):
+        pytest.skip(str(skip_reason))
     gate_status, reason = gate(op, kernel)
     assert gate_status in ("OK", "UNSUPPORTED"), f"{gate_status}: {reason}"  # UNSUPPORTED holds for the small case only
     input_copies = Rotation.copies(*input_args, SEED)

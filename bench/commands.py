@@ -37,7 +37,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
 
     An op without a library kernel, and a plug-in that cannot be imported, also get a row with the reason."""
     device = pick_device(None)
-    settled_texts = _settled() if device.type == "cpu" else {}
+    note_by_kernel = _settled() if device.type == "cpu" else {}
     rows: list[Row] = []
     for op in ops or registry.ops():
         op_spec = registry.get_op(op)
@@ -45,7 +45,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
             reason = kernel.why_not_here(device)
             row: Row = {"op": op, "name": kernel.name, "role": kernel.role, "backend": kernel.backend}
             run_note = "interpreted" if device.type == "cpu" and kernel.backend == "triton" else ""
-            reason_parts = [str(reason) if reason else settled_texts.get(kernel.id, run_note)]
+            reason_parts = [str(reason) if reason else note_by_kernel.get(kernel.id, run_note)]
             if device.type == "cpu" and kernel.has_code and (reason is None or reason.status == "UNSUPPORTED"):
                 reason_parts.append("`rooflab check` emulates it")
             rows.append(row | {"available": reason is None, "reason": "; ".join(reason_parts)})
@@ -72,9 +72,9 @@ def _settled() -> dict[str, str]:
     texts = {name: f"fastest for {timings['model']} in {' '.join(buckets)}" for name, buckets in kernel_buckets.items()}
     unsure_kernels = {
         name
-        for op, unsure_bucket in timings.get("provisional", ())
+        for op, provisional_bucket in timings.get("provisional", ())
         for name in texts
-        if name.startswith(f"{op}/") and unsure_bucket in kernel_buckets[name]
+        if name.startswith(f"{op}/") and provisional_bucket in kernel_buckets[name]
     }
     return {name: f"{text} ({PROVISIONAL})" if name in unsure_kernels else text for name, text in texts.items()}
 
@@ -126,8 +126,8 @@ def run_benches(
             ]
             if time.monotonic() > bench_deadline:
                 return records
-            planted_names = frozenset(kernel.name for kernel in kernels if (kernel.id, scheme.name) in planted_before)
-            measurement = Measurement(op_spec, scheme, settings, writer.run_id, planted_before=planted_names)
+            checked_names = frozenset(kernel.name for kernel in kernels if (kernel.id, scheme.name) in planted_before)
+            measurement = Measurement(op_spec, scheme, settings, writer.run_id, planted_before=checked_names)
             for record_index, record in enumerate(measurement.records(kernels, cases)):
                 writer.write(record)
                 records.append(record)
@@ -173,10 +173,10 @@ def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing,
     A time is drawn only if it was measured on this GPU.  A record of the emulator is drawn with its counted bytes.
     Raises `ValueError` if no record can be drawn."""
     device, gpu_note = resolve(gpu)
-    plot_points, unplaced_reasons = placed_on(records, device)
+    plot_points, skip_reasons = placed_on(records, device)
     if not plot_points:
         expected_text = "records of the emulator, or benchmarks with a cost that this GPU can do"
-        reason_text = f": {unplaced_reasons[0]}" if unplaced_reasons else ""
+        reason_text = f": {skip_reasons[0]}" if skip_reasons else ""
         raise ValueError(f"records: expected {expected_text}, got none in {name}{reason_text}")
     gpu_notes = [gpu_note] if gpu_note else []
     has_imports = any("imported" in record.environment for record in records)
@@ -186,4 +186,4 @@ def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing,
         reason_text = f" (its records name {', '.join(sorted(gpu_names))})" if has_imports else ""
         gpu_notes.append(f"nothing in {name} was measured on {device.full_name}{reason_text}, so these are bounds")
     label_suffix = ", imported times" if has_imports and any(plot_point.seconds for plot_point in plot_points) else ""
-    return Drawing(plot_points, [device.ceilings()], device.name + label_suffix, unplaced=unplaced_reasons), gpu_notes
+    return Drawing(plot_points, [device.ceilings()], device.name + label_suffix, unplaced=skip_reasons), gpu_notes

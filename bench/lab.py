@@ -59,7 +59,7 @@ LEFT_OUT = (
     "other dtypes, edge cases and drawn cases, all but the first case of an interpreted kernel (`rooflab check`), and "
     "other sizes (`rooflab bench`)"
 )
-NEXT = (
+NEXT_COMMANDS = (
     ("rooflab check gemm", "the same checks on other dtypes and on cases that a seed draws"),
     ("rooflab bench --kernel mine.py", "a kernel of your own, checked, timed and drawn beside these"),
     ('rooflab generate "Why is the sky blue?" --swap gemm=library', "what one kernel does to TTFT and ITL"),
@@ -108,7 +108,7 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     show.line(f"  report    {lab_report.file}")
     show.line(f"  all       {result_dir / 'summary.json'}, after {lab_summary['seconds']:.0f} s")
     show.line("\nnext:")
-    show.pairs([(next_command, command_reason) for next_command, command_reason in NEXT])
+    show.pairs([(next_command, command_reason) for next_command, command_reason in NEXT_COMMANDS])
     return lab_summary
 
 

@@ -115,8 +115,8 @@ def unseeing_rows(
     Both tensors are on the CPU.  `bounds` `[B + 1]` has the offsets of each sequence's queries.  `lengths` `[B]` has
     the numbers of keys."""
     query_counts = bounds.diff()
-    keyless_counts = (query_counts - lengths).clamp(min=0) if causal else torch.where(lengths == 0, query_counts, 0)
-    rows = [torch.arange(row, row + n) for row, n in zip(bounds.tolist(), keyless_counts.tolist(), strict=False) if n]
+    no_key_counts = (query_counts - lengths).clamp(min=0) if causal else torch.where(lengths == 0, query_counts, 0)
+    rows = [torch.arange(row, row + n) for row, n in zip(bounds.tolist(), no_key_counts.tolist(), strict=False) if n]
     return torch.cat(rows).to(device) if rows else None
 
 
@@ -127,8 +127,8 @@ def seeing_apart(bounds: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     first queries of a sequence with more queries than keys see no key. FlashInfer rejects such a sequence on Ampere, or
     computes it without the right mask in a larger batch."""
     query_counts = bounds.diff()
-    keyless_counts = (query_counts - lengths).clamp(min=0)
-    part_sizes = torch.stack((keyless_counts, query_counts - keyless_counts), dim=1).flatten()
+    no_key_counts = (query_counts - lengths).clamp(min=0)
+    part_sizes = torch.stack((no_key_counts, query_counts - no_key_counts), dim=1).flatten()
     return torch.nn.functional.pad(part_sizes.cumsum(0), (1, 0)).int()
 
 
@@ -150,11 +150,11 @@ def plan_ragged(
     """Calls `wrapper.plan` for sequences of different lengths, and returns the plan.  `bounds` is two int32 tensors on
     the CPU: the offsets of each sequence's queries, and of its keys.  `heads` is `(H, H_kv, D)`."""
     query_bounds, key_bounds = bounds
-    keyless_rows = unseeing_rows(query_bounds, key_bounds.diff(), causal, device)
-    if causal and keyless_rows is not None:
+    no_key_rows = unseeing_rows(query_bounds, key_bounds.diff(), causal, device)
+    if causal and no_key_rows is not None:
         query_bounds, key_bounds = seeing_apart(query_bounds, key_bounds.diff()), without_keys(key_bounds)
     wrapper.plan(query_bounds, key_bounds, *heads, causal=causal, **options)
-    return FlashInferPlan(wrapper, keyless_rows)
+    return FlashInferPlan(wrapper, no_key_rows)
 
 
 def finished(result: AttentionResult, unseeing: torch.Tensor | None) -> AttentionResult:

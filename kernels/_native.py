@@ -52,16 +52,16 @@ def _why_too_old(path: str) -> str | None:
     """Returns the reason why the compiler at `path` cannot compile this project's headers, or None.  Tests each
     compiler once."""
     hashed_texts = (_version(path), *(header.read_text() for header in HEADERS), *COMPILER_OPTIONS)
-    marker_path = _folder() / f"understood-{hashlib.sha256(repr(hashed_texts).encode()).hexdigest()[:24]}"
-    if marker_path.is_file():
+    compiler_ok_path = _folder() / f"understood-{hashlib.sha256(repr(hashed_texts).encode()).hexdigest()[:24]}"
+    if compiler_ok_path.is_file():
         return None
     check_command = [path, *COMPILER_OPTIONS, "-fsyntax-only", "-x", "c++", *map(str, HEADERS)]
     compiler_process = subprocess.run(check_command, capture_output=True, text=True, check=False)
     if compiler_process.returncode:
         return f"needs GCC 12 or Clang 15; {path} says: {_first_error(compiler_process.stderr)}"
-    check_writable("ROOFLAB_CACHE", marker_path.parent)
-    marker_path.parent.mkdir(parents=True, exist_ok=True)
-    marker_path.touch()
+    check_writable("ROOFLAB_CACHE", compiler_ok_path.parent)
+    compiler_ok_path.parent.mkdir(parents=True, exist_ok=True)
+    compiler_ok_path.touch()
     return None
 
 

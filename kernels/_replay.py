@@ -104,7 +104,7 @@ def planned(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
     block_bytes = 0
     for index in sorted(range(len(buffers)), key=lambda index: buffers[index].first):
         next_buffer, buffer_offset = buffers[index], 0
-        live_buffers = sorted(taken_span for taken_span in live_buffers if taken_span[2] >= next_buffer.first)
+        live_buffers = sorted(live_buffer for live_buffer in live_buffers if live_buffer[2] >= next_buffer.first)
         for start_offset, end_offset, _ in live_buffers:
             if start_offset - buffer_offset >= next_buffer.nbytes:
                 break

@@ -14,7 +14,7 @@ MAX_HIDDEN_SIZE = 16384
 """The widest row: 512 threads then hold 32 fp32 values each.  With 64 values each, ptxas spills."""
 ADDRESS_REGISTERS = 16
 """Registers per thread for pointers, masks and the scale, besides the rows."""
-SHORT_ROW = 2048
+TILE_SIZE = 2048
 """The most values in a program that has several rows."""
 
 
@@ -30,7 +30,7 @@ class Config:
 def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     """Returns the configs to try: 1 to 32 warps.  For short rows, also several rows per program."""
     padded_size = int(next_power_of_2(int(case["H"])))
-    block_rows = [block_t for block_t in (1, 2, 4, 8, 16, 32) if block_t == 1 or block_t * padded_size <= 2 * SHORT_ROW]
+    block_rows = [block_t for block_t in (1, 2, 4, 8, 16, 32) if block_t == 1 or block_t * padded_size <= 2 * TILE_SIZE]
     return tuple(Config(*config_values) for config_values in itertools.product(block_rows, (1, 2, 4, 8, 16, 32)))
 
 
@@ -46,7 +46,7 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> Config:
     """Returns the default config, with 1 to 16 warps.  A thread has eight elements (16 bytes in bf16).  With more rows
     than an H100 has SMs, a thread has 16 elements, and a program has several short rows."""
     padded_size, has_many_rows = int(next_power_of_2(int(case["H"]))), int(case["T"]) > HOPPER_SMS
-    block_t = max(1, SHORT_ROW // padded_size) if has_many_rows else 1
+    block_t = max(1, TILE_SIZE // padded_size) if has_many_rows else 1
     thread_elements = 16 if has_many_rows else 8
     return Config(block_t, min(max(block_t * padded_size // (thread_elements * 32), 1), 16))
 

@@ -13,7 +13,7 @@ import torch
 
 from rooflab.reference.spec import Arguments
 
-MAX_SAFE_ROWS = 16
+MAX_NON_AMX_ROWS = 16
 """The most rows of `a` that torch reads correctly.  Products with 17 or more rows use AMX tiles."""
 TILE_K = 32
 """The number of 16-bit values per row of an AMX tile.  torch reads the last tile in full even if K does not fill it."""
@@ -27,7 +27,7 @@ def why_not_padded_rows(a: torch.Tensor) -> str | None:
     if a.device.type != "cpu" or a.dtype not in (torch.bfloat16, torch.float16) or a.ndim != 2:
         return None
     M, K = a.shape
-    if M <= MAX_SAFE_ROWS or K % TILE_K == 0 or a.stride(0) <= K or not reads_behind_rows(a.dtype):
+    if M <= MAX_NON_AMX_ROWS or K % TILE_K == 0 or a.stride(0) <= K or not reads_behind_rows(a.dtype):
         return None
     return (
         f"torch's products on this CPU read behind the end of its rows (a defect of their AMX kernels): expected rows "
@@ -56,8 +56,8 @@ def reads_behind_rows(dtype: torch.dtype) -> bool:
     M, N, K = 33, 65, 33
     padded_matrix = torch.full((M, K + 7), torch.nan, dtype=dtype)
     padded_matrix[:, :K] = 1
-    ones_product = torch.mm(padded_matrix[:, :K], torch.ones((K, N), dtype=dtype))
-    return not bool((ones_product == K).all())
+    test_product = torch.mm(padded_matrix[:, :K], torch.ones((K, N), dtype=dtype))
+    return not bool((test_product == K).all())
 
 
 @cache

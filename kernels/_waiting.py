@@ -19,8 +19,8 @@ def run_times() -> dict[int, tuple[int, int]]:
     thread_times = {}
     for thread_folder in _THREADS_FOLDER.iterdir() if _THREADS_FOLDER.is_dir() else ():
         with suppress(OSError):
-            ran_ns, waited_ns, _ = map(int, (thread_folder / "schedstat").read_text().split())
-            thread_times[int(thread_folder.name)] = (ran_ns, waited_ns)
+            cpu_ns, delay_ns, _ = map(int, (thread_folder / "schedstat").read_text().split())
+            thread_times[int(thread_folder.name)] = (cpu_ns, delay_ns)
     return thread_times
 
 
@@ -29,7 +29,7 @@ def waiting_since(began: Mapping[int, tuple[int, int]]) -> float | None:
 
     `began` is a result of `run_times`.  Returns None if the operating system does not report these times.  Leaves out
     threads that hardly ran, such as a library's helper thread."""
-    elapsed = [np.subtract(current_times, began.get(thread, (0, 0))) for thread, current_times in run_times().items()]
-    max_ns = max((run_ns for run_ns, _ in elapsed), default=0)
-    run_ns, wait_ns = np.sum([pair for pair in elapsed if pair[0] >= BUSY_SHARE * max_ns], axis=0) if max_ns else (0, 0)
-    return float(wait_ns / run_ns) if run_ns > 0 else None
+    times = [np.subtract(current_times, began.get(thread, (0, 0))) for thread, current_times in run_times().items()]
+    max_ns = max((cpu_ns for cpu_ns, _ in times), default=0)
+    cpu_ns, delay_ns = np.sum([pair for pair in times if pair[0] >= BUSY_SHARE * max_ns], axis=0) if max_ns else (0, 0)
+    return float(delay_ns / cpu_ns) if cpu_ns > 0 else None

@@ -102,36 +102,36 @@ class Launcher:
         out_argument = arguments.pop("out", None)
         if out_argument is not None and not isinstance(out_argument, tuple):
             out_argument = (out_argument,)
-        bound = self.bound(arguments, out_argument)
+        bound_call = self.bound(arguments, out_argument)
         if self.contract.bounds is not None or _checks.CHECK_VALUES:
-            self._check_values(arguments, bound.dims)
-        outputs = {} if out_argument is None else dict(zip(bound.made, out_argument, strict=True))
+            self._check_values(arguments, bound_call.dims)
+        outputs = {} if out_argument is None else dict(zip(bound_call.made, out_argument, strict=True))
         if out_argument is None:
-            for name, (shape, strides, dtype) in bound.made.items():  # 1.3 us; torch.empty takes 2.4
-                outputs[name] = torch.empty_strided(shape, strides, dtype=dtype, device=bound.device)
-        arguments.update(bound.absent)
+            for name, (shape, strides, dtype) in bound_call.made.items():  # 1.3 us; torch.empty takes 2.4
+                outputs[name] = torch.empty_strided(shape, strides, dtype=dtype, device=bound_call.device)
+        arguments.update(bound_call.absent)
         arguments.update(outputs)
         results = tuple(outputs.values())
         result = results[0] if len(results) == 1 else results or None
-        for name, nbytes, other_name, other_size, in_place, error in bound.apart:
+        for name, nbytes, other_name, other_size, in_place, error in bound_call.apart:
             out_ptr, arg_ptr = arguments[name].data_ptr(), arguments[other_name].data_ptr()
             if out_ptr < arg_ptr + other_size and arg_ptr < out_ptr + nbytes and not (in_place and out_ptr == arg_ptr):
                 raise ValueError(error)
-        if bound.instead is not None:
-            bound.instead(Arguments(**arguments))
+        if bound_call.instead is not None:
+            bound_call.instead(Arguments(**arguments))
             return result
-        if bound.config is not None:
-            arguments["config"] = bound.config
+        if bound_call.config is not None:
+            arguments["config"] = bound_call.config
         if self.bind is not None:
-            if bound.more is None:
-                bound.more = self.bind(Arguments(**arguments))
-            arguments["bound"] = bound.more
-        if bound.gpu is not None and bound.gpu != torch.cuda.current_device():
-            with torch.cuda.device(bound.gpu):
+            if bound_call.more is None:
+                bound_call.more = self.bind(Arguments(**arguments))
+            arguments["bound"] = bound_call.more
+        if bound_call.gpu is not None and bound_call.gpu != torch.cuda.current_device():
+            with torch.cuda.device(bound_call.gpu):
                 launcher_result = self.fn(**arguments)
         else:
             launcher_result = self.fn(**arguments)
-        return result if bound.made else launcher_result
+        return result if bound_call.made else launcher_result
 
     def bound(self, arguments: CallArguments, outs: tuple[Any, ...] | None) -> BoundCall:
         """Returns the `BoundCall` for the layout of `arguments`.  Raises `ValueError` on a refused layout."""
@@ -150,15 +150,15 @@ class Launcher:
                 layout_key += tuple([None if x is None else x.data_ptr() % 16 for x in aligned_tensors])
         except (AttributeError, KeyError):
             layout_key = None  # an argument is missing or no tensor; the checks say which
-        bound = self._known.get(layout_key)
-        if bound is None:
+        bound_call = self._known.get(layout_key)
+        if bound_call is None:
             self.signature.bind(**arguments)
-            bound = self._bind(arguments, outs)
+            bound_call = self._bind(arguments, outs)
             assert layout_key is not None, "an argument without a layout is refused"
             if len(self._known) >= MAX_KNOWN_LAYOUTS:
                 self._known.clear()
-            self._known[layout_key] = bound
-        return bound
+            self._known[layout_key] = bound_call
+        return bound_call
 
     def _check_values(self, arguments: CallArguments, dims: Dims) -> None:
         """Raises `ValueError` on wrong values in integer tensors, such as page tables.  The module `_checks` decides
@@ -189,18 +189,18 @@ class Launcher:
             self.contract.check_out("out", out, result, arguments, dims)
         shapes = {name: tuple(dim.size(dims) or 0 for dim in result.dims) for name, result in results.items()}
         out_shapes = [*shapes.values()] if self.contract.results else [next(iter(tensors.values())).shape]
-        instead = self.empty if any(0 in x.shape for x in tensors.values()) else None
-        instead = (lambda arguments: None) if out_shapes and all(0 in shape for shape in out_shapes) else instead
+        fallback = self.empty if any(0 in x.shape for x in tensors.values()) else None
+        fallback = (lambda arguments: None) if out_shapes and all(0 in shape for shape in out_shapes) else fallback
         config = arguments.get("config")
-        if self.kernel.tuning is not None and config is None and instead is None:
+        if self.kernel.tuning is not None and config is None and fallback is None:
             config = self.default_config(arguments, dims)
         disjoint_pairs = self._apart(tensors, dict(zip(results, outs or (), strict=False)))
-        if self.allocates and outs is None and instead is None:
+        if self.allocates and outs is None and fallback is None:
             results = {}
         strides = {name: torch.empty(shape, device="meta").stride() for name, shape in shapes.items()}
         outputs = {name: (shapes[name], strides[name], result.dtype_of(arguments)) for name, result in results.items()}
         absent_results = dict.fromkeys(name for name in self.results if name not in results)
-        return BoundCall(dims, outputs, absent_results, disjoint_pairs, device, gpu_index, config, instead)
+        return BoundCall(dims, outputs, absent_results, disjoint_pairs, device, gpu_index, config, fallback)
 
     def _apart(self, inputs: CallArguments, outs: CallArguments) -> list[tuple[str, int, str, int, bool, str]]:
         """Returns the pairs of tensors that must not overlap in memory.  A pair is an output from the caller and an
@@ -214,8 +214,8 @@ class Launcher:
         for name in [name for name in outs if name in byte_counts]:
             for other in takewhile(name.__ne__, byte_counts):
                 over = other == self.in_place[name]
-                itself_text, owner_name = f", or {other} itself" * over, other if other in inputs else "another output"
-                error = f"out: expected memory of its own{itself_text}, got memory that overlaps {owner_name}'s"
+                alias_text, owner_name = f", or {other} itself" * over, other if other in inputs else "another output"
+                error = f"out: expected memory of its own{alias_text}, got memory that overlaps {owner_name}'s"
                 over = over and (outs[name].shape, outs[name].stride()) == (inputs[other].shape, inputs[other].stride())
                 disjoint_pairs.append((name, byte_counts[name], other, byte_counts[other], over, error))
         return disjoint_pairs
@@ -285,8 +285,8 @@ def kernel(
         contract = spec.contract if packed is None else spec.contract.with_packed(str(spec.prepared), packed)
         contract = replace(contract, bounds=None) if backend == "cpp" else contract
         set_options = {option_name: value for option_name, value in options.items() if value is not None}
-        options_of_takes = set_options.keys() & {takes_field.name for takes_field in fields(Takes)}
-        takes = Takes(**{option_name: set_options.pop(option_name) for option_name in options_of_takes})
+        rule_names = set_options.keys() & {rule_field.name for rule_field in fields(Takes)}
+        takes = Takes(**{option_name: set_options.pop(option_name) for option_name in rule_names})
         takes.check(contract, [parameter.name for parameter in spec.parameters])
         get_refusal = partial(takes.why_not, contract=contract, rest=unsupported)
         aligned_names = (*aligned, *takes.whole, *takes.mapped)

@@ -148,8 +148,8 @@ class Kernel:
         """Returns the reason why the kernel cannot take these arguments, or None.  The reason also names another kernel
         that can take them.  `spec` describes an op that is not registered.  With `spec`, no other kernel is named."""
         defaults = {parameter.name: parameter.default for parameter in (spec or get_op(self.op)).parameters}
-        others = [name for name in inputs if name not in self.accepted and inputs[name] is not defaults.get(name, self)]
-        refusal_text = f"it has no {others[0]!r}" if others else self.unsupported(self._arguments(inputs, spec))
+        extras = [name for name in inputs if name not in self.accepted and inputs[name] is not defaults.get(name, self)]
+        refusal_text = f"it has no {extras[0]!r}" if extras else self.unsupported(self._arguments(inputs, spec))
         alternative_text = "" if spec or not refusal_text else who_takes(self, inputs)
         return Refusal("UNSUPPORTED", f"{self.id}: {refusal_text}{alternative_text}") if refusal_text else None
 
@@ -166,8 +166,8 @@ class Kernel:
         if self.tuning is None:
             return None
         rows, gpu_name = rows_of(case), torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        choice_entry = {} if rows is None else recorded_choice(self.op, gpu_name, bucket_of(rows))
-        config_values = choice_entry["configs"].get(self.name) if choice_entry.get("scheme") == scheme.name else None
+        saved_choice = {} if rows is None else recorded_choice(self.op, gpu_name, bucket_of(rows))
+        config_values = saved_choice["configs"].get(self.name) if saved_choice.get("scheme") == scheme.name else None
         config = None if config_values is None else self.tuning.make_config(config_values)
         has_legal_record = config is not None and self.tuning.is_legal(config, case, scheme)
         return config if has_legal_record else self.tuning.heuristic(case, scheme)
@@ -269,12 +269,12 @@ def _check_arguments(kernel: Kernel, spec: OpSpec) -> None:
     `plan`."""
     parameters = dict(inspect.signature(kernel.fn).parameters)
     extra_parameters = {name: parameters.pop(name, None) for name in EXTRA_ARGUMENTS}
-    expected = [param for param in spec.parameters if param.name in parameters or param.kind is not param.KEYWORD_ONLY]
-    for wanted, given in zip_longest(expected, parameters.values()):
-        if wanted is None or given is None or (wanted.name, wanted.default) != (given.name, given.default):
-            needs = "no other argument" if wanted is None else f"the argument {wanted.replace(annotation=wanted.empty)}"
-            got_argument = "none" if given is None else given.replace(annotation=given.empty)
-            raise TypeError(f"{kernel.id}: expected {needs}, as in {spec.call()}, got {got_argument}")
+    op_args = [param for param in spec.parameters if param.name in parameters or param.kind is not param.KEYWORD_ONLY]
+    for op_arg, fn_arg in zip_longest(op_args, parameters.values()):
+        if op_arg is None or fn_arg is None or (op_arg.name, op_arg.default) != (fn_arg.name, fn_arg.default):
+            needs = "no other argument" if op_arg is None else f"the argument {op_arg.replace(annotation=op_arg.empty)}"
+            got_arg = "none" if fn_arg is None else fn_arg.replace(annotation=fn_arg.empty)
+            raise TypeError(f"{kernel.id}: expected {needs}, as in {spec.call()}, got {got_arg}")
     for name, option, value in (("config", "tuning", kernel.tuning), ("plan", "plan", kernel.plan)):
         param = extra_parameters[name]
         if (param is None) != (value is None) or (param and (param.kind, param.default) != (param.KEYWORD_ONLY, None)):
@@ -327,8 +327,8 @@ def who_takes(kernel: Kernel, inputs: Mapping[str, Any]) -> str:
         lower_names.append(lower_name)
         lower_name = kernel_by_name[lower_name].over
     candidates = (kernel_by_name[name] for name in (*lower_names, "library", "naive") if name in kernel_by_name)
-    able_kernels = (other for other in candidates if other != kernel and other.why_not_args(inputs, spec) is None)
-    return "".join(f"; {other.id} takes it" for other in islice(able_kernels, 1))
+    takers = (taker for taker in candidates if taker != kernel and taker.why_not_args(inputs, spec) is None)
+    return "".join(f"; {taker.id} takes it" for taker in islice(takers, 1))
 
 
 @cache

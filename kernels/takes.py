@@ -67,8 +67,8 @@ class Takes:
         an argument or a dimension of the op, `itemsize` or `device`."""
         dim_names = {dim.name for argument in contract.arguments.values() for dim in argument.dims}
         known_names = {*parameters, *dim_names, *FIRST_TENSOR_NAMES}
-        hold_names = [name for condition in self.holds for name in _compiled(condition).co_names]
-        for name in (*self.dtypes, *self.limits, *self.off, *hold_names, *self.contiguous, *self.whole, *self.mapped):
+        used_names = [name for condition in self.holds for name in _compiled(condition).co_names]
+        for name in (*self.dtypes, *self.limits, *self.off, *used_names, *self.contiguous, *self.whole, *self.mapped):
             if name not in known_names:
                 raise TypeError(f"{name}: expected an argument or a dimension of the op")
 
@@ -121,14 +121,14 @@ def why_not_mapped(x: torch.Tensor, inner: Inner = -1, tma: bool = True) -> str 
     address, strides = address_of(x) % ALIGNMENT, [stride * x.element_size() for stride in x.stride()]
     for dim in dims:
         steps = [step for axis, step in enumerate(strides) if axis != dim and x.shape[axis] > 1]
-        whole = address == 0 and all(step % ALIGNMENT == 0 for step in steps)
+        is_aligned = address == 0 and all(step % ALIGNMENT == 0 for step in steps)
         strides_fit = all(0 < step < STRIDE_LIMIT for step in steps) and (x.shape[dim] == 1 or x.stride(dim) == 1)
-        if not x.numel() or (whole and (strides_fit or not tma)):
+        if not x.numel() or (is_aligned and (strides_fit or not tma)):
             return None
     strides_text = f"strides of whole {ALIGNMENT} bytes"
-    expected = f"stride 1 in dimension {' or '.join(map(str, dims))}, and an address and other {strides_text}, for TMA"
+    tma_text = f"stride 1 in dimension {' or '.join(map(str, dims))}, and an address and other {strides_text}, for TMA"
     got_text = f"address % {ALIGNMENT} = {address} and strides of {', '.join(map(str, strides))} bytes"
-    return f"expected {expected if tma else f'an address and {strides_text}'}, got {got_text}"
+    return f"expected {tma_text if tma else f'an address and {strides_text}'}, got {got_text}"
 
 
 def _argument(contract: Contract, name: str) -> str:
@@ -143,5 +143,5 @@ def _words(limit: Limit) -> str:
         return f"{', '.join(map(str, limit[:-1]))} or {limit[-1]}" if limit[1:] else str(limit[0])
     if isinstance(limit, int):
         return f"at most {limit}"
-    multiple_text = f" in multiples of {limit.step}" if limit.step > 1 else ""
-    return (f"{limit[0]} to " if limit[0] > limit.step else "at most ") + f"{limit[-1]}{multiple_text}"
+    step_text = f" in multiples of {limit.step}" if limit.step > 1 else ""
+    return (f"{limit[0]} to " if limit[0] > limit.step else "at most ") + f"{limit[-1]}{step_text}"

@@ -210,8 +210,8 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, An
     """Returns the result of a torch call.  The result has values if all operands are small and have values; else it is
     a meta tensor."""
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-    elementwise = is_elementwise(func, name)
-    shape = torch.broadcast_shapes(*(x.shape for x in tensors)) if elementwise else ()  # type: ignore[no-untyped-call]
+    is_pointwise = is_elementwise(func, name)
+    shape = torch.broadcast_shapes(*(x.shape for x in tensors)) if is_pointwise else ()  # type: ignore[no-untyped-call]
     has_few_elements = max([math.prod(shape), *(x.numel() for x in tensors)]) <= MAX_KEPT_ELEMENTS
     if not any(x.is_meta for x in tensors) and (has_few_elements or func.is_view):
         return func(*args, **kwargs)
@@ -220,7 +220,7 @@ def _result(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, An
     if name in RESULT_SHAPES:
         dtype = torch.bool if name == "any" else tensors[0].dtype
         return torch.empty(RESULT_SHAPES[name](*args, **kwargs), dtype=dtype, device="meta")
-    if elementwise:  # torch would do this in Python too
+    if is_pointwise:  # torch would do this in Python too
         ones = tree_map_only(torch.Tensor, lambda x: torch.ones((1,) * x.dim(), dtype=x.dtype), (args, dict(kwargs)))
         dtype = func(*ones[0], **ones[1]).dtype
         stride_source = next((x for x in tensors if x.shape == shape), torch.empty(shape, device="meta"))

@@ -231,14 +231,14 @@ def error_bounds(
     p_dtype = scheme.activation
     weight_roundoff = torch.finfo(p_dtype).eps / 2
     eta, eta_out = (torch.finfo(kind).smallest_normal * torch.finfo(kind).eps / 2 for kind in (p_dtype, scheme.output))
-    walk = WALK * (FP8_SUM_ROUNDOFF if p_dtype.itemsize == 1 else FP32_ROUNDOFF)
-    sum_error = walk * (math.sqrt(S) + 1)
+    err = WALK * (FP8_SUM_ROUNDOFF if p_dtype.itemsize == 1 else FP32_ROUNDOFF)
+    sum_error = err * (math.sqrt(S) + 1)
     out = torch.zeros(T, H, v.shape[-1], dtype=torch.float64, device=q.device)
     lses = torch.zeros(T, H, dtype=torch.float64, device=q.device)
     for tile in _pieces(q, k, seen):
         tile_sinks = _of(sinks, tile, H_kv)
         cap_terms = 2 * (scores.softcap or 0.0) + (0.0 if tile_sinks is None else tile_sinks.abs())
-        delta = walk * math.sqrt(D) * abs(scores.scale) * _largest(q, k, seen, tile) + WALK * FP32_ROUNDOFF * cap_terms
+        delta = err * math.sqrt(D) * abs(scores.scale) * _largest(q, k, seen, tile) + WALK * FP32_ROUNDOFF * cap_terms
         magnitude = _columns(v, tile).abs().nan_to_num(0.0, 0.0, 0.0)  # there may be NaN where no query sees it
         weighted_magnitude, max_scores, lse = _averaged(_scores(q, k, seen, scores, tile), tile_sinks, magnitude)
         weight_underflow = eta * torch.exp((max_scores - lse).nan_to_num(nan=0.0, neginf=-math.inf))
@@ -310,12 +310,12 @@ def _weighted(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 def _sums(magnitude: torch.Tensor, seen: KeyRange, piece: Piece) -> torch.Tensor:
     """Sums `magnitude` (KV heads, keys, Dv) over the visible keys of each query. Returns (KV heads, queries, Dv)."""
-    first, end = (
+    start, end = (
         (range_ends[piece.rows].clamp(piece.keys.start, piece.keys.stop) - piece.keys.start).to(magnitude.device)
         for range_ends in (seen.first, seen.end)
     )
     running_sums = torch.nn.functional.pad(magnitude.cumsum(1), (0, 0, 1, 0))
-    return (running_sums[:, end] - running_sums[:, first]).clamp_min_(0.0)
+    return (running_sums[:, end] - running_sums[:, start]).clamp_min_(0.0)
 
 
 def other_scores(inputs: Inputs, q: str, k: str) -> Iterator[tuple[str, Inputs]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-FALSE_ALARM = 1e-6
+MIN_P_VALUE = 1e-6
 """The probability that the test rejects a correct sampler."""
 
 
@@ -26,7 +26,7 @@ def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> ChiSquare:
     """Tests whether `tokens` (N,) int64 are draws from the probabilities `law` (V,), which sum to 1.
 
     Tokens with fewer than 5 expected draws are counted together (Cochran's rule). A correct sampler fails with
-    probability `FALSE_ALARM`. Raises `ValueError` if there are too few draws for the test."""
+    probability `MIN_P_VALUE`. Raises `ValueError` if there are too few draws for the test."""
     from scipy import stats  # this import takes 0.6 s
 
     law = law.double().cpu()
@@ -45,14 +45,14 @@ def chi_square(tokens: torch.Tensor, law: torch.Tensor) -> ChiSquare:
         raise ValueError(f"law: expected at least two cells of 5 expected draws, got {dof + 1} from {draws} draws")
     chi2_value = float(((observed_counts - expected_counts) ** 2 / expected_counts).sum())
     p_value = float(stats.chi2.sf(chi2_value, dof))
-    return ChiSquare(p_value >= FALSE_ALARM and outside_draws == 0, p_value, smallest_effect(draws, dof), outside_draws)
+    return ChiSquare(p_value >= MIN_P_VALUE and outside_draws == 0, p_value, smallest_effect(draws, dof), outside_draws)
 
 
 def smallest_effect(draws: int, freedom: int, power: float = 0.99) -> float:
     """Returns the smallest Cohen's w (effect size) that the test detects with probability `power`."""
     from scipy import stats
 
-    critical_value = stats.chi2.isf(FALSE_ALARM, freedom)
+    critical_value = stats.chi2.isf(MIN_P_VALUE, freedom)
     lower_effect, upper_effect = 0.0, 10.0
     for _ in range(60):
         middle_effect = (lower_effect + upper_effect) / 2

@@ -130,11 +130,11 @@ class Domain:
         for fixed_values in islice(chain(zero_sizes, repeat(dict[str, int]())), count):
             drawn_values = [self._draw(random_state, sizes) for _ in range(CANDIDATE_COUNT)]
             for values, value_pairs in sorted(drawn_values, key=lambda candidate: -len(candidate[1] - covered_pairs)):
-                point = self._point({**values, **fixed_values}, settle) if value_pairs - covered_pairs else None
-                if point is not None and point.case not in yielded_cases:
+                example = self._point({**values, **fixed_values}, settle) if value_pairs - covered_pairs else None
+                if example is not None and example.case not in yielded_cases:
                     covered_pairs |= value_pairs if not fixed_values else set()
-                    yielded_cases.add(point.case)
-                    yield replace(point, principle="sizes of its file" if sizes else "empty" if fixed_values else "")
+                    yielded_cases.add(example.case)
+                    yield replace(example, principle="sizes of its file" if sizes else "empty" if fixed_values else "")
                     break
 
     def _draw(

@@ -150,8 +150,8 @@ def _in_columns(v: torch.Tensor) -> torch.Tensor:
     """Copies v (B, S, H_kv, D) to a layout with stride 1 along S. NaN pads each run of S values to a multiple of 16
     bytes."""
     S = v.shape[1]
-    v_keys_last = v.permute(0, 2, 3, 1).float().contiguous()
-    padded_v = torch.nn.functional.pad(v_keys_last, (0, -S % (16 // v.element_size())), value=math.nan)
+    transposed_v = v.permute(0, 2, 3, 1).float().contiguous()
+    padded_v = torch.nn.functional.pad(transposed_v, (0, -S % (16 // v.element_size())), value=math.nan)
     return padded_v.to(v.dtype)[..., :S].permute(0, 3, 1, 2)
 
 

@@ -141,14 +141,14 @@ def _inputs(
 ) -> Inputs:
     """Makes random inputs. `queries` and `keys` hold the number of queries and the number of keys of each sequence."""
     H, H_kv, D = (int(case[key]) for key in ("H", "H_kv", "D"))
-    dtype, index_device = scheme.activation, torch.device("cpu") if torch.device(device).type == "meta" else device
+    dtype, real_device = scheme.activation, torch.device("cpu") if torch.device(device).type == "meta" else device
     q_row_count, k_row_count = int(queries.sum()), int(keys.sum())
     return {
         "q": randn(q_row_count, H, D, dtype=dtype, device=device, seed=seed),
         "k": randn(k_row_count, H_kv, D, dtype=dtype, device=device, seed=seed + 1),
         "v": randn(k_row_count, H_kv, D, dtype=dtype, device=device, seed=seed + 2),
-        "cu_seqlens_q": offsets_of(queries).to(index_device),
-        "cu_seqlens_k": offsets_of(keys).to(index_device),
+        "cu_seqlens_q": offsets_of(queries).to(real_device),
+        "cu_seqlens_k": offsets_of(keys).to(real_device),
         "max_seqlen_q": max(queries.tolist(), default=0),
         "max_seqlen_k": max(keys.tolist(), default=0),
         "causal": bool(case["causal"]),

@@ -178,9 +178,9 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
         sum_size = sum_size + inputs["bias"].double().abs()
         product = product - inputs["bias"].double()
     chained_k = K if inputs.get("fast_accum") else min(K, K_PER_PROMOTION)
-    chain_error = TRUNCATIONS_PER_INSTRUCTION * -(-chained_k // INSTRUCTION_K) * TRUNCATION_ERROR
+    truncation_error = TRUNCATIONS_PER_INSTRUCTION * -(-chained_k // INSTRUCTION_K) * TRUNCATION_ERROR
     error_limit = ACCUMULATION_FACTOR * FP32_ROUNDOFF * max(K, 1) ** 0.5 * sum_size
-    error_limit = error_limit + chain_error * (product.abs() + (a.square() @ b.square()).sqrt())
+    error_limit = error_limit + truncation_error * (product.abs() + (a.square() @ b.square()).sqrt())
     subnormal_error = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
     return (error_limit + scheme.unit_roundoff * oracle[0].abs() + subnormal_error,)
 

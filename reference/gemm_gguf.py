@@ -46,8 +46,8 @@ def group_size(K: int, groups: int) -> int:
 def rules(arguments: CallArguments, dims: Dims) -> None:
     """Raises `ValueError` if `b` has not one code for each k, or if no group size gives the shape of `scale`."""
     b = arguments["b"]
-    if dims["B"] != (expected := dims["K"] // (2 if b.dtype == torch.uint8 else 1)):
-        raise ValueError(f"b: expected {expected} columns of {b.dtype} for K={dims['K']}, got {dims['B']}")
+    if dims["B"] != (expected_columns := dims["K"] // (2 if b.dtype == torch.uint8 else 1)):
+        raise ValueError(f"b: expected {expected_columns} columns of {b.dtype} for K={dims['K']}, got {dims['B']}")
     group_size(dims["K"], dims["G"])
 
 

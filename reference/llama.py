@@ -92,11 +92,11 @@ def rotation(arch: Architecture, T: int) -> tuple[Tensor, Tensor]:
         rope_scaling["factors" if rope_type == "factors" else "factor"], dtype=torch.float64
     )
     if rope_type in ("default", "linear", "factors"):
-        fast_weights = torch.zeros_like(freqs)
+        freq_weights = torch.zeros_like(freqs)
     elif rope_type == "llama3":
         turns = freqs * rope_scaling["original_max_position_embeddings"] / math.tau
         min_turns, max_turns = rope_scaling["low_freq_factor"], rope_scaling["high_freq_factor"]
-        fast_weights = ((turns - min_turns) / (max_turns - min_turns)).clamp(0, 1)
+        freq_weights = ((turns - min_turns) / (max_turns - min_turns)).clamp(0, 1)
     else:
         training_length = rope_scaling.get("original_max_position_embeddings") or arch.max_position
 
@@ -106,7 +106,7 @@ def rotation(arch: Architecture, T: int) -> tuple[Tensor, Tensor]:
 
         first_pair = max(math.floor(pair_of(rope_scaling.get("beta_fast") or 32)), 0)
         last_pair = min(math.ceil(pair_of(rope_scaling.get("beta_slow") or 1)), D - 1)
-        fast_weights = 1 - ((pair_columns / 2 - first_pair) / max(last_pair - first_pair, 1e-3)).clamp(0, 1)
+        freq_weights = 1 - ((pair_columns / 2 - first_pair) / max(last_pair - first_pair, 1e-3)).clamp(0, 1)
         magnitude_factor = rope_scaling.get("attention_factor") or max(0.1 * math.log(rope_scaling["factor"]) + 1, 1.0)
-    angles = torch.arange(T, dtype=torch.float64)[:, None] * (fast_weights * freqs + (1 - fast_weights) * slowed_freqs)
+    angles = torch.arange(T, dtype=torch.float64)[:, None] * (freq_weights * freqs + (1 - freq_weights) * slowed_freqs)
     return (angles.cos() * magnitude_factor).float(), (angles.sin() * magnitude_factor).float()

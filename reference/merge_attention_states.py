@@ -70,8 +70,8 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     output_error = (operation_error * (part_count + lse_gap + max_lse.abs().nan_to_num(posinf=0.0)) * weights)[
         ..., None
     ] * out_sizes
-    subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
-    out = output_error.sum(0) + scheme.unit_roundoff * oracle[0].abs() + subnormal
+    half_subnormal = torch.finfo(scheme.output).smallest_normal * scheme.unit_roundoff
+    out = output_error.sum(0) + scheme.unit_roundoff * oracle[0].abs() + half_subnormal
     return out, operation_error * (part_count + oracle[1].abs().nan_to_num(posinf=0.0))
 
 
@@ -98,9 +98,9 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         inputs["outs"][part_index] = torch.linspace(-8, 8, int(case["D"])).to(inputs["outs"])
         yield f"part {part_index}", inputs
     inputs = make_inputs(case, scheme, device, seed)
-    flat_mod_5 = torch.arange(inputs["lses"].numel(), device=inputs["lses"].device).view(inputs["lses"].shape) % 5
-    lses = inputs["lses"].masked_fill(flat_mod_5 == 1, -math.inf).masked_fill(flat_mod_5 == 3, math.inf)
-    outs = inputs["outs"].masked_fill((flat_mod_5 % 2 == 1)[..., None], math.nan)
+    residues = torch.arange(inputs["lses"].numel(), device=inputs["lses"].device).view(inputs["lses"].shape) % 5
+    lses = inputs["lses"].masked_fill(residues == 1, -math.inf).masked_fill(residues == 3, math.inf)
+    outs = inputs["outs"].masked_fill((residues % 2 == 1)[..., None], math.nan)
     yield "values: parts without keys of -inf and of +inf", {"outs": outs, "lses": lses}
     for lse_shift in (300.0, -300.0, -20_000.0):
         inputs = make_inputs(case, scheme, device, seed)

@@ -93,12 +93,12 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     kv_cache = randn(*unused_mask.shape, latent_dim + rotary_dim, dtype=scheme.activation, device=device, seed=seed + 1)
     if device.type != "meta":
         kv_cache[unused_mask.to(device)] = math.nan
-    index_device = torch.device("cpu") if device.type == "meta" else device
+    real_device = torch.device("cpu") if device.type == "meta" else device
     inputs = {
         "q": randn(B, H, latent_dim + rotary_dim, dtype=scheme.activation, device=device, seed=seed),
         "kv_cache": kv_cache,
-        "block_table": page_table.to(index_device),
-        "seq_lens": lengths.to(index_device),
+        "block_table": page_table.to(real_device),
+        "seq_lens": lengths.to(real_device),
         "latent_dim": latent_dim,
         "softmax_scale": SOFTMAX_SCALE,
     }

@@ -180,7 +180,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     generator = torch.Generator().manual_seed(seed)
     lengths = drawn_lengths(case, generator)
     page_table, unused_mask = dealt_pages(lengths, block_size, generator)
-    index_device = torch.device("cpu") if device.type == "meta" else device
+    real_device = torch.device("cpu") if device.type == "meta" else device
     query_offsets = _query_bounds(lengths, int(case.get("queries", 1)), bool(case.get("mixed", False)))
     inputs: Inputs = {
         "q": randn(B if query_offsets is None else int(query_offsets[-1]), H, D, dtype=dtype, device=device, seed=seed)
@@ -190,9 +190,9 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
         if device.type != "meta":
             cache[unused_mask.to(device)] = math.nan
         inputs[arg_name] = cache.to(scheme.weight)
-    inputs |= {"block_table": page_table.to(index_device), "seq_lens": lengths.to(index_device)}
+    inputs |= {"block_table": page_table.to(real_device), "seq_lens": lengths.to(real_device)}
     if query_offsets is not None:
-        inputs["cu_seqlens_q"] = query_offsets.to(index_device)
+        inputs["cu_seqlens_q"] = query_offsets.to(real_device)
     if scheme.weight.itemsize == 1:
         for arg_name, cache_seed in (("k_scale", seed + 4), ("v_scale", seed + 5)):
             inputs[arg_name] = (0.5 + torch.rand(H_kv, generator=torch.Generator().manual_seed(cache_seed))).to(device)
@@ -213,14 +213,14 @@ def _query_bounds(lengths: torch.Tensor, queries: int, mixed: bool) -> torch.Ten
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
     """Yields adversarial inputs: one dominant key at each page edge, each tile edge and both ends of the sequence. Also
     yields a dominant key just past the end, which no query may see."""
-    context, block_size = int(case["context"]), int(case["block_size"])
-    edge_positions = {*TILE_EDGES, block_size - 1, block_size, context - block_size, context - 2, context - 1}
-    for position in sorted(edge_positions | {context}):
-        if not 0 <= position <= context or context == 0:
+    kv_len, block_size = int(case["context"]), int(case["block_size"])
+    edge_positions = {*TILE_EDGES, block_size - 1, block_size, kv_len - block_size, kv_len - 2, kv_len - 1}
+    for position in sorted(edge_positions | {kv_len}):
+        if not 0 <= position <= kv_len or kv_len == 0:
             continue
         inputs = make_inputs(case, scheme, device, seed)
         listen(inputs["q"], inputs["k_cache"])
-        key_label = f"key {position}" if position < context else "one past the last key"
+        key_label = f"key {position}" if position < kv_len else "one past the last key"
         has_large_key = False
         for b, length in enumerate(inputs["seq_lens"].tolist()):
             # In a sequence that ends just before `position`, this slot is past the end, and no query may see it.
@@ -290,7 +290,7 @@ def _case(
 
 
 def _decode(H: int, H_kv: int, D: int) -> tuple[Case, ...]:
-    return tuple(_case(B, context, H, H_kv, D) for B in (1, 16) for context in (512, 4096))
+    return tuple(_case(B, kv_len, H, H_kv, D) for B in (1, 16) for kv_len in (512, 4096))
 
 
 CONTRACT = Contract(

@@ -31,13 +31,13 @@ def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
 
     With `ragged` the lengths are random. The first length is then `context`, and for B >= 3 one length is 0. With
     `lognormal` the lengths follow a log-normal distribution with the mean `context`."""
-    B, context = int(case["B"]), int(case["context"])
+    B, kv_len = int(case["B"]), int(case["context"])
     if case.get("lognormal"):
-        return _lognormal(B, context, generator)
+        return _lognormal(B, kv_len, generator)
     if not case["ragged"]:
-        return torch.full((B,), context, dtype=torch.int32)
-    lengths = torch.randint(0, context + 1, (B,), generator=generator, dtype=torch.int32)
-    lengths[:1] = context
+        return torch.full((B,), kv_len, dtype=torch.int32)
+    lengths = torch.randint(0, kv_len + 1, (B,), generator=generator, dtype=torch.int32)
+    lengths[:1] = kv_len
     if B >= 3:
         lengths[B // 2] = 0
     return lengths
@@ -45,8 +45,8 @@ def drawn_lengths(case: Case, generator: torch.Generator) -> torch.Tensor:
 
 def _lognormal(B: int, context: int, generator: torch.Generator) -> torch.Tensor:
     """Draws `B` random sequence lengths from a log-normal distribution, (B,) int32. Their mean is about `context`."""
-    samples = torch.randn(B, generator=generator, dtype=torch.float64).exp()  # fp32 is exact only up to 2**24 tokens
-    end_offsets = (samples.cumsum(0) * (B * context / samples.sum())).round()
+    raw_lens = torch.randn(B, generator=generator, dtype=torch.float64).exp()  # fp32 is exact only up to 2**24 tokens
+    end_offsets = (raw_lens.cumsum(0) * (B * context / raw_lens.sum())).round()
     return torch.diff(end_offsets, prepend=torch.zeros(1, dtype=torch.float64)).to(torch.int32)
 
 

@@ -96,18 +96,18 @@ def quantize_groups(
     N, K = weight.shape
     if K % group:
         raise ValueError(f"weight: expected rows of a multiple of {group} values, got {K}")
-    low, high = (0, INT4_MAX) if bits == 4 else (-INT8_MAX - 1, INT8_MAX)
+    min_code, max_code = (0, INT4_MAX) if bits == 4 else (-INT8_MAX - 1, INT8_MAX)
     values = weight.float().view(N, K // group, group)
-    smallest, largest = values.amin(dim=2), values.amax(dim=2)
+    group_mins, group_maxes = values.amin(dim=2), values.amax(dim=2)
     if minimums:
-        scale = _scale((largest - smallest) / (high - low), dtype)
-        minimum = (low * scale.float() - smallest).to(dtype)
+        scale = _scale((group_maxes - group_mins) / (max_code - min_code), dtype)
+        minimum = (min_code * scale.float() - group_mins).to(dtype)
         steps = (values + minimum.float()[:, :, None]) / scale.float()[:, :, None]
     else:
         zero = INT4_ZERO if bits == 4 else 0
-        scale, minimum = _scale(values.abs().amax(dim=2) / (high - zero), dtype), None
+        scale, minimum = _scale(values.abs().amax(dim=2) / (max_code - zero), dtype), None
         steps = values / scale.float()[:, :, None] + zero
-    codes = steps.round().clamp(low, high).view(N, K)
+    codes = steps.round().clamp(min_code, max_code).view(N, K)
     return pack_int4(codes) if bits == 4 else codes.to(torch.int8), scale, minimum
 
 

@@ -95,16 +95,16 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     A quantised output is not rounded to x's dtype, so n is 0, or 2 with `round_first`. `quantized_limits` then computes
     the tolerances of the codes and scales.
     """
-    quantize, dtype = inputs.get("quantize"), scheme.activation
-    first_roundings, last_roundings = (2.0 if inputs.get("round_first") else 0.0), (0.0 if quantize else 1.0)
+    quant_format, dtype = inputs.get("quantize"), scheme.activation
+    first_roundings, last_roundings = (2.0 if inputs.get("round_first") else 0.0), (0.0 if quant_format else 1.0)
     rounding_count = max(first_roundings + last_roundings, 2.0 * last_roundings)
     u = torch.finfo(dtype).eps / 2
     relative_error = (ACCUMULATION_FACTOR / 2 * inputs["x"].shape[-1] ** 0.5 + 4.0) * FP32_ROUNDOFF + rounding_count * u
     subnormal_error = torch.finfo(dtype).smallest_normal * u
     weight = inputs["weight"].double() + inputs.get("weight_offset", 0.0)
-    unscaled_out = oracle[0] if quantize is None else oracle[0] * oracle[1][:, None]
+    unscaled_out = oracle[0] if quant_format is None else oracle[0] * oracle[1][:, None]
     out_error = relative_error * unscaled_out.abs() + subnormal_error * (1.0 + weight.abs())
-    return (out_error,) if quantize is None else quantized_limits(oracle, out_error, quantize)
+    return (out_error,) if quant_format is None else quantized_limits(oracle, out_error, quant_format)
 
 
 def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:

@@ -55,14 +55,14 @@ def positions_known(arguments: CallArguments, dims: Dims) -> None:
     check_values("positions", arguments["positions"], 0, dims["max_position"] - 1)
 
 
-TABLE_ARGUMENT, INDEX = Argument("max_position D/2", (torch.float32,)), Argument("T", (torch.int64,))
+TABLE_ARGUMENT, POSITION_ARGUMENT = Argument("max_position D/2", (torch.float32,)), Argument("T", (torch.int64,))
 CONTRACT = Contract(
     {
         "q": Argument("T H D", FLOATS),
         "k": Argument("T H_kv D", "q"),
         "cos": TABLE_ARGUMENT,
         "sin": TABLE_ARGUMENT,
-        "positions": INDEX,
+        "positions": POSITION_ARGUMENT,
     },
     {"q_out": Result("T H D", "q"), "k_out": Result("T H_kv D", "q")},
     rules=even,

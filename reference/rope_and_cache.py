@@ -94,16 +94,16 @@ def places_exist(arguments: CallArguments, dims: Dims) -> None:
     slots_exist(arguments, dims)
 
 
-NEW_ARGUMENT, INDEX = Argument("T H_kv D", "q"), Argument("T", (torch.int64,))
+NEW_ARGUMENT, INDEX_ARG = Argument("T H_kv D", "q"), Argument("T", (torch.int64,))
 TABLE_ARGUMENT = Argument("max_position rotary/2", (torch.float32,))
 CACHE_ARGUMENT = Argument("num_blocks block_size H_kv D", (*FLOATS, torch.float8_e4m3fn), "contiguous")
 SCALE_ARGUMENT, NORM = Argument("H_kv", (torch.float32,), optional=True), Argument("D", "q", optional=True)
 CONTRACT = Contract(
     {
         "q": Argument("T H D", FLOATS),
-        **{"k": NEW_ARGUMENT, "v": NEW_ARGUMENT, "cos": TABLE_ARGUMENT, "sin": TABLE_ARGUMENT, "positions": INDEX},
+        **{"k": NEW_ARGUMENT, "v": NEW_ARGUMENT, "cos": TABLE_ARGUMENT, "sin": TABLE_ARGUMENT, "positions": INDEX_ARG},
         "q_out": Argument("T H D", "q"),
-        **{"k_cache": CACHE_ARGUMENT, "v_cache": CACHE_ARGUMENT, "slot_mapping": INDEX},
+        **{"k_cache": CACHE_ARGUMENT, "v_cache": CACHE_ARGUMENT, "slot_mapping": INDEX_ARG},
         **{"k_scale": SCALE_ARGUMENT, "v_scale": SCALE_ARGUMENT, "q_norm": NORM, "k_norm": NORM},
     },
     {},

@@ -34,8 +34,8 @@ def row_results(shape: str, **more: Result) -> dict[str, Result]:
     `out` comes with `scale`, one fp32 number per row. `more` describes further results of the op."""
 
     def dtype(arguments: CallArguments) -> torch.dtype:
-        quantize = arguments.get("quantize")
-        return arguments["x"].dtype if quantize is None else CODE_DTYPES[quantize]
+        quant_format = arguments.get("quantize")
+        return arguments["x"].dtype if quant_format is None else CODE_DTYPES[quant_format]
 
     return {"out": Result(shape, dtype), **more, "scale": Result("T", torch.float32, when="quantize")}
 
@@ -47,10 +47,10 @@ def row_rules(arguments: CallArguments, dims: Dims) -> None:
 
 def row_scheme(arguments: CallArguments) -> str:
     """Returns the scheme name of a call: the dtype of x, or `out_int8` or `out_fp8` for a quantised 16-bit x."""
-    quantize, dtype = arguments.get("quantize"), arguments["x"].dtype
-    if quantize is None or dtype == torch.float32:
+    quant_format, dtype = arguments.get("quantize"), arguments["x"].dtype
+    if quant_format is None or dtype == torch.float32:
         return DTYPE_NAMES[dtype]
-    return "out_int8" if quantize == "int8" else "out_fp8"
+    return "out_int8" if quant_format == "int8" else "out_fp8"
 
 
 def planted_columns(width: int) -> list[int]:

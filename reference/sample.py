@@ -252,7 +252,7 @@ def _drawn(B: int, V: int, top_n: int, **values: Scalar) -> Case | None:
     return None if top_n > V or B * V > 2**22 else Case(B=B, V=V, top_n=top_n, **values)
 
 
-FP32_DTYPES, NUMBER, INT32_DTYPES = (torch.float32,), (torch.int64,), (torch.int32,)
+FP32_DTYPES, INT64_DTYPES, INT32_DTYPES = (torch.float32,), (torch.int64,), (torch.int32,)
 PENALTY_ARGUMENT = Argument("B", FP32_DTYPES, "contiguous", optional=True)
 CONTRACT = Contract(
     {
@@ -260,7 +260,7 @@ CONTRACT = Contract(
         "temperature": Argument("B", FP32_DTYPES),
         "top_k": Argument("B", (torch.int32,)),
         **{"top_p": Argument("B", FP32_DTYPES), "min_p": Argument("B", FP32_DTYPES)},
-        **{"seed": Argument("B", NUMBER), "position": Argument("B", NUMBER)},
+        **{"seed": Argument("B", INT64_DTYPES), "position": Argument("B", INT64_DTYPES)},
         **{f"{name}_penalty": PENALTY_ARGUMENT for name in ("repetition", "presence", "frequency")},
         "edit_offsets": Argument("B+1", INT32_DTYPES, optional=True),
         **{name: Argument("N", INT32_DTYPES, optional=True) for name in ("edit_ids", "edit_counts")},

@@ -50,20 +50,20 @@ def support(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, 
     scores = logits.detach().cpu().double() / temperature
     n = min(top_k or len(scores), int((scores > -math.inf).sum()))
     # Sorting only the first n of 128,256 values takes 2 to 5 ms, sorting all with their ids 12 ms (one EPYC core).
-    ordered = torch.from_numpy(np.sort(np.partition(scores.numpy(), len(scores) - n)[len(scores) - n :])[::-1].copy())
-    top_weights = torch.exp(ordered[:n] - ordered[0])
+    n_largest = torch.from_numpy(np.sort(np.partition(scores.numpy(), len(scores) - n)[len(scores) - n :])[::-1].copy())
+    top_weights = torch.exp(n_largest[:n] - n_largest[0])
     # With 2**n equal weights, every sum and quotient is exact in fp32, and there is no doubt.
     is_exact = bool((top_weights == 1).all()) and n & (n - 1) == 0
-    in_support = top_k_mask = _first(scores, ordered, n)
+    in_support = top_k_mask = _first(scores, n_largest, n)
     doubtful_mask = torch.zeros_like(in_support)
     if top_p < 1:
         cumulative_mass = (top_weights / top_weights.sum()).cumsum(0)
         mass_before = torch.cat([cumulative_mass.new_zeros(1), cumulative_mass[:-1]])
-        in_support = _first(scores, ordered, int((mass_before < top_p).sum()))
+        in_support = _first(scores, n_largest, int((mass_before < top_p).sum()))
         if not is_exact:
             kept_counts = (int((mass_before - top_p < limit).sum()) for limit in (-MASS_TOLERANCE, MASS_TOLERANCE))
-            doubtful_mask = torch.logical_xor(*(_first(scores, ordered, kept_count) for kept_count in kept_counts))
-    score_gap = ordered[0] - scores
+            doubtful_mask = torch.logical_xor(*(_first(scores, n_largest, kept_count) for kept_count in kept_counts))
+    score_gap = n_largest[0] - scores
     weights = torch.exp(-score_gap)
     if min_p > 0:
         in_support = in_support & (weights >= min_p)
@@ -147,14 +147,14 @@ def compare_own_stream(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme:
 
 
 def _compare(actual: Outputs, oracle: Outputs, inputs: Inputs, wins: bool) -> list[ErrorStats]:
-    drawn_tokens, expected = actual[0], oracle[0].cpu()
-    if drawn_tokens.shape != expected.shape or drawn_tokens.dtype != torch.int64:
-        note = f"expected {tuple(expected.shape)} int64, got {tuple(drawn_tokens.shape)} {drawn_tokens.dtype}"
-        failed_stats = ErrorStats("tokens", False, math.nan, math.inf, expected.numel(), expected.numel(), note=note)
+    drawn_tokens, best_ids = actual[0], oracle[0].cpu()
+    if drawn_tokens.shape != best_ids.shape or drawn_tokens.dtype != torch.int64:
+        note = f"expected {tuple(best_ids.shape)} int64, got {tuple(drawn_tokens.shape)} {drawn_tokens.dtype}"
+        failed_stats = ErrorStats("tokens", False, math.nan, math.inf, best_ids.numel(), best_ids.numel(), note=note)
         return [failed_stats, *_compare_logprobs(actual, oracle, inputs)]
     edited_rows = edited(**{arg_name: arg for arg_name, arg in inputs.items() if arg_name in EDIT_ARGUMENTS})
     worst_ratio, worst_row, errors, worst_error = 0.0, 0, 0, 0.0
-    for b, (token, best_token) in enumerate(zip(drawn_tokens.tolist(), expected.tolist(), strict=True)):
+    for b, (token, best_token) in enumerate(zip(drawn_tokens.tolist(), best_ids.tolist(), strict=True)):
         if token == best_token:
             continue
         score_error, ratio = _judge_row(token, best_token, edited_rows[b], inputs, b, wins)
@@ -162,7 +162,7 @@ def _compare(actual: Outputs, oracle: Outputs, inputs: Inputs, wins: bool) -> li
         if not ratio <= worst_ratio:
             worst_ratio, worst_row, worst_error = ratio, b, score_error
     tokens = ErrorStats(
-        "tokens", errors == 0, worst_error, worst_ratio, errors, expected.numel(), (worst_row,) if errors else ()
+        "tokens", errors == 0, worst_error, worst_ratio, errors, best_ids.numel(), (worst_row,) if errors else ()
     )
     return [tokens, *_compare_logprobs(actual, oracle, inputs)]
 

@@ -76,10 +76,10 @@ def limits(inputs: Inputs, oracle: Outputs, scheme: Scheme, relative: torch.Tens
 
     A 16-bit result may be rounded twice. The subnormal error of the first rounding is multiplied by `up`. A quantised
     result is not rounded to 16 bits first."""
-    quantize, dtype_info = inputs.get("quantize"), torch.finfo(scheme.activation)
-    if quantize is not None:
+    quant_format, dtype_info = inputs.get("quantize"), torch.finfo(scheme.activation)
+    if quant_format is not None:
         unscaled_out = oracle[0] * oracle[1][:, None]
-        return quantized_limits(oracle, relative * unscaled_out.abs() + absolute, quantize)
+        return quantized_limits(oracle, relative * unscaled_out.abs() + absolute, quant_format)
     _, up = halves(inputs["x"])
     subnormal_error = dtype_info.smallest_normal * dtype_info.eps / 2 * (1.0 + up.abs())
     return ((relative + dtype_info.eps) * oracle[0].abs() + absolute + subnormal_error,)

@@ -340,9 +340,9 @@ def randn(
     value_count = 1
     for dim_size in shape:
         value_count *= dim_size
-    draw_device = device if value_count > 2**24 else torch.device("cpu")
-    generator = torch.Generator(draw_device).manual_seed(seed)
-    drawn_values = torch.randn(shape, generator=generator, device=draw_device, dtype=torch.float32)
+    rng_device = device if value_count > 2**24 else torch.device("cpu")
+    generator = torch.Generator(rng_device).manual_seed(seed)
+    drawn_values = torch.randn(shape, generator=generator, device=rng_device, dtype=torch.float32)
     # In place: torch's product of (0, 1) elements has strides (1, 0), which a careful launcher refuses.
     rounded_values = drawn_values.mul_(scale).to(device=device, dtype=dtype)
     return rounded_values.add_(mean) if mean else rounded_values

@@ -136,10 +136,10 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
     token's score is within the two errors of the best score. The error of a score is `SCORE_ULPS` * 2**-24 * (|log
     weight| + |log E| + 1), with E exponential noise."""
     output_names, errors = ("tokens", "num_accepted"), []
-    for name, result, right_out in zip(output_names, actual, oracle, strict=True):
-        if result.shape != right_out.shape or result.dtype != right_out.dtype:
-            note = f"expected {tuple(right_out.shape)} {right_out.dtype}, got {tuple(result.shape)} {result.dtype}"
-            errors.append(ErrorStats(name, False, math.nan, math.inf, right_out.numel(), right_out.numel(), note=note))
+    for name, result, ref_out in zip(output_names, actual, oracle, strict=True):
+        if result.shape != ref_out.shape or result.dtype != ref_out.dtype:
+            note = f"expected {tuple(ref_out.shape)} {ref_out.dtype}, got {tuple(result.shape)} {result.dtype}"
+            errors.append(ErrorStats(name, False, math.nan, math.inf, ref_out.numel(), ref_out.numel(), note=note))
     if errors:
         return errors + [ErrorStats(name, True, 0.0, 0.0, 0, 0) for name in output_names[len(errors) :]]
     wrong_row_ids = []
@@ -187,7 +187,7 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
     """Makes drafts that are close to the target: about 2 of 3 are accepted. `ngram` drafts have no probabilities."""
     B, K, V = (int(case[name]) for name in ("B", "K", "V"))
     is_meta = torch.device(device).type == "meta"
-    index_device = torch.device("cpu" if is_meta else device)
+    real_device = torch.device("cpu" if is_meta else device)
     generator = torch.Generator().manual_seed(seed)
     small_tensors = {
         "num_drafts": torch.randint(0, K + 1, (B,), generator=generator, dtype=torch.int32),
@@ -201,9 +201,9 @@ def make_inputs(case: Case, scheme: Scheme, device: torch.device, seed: int) -> 
         logits = 2 * torch.randn(B, K + 1, V, generator=generator)
         p, q = logits.softmax(-1), (logits[:, :K] + 0.7 * torch.randn(B, K, V, generator=generator)).softmax(-1)
         tokens = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(B, K)
-        p, q = p.to(index_device), q.to(index_device)
-    inputs: Inputs = {"draft_tokens": tokens.to(index_device), "target_probs": p}
-    inputs |= {name: input_value.to(index_device) for name, input_value in small_tensors.items()}
+        p, q = p.to(real_device), q.to(real_device)
+    inputs: Inputs = {"draft_tokens": tokens.to(real_device), "target_probs": p}
+    inputs |= {name: input_value.to(real_device) for name, input_value in small_tensors.items()}
     return inputs if case.get("ngram") else inputs | {"draft_probs": q}
 
 
@@ -220,9 +220,9 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     inputs["num_drafts"] = torch.full_like(inputs["num_drafts"], K)
     if "draft_probs" in inputs:
         yield "identical draft", inputs | {"draft_probs": inputs["target_probs"][:, :K].clone()}
-        low_target = inputs["target_probs"].clone()
-        low_target[:, :K] = 0.125 * inputs["draft_probs"]
-        yield "values: an eighth of the draft's weights, so that nothing is left", inputs | {"target_probs": low_target}
+        low_probs = inputs["target_probs"].clone()
+        low_probs[:, :K] = 0.125 * inputs["draft_probs"]
+        yield "values: an eighth of the draft's weights, so that nothing is left", inputs | {"target_probs": low_probs}
     if "draft_probs" in inputs and V > 1:
         draft_ids = inputs["draft_tokens"][..., None]
         target_probs, new_draft = inputs["target_probs"].clone(), inputs["draft_probs"].scatter(2, draft_ids, 0)
@@ -264,13 +264,13 @@ def _model(V: int) -> tuple[Case, ...]:
     return (_case(1, 4, V), _case(16, 4, V))
 
 
-PROBABILITY_DTYPES, INDEX = (torch.float32,), (torch.int64,)
+PROBABILITY_DTYPES, INT64_DTYPES = (torch.float32,), (torch.int64,)
 CONTRACT = Contract(
     {
-        "draft_tokens": Argument("B K", INDEX, "contiguous"),
+        "draft_tokens": Argument("B K", INT64_DTYPES, "contiguous"),
         "target_probs": Argument("B K+1 V", PROBABILITY_DTYPES, "contiguous"),
         "num_drafts": Argument("B", (torch.int32,)),
-        **{"seed": Argument("B", INDEX), "position": Argument("B", INDEX)},
+        **{"seed": Argument("B", INT64_DTYPES), "position": Argument("B", INT64_DTYPES)},
         "draft_probs": Argument("B K V", PROBABILITY_DTYPES, "contiguous", optional=True),
     },
     {

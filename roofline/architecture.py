@@ -330,8 +330,8 @@ def _check_rope_scaling(scaling: Mapping[str, Any] | None, head_dim: int) -> Non
         key for key in scaling.keys() - needed_keys - optional_keys - {"rope_type"} if scaling[key] is not None
     ):
         raise ValueError(f"model: rope scaling {rope_type}: {', '.join(unknown_keys)} is not modelled yet")
-    factors = scaling["factors"] if isinstance(scaling.get("factors"), list) else []
-    if rope_type == "factors" and (len(factors) != head_dim // 2 or not all(map(_is_positive, factors))):
+    rope_factors = scaling["factors"] if isinstance(scaling.get("factors"), list) else []
+    if rope_type == "factors" and (len(rope_factors) != head_dim // 2 or not all(map(_is_positive, rope_factors))):
         raise ValueError(f"model: expected {head_dim // 2} rope factors above 0, got {scaling['factors']!r:.60}")
     for key in sorted(scaling.keys() - {"rope_type", "factors"}):
         if scaling[key] is not None and not _is_positive(scaling[key]):

@@ -81,7 +81,7 @@ class Device:
             clock_ratio = clock_hz / self.boost_clock_hz
             vector_flops_per_s = clock_hz * self._vector_flops_per_clock
         matrix_rates = {dtype: rate * clock_ratio for dtype, rate in self.matrix_flops_per_s.items()}
-        l2_per_clock = _L2_READ_BYTES_PER_CLOCK.get(self.compute_capability)
+        l2_bytes_per_clk = _L2_READ_BYTES_PER_CLOCK.get(self.compute_capability)
         return Ceilings(
             device=self.name,
             kind="datasheet" if clock_hz is None else "at_clock",
@@ -90,7 +90,7 @@ class Device:
             vector_flops_per_s=vector_flops_per_s,
             sfu_ops_per_s=self.sfu_ops_per_s * clock_ratio,
             launch_floor_s=self.launch_floor_s,
-            l2_bytes_per_s=None if l2_per_clock is None else l2_per_clock * self.boost_clock_hz * clock_ratio,
+            l2_bytes_per_s=None if l2_bytes_per_clk is None else l2_bytes_per_clk * self.boost_clock_hz * clock_ratio,
         )
 
     @property

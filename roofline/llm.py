@@ -36,13 +36,13 @@ def weight_bytes(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -> int:
     """Returns the bytes of the parameters on each of `gpus` GPUs. Each GPU holds all norms and a share of the rest.
 
     In an 8-bit model only the projections have 8 bits."""
-    parts, item_bytes, activation_item_bytes = arch.parameters(), ITEM_BYTES[dtype], ITEM_BYTES[activation_dtype(dtype)]
-    attention_size = parts.attention
+    sizes, item_bytes, activation_item_bytes = arch.parameters(), ITEM_BYTES[dtype], ITEM_BYTES[activation_dtype(dtype)]
+    attention_size = sizes.attention
     if gpus > arch.num_kv_heads:  # each GPU holds a whole key and value head
         copied_heads = gpus - arch.num_kv_heads
         attention_size += copied_heads * arch.num_layers * 2 * arch.head_dim * (arch.hidden_size + arch.attention_bias)
-    split_bytes = (attention_size + parts.mlp) * item_bytes + (parts.embedding + parts.lm_head) * activation_item_bytes
-    return ceil(split_bytes / gpus) + parts.norms * activation_item_bytes
+    split_bytes = (attention_size + sizes.mlp) * item_bytes + (sizes.embedding + sizes.lm_head) * activation_item_bytes
+    return ceil(split_bytes / gpus) + sizes.norms * activation_item_bytes
 
 
 def kv_bytes_per_token(arch: Architecture, dtype: str = "bf16", gpus: int = 1) -> int:

@@ -155,13 +155,13 @@ class Bound:
 
 def bound(cost: Cost, ceilings: Ceilings) -> Bound:
     """Returns the least time of `cost` at the rates of `ceilings`. Raises `ValueError` on a dtype without a rate."""
-    parts: dict[Limiter, float] = {
+    times: dict[Limiter, float] = {
         "memory": cost.bytes / ceilings.hbm_bytes_per_s,
         "tensor": sum(flops / ceilings.matrix_rate(dtype) for dtype, flops in cost.tensor_flops.items()),
         "vector": cost.vector_flops / ceilings.vector_flops_per_s,
         "launch": cost.launches * ceilings.launch_floor_s,
     }
     if ceilings.sfu_ops_per_s is not None:
-        parts["sfu"] = cost.sfu_ops / ceilings.sfu_ops_per_s
-    limiter = max(parts, key=lambda part: parts[part])
-    return Bound(parts[limiter], limiter, parts)
+        times["sfu"] = cost.sfu_ops / ceilings.sfu_ops_per_s
+    limiter = max(times, key=lambda part: times[part])
+    return Bound(times[limiter], limiter, times)

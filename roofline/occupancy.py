@@ -93,8 +93,8 @@ def limits_of(device: Device | tuple[int, int]) -> SmLimits:
     """Returns an SM's limits, for a GPU or a compute capability such as `(9, 0)`. Raises `ValueError` if unknown."""
     capability = device.compute_capability if isinstance(device, Device) else device
     if capability not in SM_LIMITS:
-        choices = ", ".join(f"{major}.{minor}" for major, minor in SM_LIMITS)
-        raise ValueError(f"device: expected one of compute capability {choices}, got {'.'.join(map(str, capability))}")
+        versions = ", ".join(f"{major}.{minor}" for major, minor in SM_LIMITS)
+        raise ValueError(f"device: expected one of compute capability {versions}, got {'.'.join(map(str, capability))}")
     return SM_LIMITS[capability]
 
 

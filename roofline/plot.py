@@ -87,15 +87,15 @@ def roofline_figure(
     roofs = Roofs(ceilings)
     ops = list(dict.fromkeys(point.op for _, point in rows))
     colours = {op: COLOURS[op_index % len(COLOURS)] for op_index, op in enumerate(ops)}
-    computing_points = [(point_number, point) for point_number, point in rows if point.flops > 0]
-    moving_points = [(point_number, point) for point_number, point in rows if point.flops == 0]
+    flop_points = [(point_number, point) for point_number, point in rows if point.flops > 0]
+    no_flop_points = [(point_number, point) for point_number, point in rows if point.flops == 0]
 
-    bars_inches = _BAR_INCHES * (len(moving_points) + 1) if moving_points else 0.0
-    work_keys = {point.work for _, point in rows}
-    list_inches = ROW_IN * (
-        len(rows) + sum(1.15 if len(case) <= CASE_CHARACTERS else 2.05 for _, case, _ in work_keys) + 2
+    bars_inches = _BAR_INCHES * (len(no_flop_points) + 1) if no_flop_points else 0.0
+    case_keys = {point.work for _, point in rows}
+    list_height = ROW_IN * (
+        len(rows) + sum(1.15 if len(case) <= CASE_CHARACTERS else 2.05 for _, case, _ in case_keys) + 2
     )
-    fig_height = max((7.2 if computing_points else 0.0) + bars_inches + 1.1, list_inches + 0.6)
+    fig_height = max((7.2 if flop_points else 0.0) + bars_inches + 1.1, list_height + 0.6)
     figure = Figure(figsize=(WIDTH_INCHES, fig_height), dpi=_DPI, facecolor="white")
     FigureCanvasAgg(figure)
     heading_style: dict[str, Any] = {"fontsize": 13, "weight": "bold", "va": "center"}
@@ -108,14 +108,14 @@ def roofline_figure(
         **heading_style,
     )
     bottom_inches = 0.55
-    bars_inches = bars_inches if computing_points else fig_height - 1.1
-    if computing_points:
-        plane_y = bottom_inches + (bars_inches + 0.75 if moving_points else 0.0)
-        axes = figure.add_axes((_MARGIN, plane_y / fig_height, _PANEL_WIDTH, (fig_height - 0.5 - plane_y) / fig_height))
-        _draw_plane(axes, computing_points, roofs, colours, fixed_axes)
-    if moving_points:
+    bars_inches = bars_inches if flop_points else fig_height - 1.1
+    if flop_points:
+        axes_y = bottom_inches + (bars_inches + 0.75 if no_flop_points else 0.0)
+        axes = figure.add_axes((_MARGIN, axes_y / fig_height, _PANEL_WIDTH, (fig_height - 0.5 - axes_y) / fig_height))
+        _draw_plane(axes, flop_points, roofs, colours, fixed_axes)
+    if no_flop_points:
         bars_axes = figure.add_axes((_MARGIN, bottom_inches / fig_height, _PANEL_WIDTH, bars_inches / fig_height))
-        _draw_movement(bars_axes, moving_points, roofs, colours)
+        _draw_movement(bars_axes, no_flop_points, roofs, colours)
     draw_list(figure, rows, roofs, colours)
     if len(rows) < len(points):
         points_note = f"{len(rows)} of {len(points)} points are drawn, of each op the fastest kernel first"
@@ -152,7 +152,7 @@ def _frame(
     name_x = 10 ** ((log10(corner_x) - _MAX_NAME_WIDTH * log10(right)) / (1 - _MAX_NAME_WIDTH))
     if not fixed:
         return min(min_x / 2.5, ridge / 12.5, name_x), min(min_y, *peaks) / 2.5, right, top
-    left, bottom = (10.0 ** floor(log10(low_end)) for low_end in (min(min_x, name_x), min(min_y, min(peaks) / 100)))
+    left, bottom = (10.0 ** floor(log10(axis_min)) for axis_min in (min(min_x, name_x), min(min_y, min(peaks) / 100)))
     return left, bottom, right, top
 
 
@@ -198,9 +198,9 @@ def _draw_plane(axes: Axes, points: Numbered, roofs: Roofs, colours: Mapping[str
 
 
 def _arrow(naive: Point, end: Point, colour: str) -> dict[str, Any]:
-    both_timed = naive.seconds is not None and end.seconds is not None
+    has_times = naive.seconds is not None and end.seconds is not None
     arrow_style: dict[str, Any] = {"arrowstyle": "-|>", "linewidth": 1.1, "alpha": 0.75}
-    return arrow_style | {"color": colour if both_timed else GREY, "linestyle": "solid" if both_timed else (0, (3, 2))}
+    return arrow_style | {"color": colour if has_times else GREY, "linestyle": "solid" if has_times else (0, (3, 2))}
 
 
 def _legend_arrow(width: float, height: float, fontsize: float, **_: Any) -> FancyArrowPatch:
@@ -258,15 +258,15 @@ def _write_along(
     (x0, y0), (x1, y1) = axes.transData.transform([(x_min, x_min * rate), (10 * x_min, 10 * x_min * rate)]) * 72 / _DPI
     angle = atan2(y1 - y0, x1 - x0)
     marker_points = axes.transData.transform(places) * 72 / _DPI
-    place_choices: list[tuple[int, tuple[float, float], list[tuple[float, float]]]] = []
+    placements: list[tuple[int, tuple[float, float], list[tuple[float, float]]]] = []
     for text_distance in range(20, 320, 10):
         text_offset = (text_distance * cos(angle) - 3 * sin(angle), text_distance * sin(angle) + 3 * cos(angle))
         x, y = x0 + text_offset[0] - 4 * sin(angle), y0 + text_offset[1] + 4 * cos(angle)
         text_xys = [(float(x + t * cos(angle)), float(y + t * sin(angle))) for t in range(0, 4 * len(name), 4)]
         covered_count = sum(any(hypot(x - a, y - b) < 10 for a, b in text_xys) for x, y in marker_points)
         covered_count += sum(any(overlap((a - 4, b - 4, a + 4, b + 4), box) for a, b in text_xys) for box in names)
-        place_choices.append((covered_count, text_offset, text_xys))
-    _, text_offset, text_xys = min(place_choices, key=lambda candidate: candidate[0])  # the lowest with least covered
+        placements.append((covered_count, text_offset, text_xys))
+    _, text_offset, text_xys = min(placements, key=lambda candidate: candidate[0])  # the lowest with least covered
     text_style: dict[str, Any] = {"rotation": degrees(angle), "rotation_mode": "anchor", "va": "bottom", **text}
     axes.annotate(name, (x_min, x_min * rate), text_offset, **text_style)
     return [(x - 4, y - 4, x + 4, y + 4) for x, y in text_xys]
@@ -330,10 +330,10 @@ def _legend_handles(points: Numbered, roofs: Roofs) -> list[Line2D | FancyArrowP
         handles.append(Line2D([], [], marker="o", label="pale: NOISY", markerfacecolor="white", alpha=_ALPHA, **dot))
     if any(point.published for point in timed_points):
         handles.append(Line2D([], [], marker="*", label="published by others", markerfacecolor="white", **dot))
-    for basis, fill_name, marker_fill in (("counted", "filled", INK), ("modelled", "hollow", "white")):
-        if any(point.traffic_basis == basis and not point.published and not point.noisy for point in timed_points):
+    for byte_basis, fill_name, marker_fill in (("counted", "filled", INK), ("modelled", "hollow", "white")):
+        if any(point.traffic_basis == byte_basis and not point.published and not point.noisy for point in timed_points):
             handles.append(
-                Line2D([], [], marker="o", label=f"{fill_name}: bytes {basis}", markerfacecolor=marker_fill, **dot)
+                Line2D([], [], marker="o", label=f"{fill_name}: bytes {byte_basis}", markerfacecolor=marker_fill, **dot)
             )
     if len(timed_points) < len(shown_points):
         grey_style: dict[str, Any] = {"linestyle": "none", "color": GREY, "markeredgewidth": 1.6}

@@ -30,9 +30,9 @@ class Roofs:
     def __init__(self, ceilings: Sequence[Ceilings]):
         self.ceilings = ceilings
         devices = list(dict.fromkeys(ceiling.device for ceiling in ceilings))
-        many_devices = len(devices) > 1
+        has_letters = len(devices) > 1
         self.letters = {
-            device: chr(ord("A") + device_index) if many_devices else "" for device_index, device in enumerate(devices)
+            device: chr(ord("A") + device_index) if has_letters else "" for device_index, device in enumerate(devices)
         }
         line_hues = ["black", *COLOURS[7:], *COLOURS[:7]]
         self.colours = {device: line_hues[device_index % len(line_hues)] for device_index, device in enumerate(devices)}
@@ -70,11 +70,11 @@ def draw_list(figure: Figure, rows: Numbered, roofs: Roofs, colours: Mapping[str
             write_text(figure, x, y / figure_height, cell, NAME_WIDTH, ha=text_side, va="center", fontsize=7.5, **style)
 
     write(("", "kernel", "FLOP / byte", "reached", "of bound"), color=INK)
-    heading_work = None
+    heading_key = None
     for point_number, point in rows:
         y -= ROW_IN
-        if heading_work != point.work:
-            heading_work = point.work
+        if heading_key != point.work:
+            heading_key = point.work
             case = f"{roofs.letters.get(point.device or '', '')} {point.case}".strip()
             y -= ROW_IN * 0.15
             left_style: dict[str, Any] = {"ha": "left", "va": "center"}

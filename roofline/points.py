@@ -18,7 +18,7 @@ KIND_NAMES: Mapping[CeilingKind, str] = {
 }
 Box = tuple[float, float, float, float]
 """A box by its corners: x0, y0, x1, y1."""
-MAX_POINTS, MAX_MOVING_POINTS = 15, 3
+MAX_POINTS, MAX_NO_FLOP_POINTS = 15, 3
 """The most points of a readable figure, and how many of these may have no FLOPs.  A table holds the other points."""
 _LABEL_RADII = (9, 13, 18, 24, 31, 39, 48, 60)
 NEAR_RADIUS = 13
@@ -84,10 +84,10 @@ def plotted_flops_per_s(point: Point, roof: Ceilings) -> float:
 def numbered(points: Sequence[Point]) -> list[tuple[int, Point]]:
     """Numbers the points from 1, sorted by op, case and device in order of appearance, then by role and name."""
     ops = list(dict.fromkeys(point.op for point in points))
-    work_keys = list(dict.fromkeys(point.work for point in points))
+    case_keys = list(dict.fromkeys(point.work for point in points))
     roles = get_args(Role)
     sorted_points = sorted(
-        points, key=lambda p: (ops.index(p.op), work_keys.index(p.work), roles.index(p.role), p.label)
+        points, key=lambda p: (ops.index(p.op), case_keys.index(p.work), roles.index(p.role), p.label)
     )
     return list(enumerate(sorted_points, start=1))
 
@@ -97,10 +97,10 @@ def that_matter(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
 
     The fastest kernels of each op, case and device come first. Then come the libraries' kernels, the naive kernels, and
     all others. Within each group, the cases furthest from their bound come first."""
-    moving_points = [point for point in points if not point.flops]
-    computing_points = [point for point in points if point.flops]
-    chosen_point_ids = _foremost(moving_points, MAX_MOVING_POINTS if computing_points else most)
-    chosen_point_ids |= _foremost(computing_points, most - len(chosen_point_ids))
+    no_flop_points = [point for point in points if not point.flops]
+    flop_points = [point for point in points if point.flops]
+    chosen_point_ids = _foremost(no_flop_points, MAX_NO_FLOP_POINTS if flop_points else most)
+    chosen_point_ids |= _foremost(flop_points, most - len(chosen_point_ids))
     return [point for point in points if id(point) in chosen_point_ids]
 
 
@@ -130,8 +130,8 @@ def arrows(points: Sequence[Point]) -> list[tuple[Point, Point]]:
     """Returns an arrow per case, from the naive kernel to the fastest optimized kernel. If no optimized kernel has a
     time, the arrow ends at the optimized kernel with the least traffic."""
     arrow_ends = []
-    for work_key in dict.fromkeys(point.work for point in points):
-        quiet_points = [point for point in points if point.work == work_key and not point.noisy]
+    for case_key in dict.fromkeys(point.work for point in points):
+        quiet_points = [point for point in points if point.work == case_key and not point.noisy]
         naive_points = [point for point in quiet_points if point.role == "naive"]
         optimized_points = [point for point in quiet_points if point.role == "optimized"]
         if naive_points and optimized_points:
@@ -146,8 +146,8 @@ def place_labels(
 
     A label takes the nearest free position, the lower right first. A free position covers no marker, no other label and
     no box of `occupied`."""
-    marker_half = 4.0
-    taken_boxes = [*occupied, *((x - marker_half, y - marker_half, x + marker_half, y + marker_half) for x, y in spots)]
+    half_marker = 4.0
+    taken_boxes = [*occupied, *((x - half_marker, y - half_marker, x + half_marker, y + half_marker) for x, y in spots)]
     label_offsets = []
     for (x, y), (half_width, half_height) in zip(spots, half_sizes, strict=True):
         label_offset = (_LABEL_RADII[0] * cos(-pi / 4), _LABEL_RADII[0] * sin(-pi / 4))

@@ -191,8 +191,8 @@ def _between(point: Shape, axis: int, ends: list[Shape], ratios: list[float | No
     low_ratio, high_ratio = ratios
     if low_ratio is None or high_ratio is None:
         return None
-    point_log, low_log, high_log = (log(shape[axis]) for shape in (point, *ends))
-    return low_ratio + (high_ratio - low_ratio) * (point_log - low_log) / (high_log - low_log)
+    log_size, low_log, high_log = (log(shape[axis]) for shape in (point, *ends))
+    return low_ratio + (high_ratio - low_ratio) * (log_size - low_log) / (high_log - low_log)
 
 
 def _product(scheme: str, shape: Mapping[str, int]) -> Cost:

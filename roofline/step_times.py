@@ -145,12 +145,12 @@ def _in_pieces(op: OpCost, least_s: float, tables: Sequence[Table]) -> OpTime:
     """Returns the published time of a matrix product.  An N above the largest published N is cut into equal parts, and
     their times are added."""
     published_max_n = max((case_key[table.axes.index("N")] for table in tables for case_key in table.times), default=0)
-    piece_count = ceil(op.shape["N"] / published_max_n) if published_max_n else 1
-    shape = dict(op.shape) | {"N": ceil(op.shape["N"] / piece_count)}
-    piece_time = _timed(op.op, op.site, op.calls * piece_count, least_s / piece_count, tables, shape)
-    if piece_count == 1 or piece_time.basis == "bound":
-        return piece_time
-    return replace(piece_time, calls=op.calls, source=f"{piece_time.source}, as {piece_count} of N = {shape['N']}")
+    part_count = ceil(op.shape["N"] / published_max_n) if published_max_n else 1
+    shape = dict(op.shape) | {"N": ceil(op.shape["N"] / part_count)}
+    split_time = _timed(op.op, op.site, op.calls * part_count, least_s / part_count, tables, shape)
+    if part_count == 1 or split_time.basis == "bound":
+        return split_time
+    return replace(split_time, calls=op.calls, source=f"{split_time.source}, as {part_count} of N = {shape['N']}")
 
 
 def _timed(op: str, site: str, calls: int, least_s: float, tables: Sequence[Table], shape: Mapping[str, int]) -> OpTime:

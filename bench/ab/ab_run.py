@@ -24,7 +24,7 @@ from rooflab.bench.ab.verdict import (
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core import NOT_RUN, Record, RunWriter, Status, Verdict
 
-Readings = list[tuple[SideName, str, Record]]
+SideRecords = list[tuple[SideName, str, Record]]
 """A list of readings, each with its side, the key of its comparison, and its record."""
 
 
@@ -37,7 +37,7 @@ class AbResult:
     outcomes: tuple[Outcome, ...]
     environments: Mapping[SideName, Mapping[str, Any]]
     """The environment of each side."""
-    read: Readings
+    read: SideRecords
     """First the checks that did not end with OK, then every reading, in time order."""
     stopped: str = ""
     """Why the run measured less than the caller asked for."""
@@ -48,7 +48,7 @@ class AbResult:
         return _of(self.read, side, key)
 
 
-def _of(read: Readings, side: SideName, key: str) -> list[Record]:
+def _of(read: SideRecords, side: SideName, key: str) -> list[Record]:
     return [record for side_name, name, record in read if (side_name, name) == (side, key)]
 
 
@@ -73,18 +73,18 @@ def run(
         key: ("MISSING", reason) for key in comparison.keys if (reason := comparison.missing(key)) is not None
     }
     failures = [] if checked else _failed_checks(runner, [key for key in comparison.keys if key not in faults], done)
-    left_out = {} if comparison.a.functions else _not_timed(comparison, failures)
-    keys = [key for key in comparison.keys if key not in left_out]
-    sound_keys = [key for key in keys if key not in faults and key not in {key for _, key, _ in failures}]
+    skip_reasons = {} if comparison.a.functions else _not_timed(comparison, failures)
+    keys = [key for key in comparison.keys if key not in skip_reasons]
+    valid_keys = [key for key in keys if key not in faults and key not in {key for _, key, _ in failures}]
     environments = runner.environments
     if reason := difference(environments["A"], environments["B"]) if len(environments) == 2 else "":
-        faults |= dict.fromkeys(sound_keys, ("INVALID", reason))
-        sound_keys = []
+        faults |= dict.fromkeys(valid_keys, ("INVALID", reason))
+        valid_keys = []
 
     deadline_s = math.inf if settings.budget_s is None else start_s + settings.budget_s
-    run_batch = partial(run_pairs, runner.measure, pairs=settings.pairs, deadline=deadline_s, done=done)
+    pair_runner = partial(run_pairs, runner.measure, pairs=settings.pairs, deadline=deadline_s, done=done)
 
-    def evidence(read: Readings, floors_here: Mapping[str, float], stopped: str = "") -> list[Evidence]:
+    def evidence(read: SideRecords, floors_here: Mapping[str, float], stopped: str = "") -> list[Evidence]:
         evidence_items = []
         for key in keys:
             records, side_labels = (_of(read, "A", key), _of(read, "B", key)), (comparison.a.label, comparison.b.label)
@@ -95,20 +95,20 @@ def run(
         return evidence_items
 
     min_pairs = min(SUITE_PAIRS if len(keys) > 1 else BOUNDED_PAIRS, settings.pairs)
-    first_batch = run_batch(sound_keys, seed=settings.seed, least=min_pairs, later=min(BOUNDED_PAIRS, settings.pairs))
+    first_batch = pair_runner(valid_keys, seed=settings.seed, least=min_pairs, later=min(BOUNDED_PAIRS, settings.pairs))
     read = failures + first_batch.read
     differing_keys = [item.key for item in evidence(read, {}) if wants_confirmation(item, settings.rules)]
-    second_batch = run_batch(differing_keys, seed=settings.seed + 1, confirms=True)
+    second_batch = pair_runner(differing_keys, seed=settings.seed + 1, confirms=True)
     read += second_batch.read
     floors_here = load_floors(str(environments.get("B", {}).get("machine_key", ""))) if floors is None else floors
     outcomes = tuple(judge(evidence(read, floors_here, second_batch.stopped), settings.rules))
     stopped = first_batch.stopped or (f"confirmation: {second_batch.stopped}" if second_batch.stopped else "")
-    return AbResult(comparison, settings, outcomes, environments, read, stopped, left_out)
+    return AbResult(comparison, settings, outcomes, environments, read, stopped, skip_reasons)
 
 
-def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str], None]) -> Readings:
+def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str], None]) -> SideRecords:
     """Checks the kernels of both sides of the comparison.  Returns the results that do not have the status OK."""
-    failed_checks: Readings = []
+    failed_checks: SideRecords = []
     for name in SIDES:
         # A kernel that is wrong on side A is not checked on B; one that cannot run on A is, as it may run on neither.
         wrong_keys = {key for _, key, record in failed_checks if record.status not in NOT_RUN}
@@ -123,7 +123,7 @@ def _failed_checks(runner: JobRunner, keys: Sequence[str], done: Callable[[str],
     return failed_checks
 
 
-def _not_timed(comparison: Comparison, failed: Readings) -> dict[str, str]:
+def _not_timed(comparison: Comparison, failed: SideRecords) -> dict[str, str]:
     """Maps each comparison that cannot be timed on this machine to the reason."""
     refusals = {(side, key): record.reason for side, key, record in failed if record.status in NOT_RUN}
     reason_by_key = {}
@@ -181,7 +181,7 @@ def _not_measured(result: AbResult, name: SideName) -> list[Record]:
 def _verdict(result: AbResult, outcome: Outcome, run_id: str) -> Record:
     a, b = result.comparison.a, result.comparison.b
     baseline_target = a.targets[outcome.key]
-    time_pairs = (*outcome.evidence.first, *outcome.evidence.second) if outcome.evidence else ()
+    pair_times = (*outcome.evidence.first, *outcome.evidence.second) if outcome.evidence else ()
     records = [record for record in result.read_of("B", outcome.key) if "pair" in record.metrics]
     blank_record = b.targets.get(outcome.key, baseline_target).record(result.settings.device, result.settings.seed)
     metric_values = {name: getattr(outcome, name) for name in METRICS}
@@ -196,17 +196,17 @@ def _verdict(result: AbResult, outcome: Outcome, run_id: str) -> Record:
         environment=result.environments.get("B") or result.environments.get("A") or {},
         commit=b.commit,
         dirty=b.dirty,
-        basis="measured" if time_pairs and record_status == "OK" else "bound",
+        basis="measured" if pair_times and record_status == "OK" else "bound",
         latency_median_ms=_ms(outcome.candidate_s) if record_status == "OK" else None,
-        samples=Record.packed([candidate_time for _, candidate_time in time_pairs]) if time_pairs else None,
-        sample_count=len(time_pairs) or None,
+        samples=Record.packed([candidate_time for _, candidate_time in pair_times]) if pair_times else None,
+        sample_count=len(pair_times) or None,
         baseline={
             "label": a.label,
             "kernel": baseline_target.kernel,
             "commit": a.commit,
             "dirty": a.dirty,
             "latency_median_ms": _ms(outcome.baseline_s),
-            "samples": Record.packed([baseline_time for baseline_time, _ in time_pairs]) if time_pairs else None,
+            "samples": Record.packed([baseline_time for baseline_time, _ in pair_times]) if pair_times else None,
         },
         verdict=outcome.verdict,
         metrics={name: float(metric_value) for name, metric_value in metric_values.items() if metric_value is not None},

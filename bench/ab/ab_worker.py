@@ -33,9 +33,9 @@ def answer(job: SideJob) -> Iterator[dict[str, Any]]:
     yield {"environment": Environment.now(device.index or 0).to_dict()}
     for file in job["files"] if not job["within"] else ():
         registry.load_file(Path(file))
-    file_of = kernels_in(Path(job["within"]), tuple(map(Path, job["files"]))) if job["within"] else None
+    file_by_kernel = kernels_in(Path(job["within"]), tuple(map(Path, job["files"]))) if job["within"] else None
     if job["mode"] == "list":
-        yield {"list": listing(job, device, file_of)}
+        yield {"list": listing(job, device, file_by_kernel)}
     for key, target_fields in job["targets"].items():
         target = Target(**target_fields)
         blank_record = target.record(job["device"], job["seed"])
@@ -138,7 +138,7 @@ def _function(blank: Record, job: SideJob) -> Record:
     return _timed(*prepared_op[:4], blank, job, prepared_op.device)
 
 
-_READING_FIELDS = (
+_RESULT_FIELDS = (
     "status",
     "role",
     "backend",
@@ -155,7 +155,7 @@ _READING_FIELDS = (
 def _timed(
     kernel: registry.Kernel, spec: OpSpec, case: Case, scheme: Scheme, blank: Record, job: SideJob, device: torch.device
 ) -> Record:
-    slow_share = job["slow_down"]
+    slowdown = job["slow_down"]
     timing_settings = Settings(
         device=job["device"],
         seed=job["seed"],
@@ -166,12 +166,12 @@ def _timed(
         roof=device.type == "cuda",  # a CPU has no limits that are known without a measurement
     )
     measurement = Measurement(spec, scheme, timing_settings)
-    if slow_share:
-        measurement.wrap = lambda rotation: Slowed(rotation, slow_share, device)
+    if slowdown:
+        measurement.wrap = lambda rotation: Slowed(rotation, slowdown, device)
     (result,) = measurement.records([kernel], [case])
     timed_record = replace(
         blank,
-        **{name: getattr(result, name) for name in _READING_FIELDS},
+        **{name: getattr(result, name) for name in _RESULT_FIELDS},
         reason=result.reason if result.status != "OK" else "",
     )
     if result.status != "OK":

@@ -37,7 +37,7 @@ NO_MACHINE = ("unknown", "imported-unknown-")
 CONFIRMS = "confirms"
 """The name of a metric of an A/B's reading: 1 if the pair is in the second batch, 0 if it is in the first."""
 SAME_HARDWARE = ("machine_key", "cpu", "cores", "threads")
-NOT_IN_TURN_TEXT = "the sides were not measured in turn, so that a drift of the machine may be all that they show"
+DRIFT_WARNING = "the sides were not measured in turn, so that a drift of the machine may be all that they show"
 
 
 def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -> list[Outcome]:
@@ -61,8 +61,8 @@ def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -
         elif any(record.status not in NOT_RUN for record in (*first_records, *second_records)):
             noise_floors = load_floors(str(second_records[0].environment.get("machine_key")))
             item = evidence_of(key, first_records, second_records, side_labels, rules, noise_floors)
-            foreign_reason = None if item.broken else _foreign(first_records, second_records, side_labels)
-            evidence.append(replace(item, broken=("INVALID", foreign_reason)) if foreign_reason else item)
+            mismatch_reason = None if item.broken else _foreign(first_records, second_records, side_labels)
+            evidence.append(replace(item, broken=("INVALID", mismatch_reason)) if mismatch_reason else item)
     return judge(evidence, rules)
 
 
@@ -142,15 +142,15 @@ def evidence_of(
     first_pairs, second_pairs = _batches(a, b, rules)
     count = len(first_pairs) + len(second_pairs)
     lack = f"{count} runs of each side; at least {2 * BOUNDED_PAIRS} are needed, half of them to confirm"
-    floors_here = {floors.get(f"{record.op}/{record.kernel} {record.case_id} {record.scheme}") for record in records}
+    noise_floors = {floors.get(f"{record.op}/{record.kernel} {record.case_id} {record.scheme}") for record in records}
     activity_hashes = {record.activity_hash for record in records if not record.metrics.get(CONFIRMS)}
     return Evidence(
         key=key,
         first=first_pairs,
         second=second_pairs,
-        drifting="" if _in_turn([run.timestamp for run in a], [run.timestamp for run in b]) else NOT_IN_TURN_TEXT,
+        drifting="" if _in_turn([run.timestamp for run in a], [run.timestamp for run in b]) else DRIFT_WARNING,
         drift=drift(*([(run.timestamp, run.seconds) for run in runs_of_side] for runs_of_side in (a, b))),
-        noise_floor=max((noise_floor for noise_floor in floors_here if noise_floor is not None), default=None),
+        noise_floor=max((noise_floor for noise_floor in noise_floors if noise_floor is not None), default=None),
         identical=by_activity and len(activity_hashes) == 1 and None not in activity_hashes,
         unconfirmed=f"seen once and not confirmed: {stopped}" if stopped else lack if count < 2 * BOUNDED_PAIRS else "",
     )

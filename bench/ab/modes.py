@@ -31,7 +31,7 @@ from rooflab.bench.revisions.repository import files_in, import_path, repository
 from rooflab.bench.revisions.trees import changed_files, check_contract, checked_out, pins, working_tree
 from rooflab.roofline.numbers import change
 
-Say = Callable[[str], None]
+Printer = Callable[[str], None]
 
 
 @dataclass
@@ -73,13 +73,13 @@ class AbReport:
         return {"title": self.title, "tables": tables, "notes": self.notes, "faults": self.faults}
 
 
-def of_kernels(subset: Subset, settings: AbSettings, out: Path | None, say: Say) -> AbReport:
+def of_kernels(subset: Subset, settings: AbSettings, out: Path | None, say: Printer) -> AbReport:
     """Compares two kernels of one op in this source tree."""
     return _ran(two_kernels(subset), settings, out, say, [])
 
 
 def of_revisions(
-    base: str, head: str | None, changed: bool, subset: Subset, settings: AbSettings, out: Path | None, say: Say
+    base: str, head: str | None, changed: bool, subset: Subset, settings: AbSettings, out: Path | None, say: Printer
 ) -> AbReport:
     """Compares the kernels of the git revision `base` with the kernels of `head`, or of the working tree.
 
@@ -108,8 +108,8 @@ def of_revisions(
         check_names(side_listings, subset)
         title = f"{a.label} against {b.label}"
         if changed:
-            files_changed = changed_files(root, str(a.commit), b.commit if head else None)
-            ops = _touched(files_changed, side_listings, (a.path, b.path), repository)
+            changed_paths = changed_files(root, str(a.commit), b.commit if head else None)
+            ops = _touched(changed_paths, side_listings, (a.path, b.path), repository)
             ops = [op for op in ops if not subset.ops or op in subset.ops]
             if not ops:
                 return AbReport(title, [], ["the difference touches no kernel"], judged=False)
@@ -155,7 +155,7 @@ def of_records(files: Sequence[Path], rules: Rules, subset: Subset) -> AbReport:
 
 
 def of_self_test(
-    subset: Subset, settings: AbSettings, repeats: int, inject: float | None, out: Path | None, say: Say
+    subset: Subset, settings: AbSettings, repeats: int, inject: float | None, out: Path | None, say: Printer
 ) -> AbReport:
     """Tests the A/B method itself: compares identical code, and then identical code that is slowed on purpose."""
     if repeats < 1:
@@ -173,18 +173,18 @@ def of_self_test(
     if out is not None:
         for result in test_result.repeats:  # A reading of a kernel that was slowed on purpose is not kept.
             save(result, out)
-    slowed_title = f"slowed by {test_result.slow_down:.0%}"
+    slowdown_text = f"slowed by {test_result.slow_down:.0%}"
     tables = [(f"A against A, run {run_no}", result.outcomes) for run_no, result in enumerate(test_result.repeats, 1)]
-    tables.append((f"A against A {slowed_title}", test_result.injected.outcomes))
+    tables.append((f"A against A {slowdown_text}", test_result.injected.outcomes))
     floor_texts = {key: "not measured" if floor is None else change(floor) for key, floor in test_result.floors.items()}
     notes = [f"noise floor of {key}: {floor}" for key, floor in floor_texts.items()]
     if test_result.saw_nothing:
-        notes.append(f"none {slowed_title} was called SLOWER: these pairs could see nothing")
+        notes.append(f"none {slowdown_text} was called SLOWER: these pairs could see nothing")
     notes += [result.stopped for result in (*test_result.repeats, test_result.injected) if result.stopped]
     return AbReport("self-test of the A/B", tables, notes, test_result.faults, test_result.saw_nothing, judged=False)
 
 
-def _ran(comparison: Comparison, settings: AbSettings, out: Path | None, say: Say, notes: list[str]) -> AbReport:
+def _ran(comparison: Comparison, settings: AbSettings, out: Path | None, say: Printer, notes: list[str]) -> AbReport:
     ab_result = run(comparison, settings, say)
     notes += [f"not timed: {key}: {reason}" for key, reason in ab_result.left_out.items()]
     notes += [f"records: {path}" for path in save(ab_result, out)] if out is not None else []

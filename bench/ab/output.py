@@ -95,8 +95,8 @@ def write_markdown(path: Path, title: str, outcomes: Sequence[Outcome], notes: S
     ranked_outcomes = sorted(outcomes, key=lambda outcome: (verdicts.index(outcome.verdict), -(outcome.effect or 0.0)))
     lines = [f"### {markdown_cell(title)}", "", f"**{summary(outcomes)}**", "", *_table(ranked_outcomes[:MAX_ROWS])]
     if len(ranked_outcomes) > MAX_ROWS:
-        folded_heading = f"<details><summary>{len(ranked_outcomes) - MAX_ROWS} more</summary>"
-        lines += ["", folded_heading, "", *_table(ranked_outcomes[MAX_ROWS:]), "", "</details>"]
+        details_html = f"<details><summary>{len(ranked_outcomes) - MAX_ROWS} more</summary>"
+        lines += ["", details_html, "", *_table(ranked_outcomes[MAX_ROWS:]), "", "</details>"]
     lines += ["", power(outcomes), *(f"- {markdown_cell(note)}" for note in notes), ""]
     write_whole(path, "\n".join(lines))
 

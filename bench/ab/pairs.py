@@ -43,7 +43,7 @@ class AbSettings:
             raise ValueError(f"kernel-seconds: expected a positive number of seconds, got {self.kernel_s}")
 
 
-Measure = Callable[[SideName, Collection[str]], dict[str, Record]]
+MeasureFn = Callable[[SideName, Collection[str]], dict[str, Record]]
 """A function that measures the comparisons with these keys in one process of a side, and returns the records by key."""
 
 
@@ -68,7 +68,7 @@ def orders(seed: int) -> Iterator[tuple[SideName, SideName]]:
 
 
 def run_pairs(
-    measure: Measure,
+    measure: MeasureFn,
     keys: Collection[str],
     pairs: int,
     *,
@@ -93,22 +93,22 @@ def run_pairs(
     pair_batch, side_orders = Batch(), orders(seed)
     broken_keys: set[str] = set()
     noisy_reasons: dict[tuple[str, int], str] = {}
-    longest_s = 0.0
+    max_pair_s = 0.0
     for pair_number in range(pairs):
-        open_keys = [key for key in keys if key not in broken_keys]
+        valid_keys = [key for key in keys if key not in broken_keys]
         start_s = clock()
-        if not open_keys:
+        if not valid_keys:
             break
-        missing_s = (least + later - pair_number) * longest_s - (deadline - start_s)
-        if pair_number == 1 and missing_s > 0:
-            lack_text = f"the {least + later} pairs that a verdict takes need {missing_s:.0f} s more"
-            pair_batch.stopped = f"the budget is too short: at {longest_s:.1f} s a pair, {lack_text}"
+        overrun_s = (least + later - pair_number) * max_pair_s - (deadline - start_s)
+        if pair_number == 1 and overrun_s > 0:
+            pairs_text = f"the {least + later} pairs that a verdict takes need {overrun_s:.0f} s more"
+            pair_batch.stopped = f"the budget is too short: at {max_pair_s:.1f} s a pair, {pairs_text}"
             break
-        if pair_number and start_s + (1 + later) * longest_s > deadline:
+        if pair_number and start_s + (1 + later) * max_pair_s > deadline:
             pair_batch.stopped = f"the budget ended after {pair_number} of {pairs} pairs"
             break
         for side in next(side_orders):
-            for key, record in measure(side, open_keys).items():
+            for key, record in measure(side, valid_keys).items():
                 pair_metrics = {"pair": float(pair_number), CONFIRMS: float(confirms)}
                 name = f"{'second' if confirms else 'first'}-{pair_number}{side}"
                 record = replace(record, run_id=name, metrics={**record.metrics, **pair_metrics})
@@ -118,7 +118,7 @@ def run_pairs(
                 elif fault_of(record) is not None:
                     broken_keys.add(key)
             done(f"pair {pair_number + 1} of {pairs}, side {side}")
-        longest_s = max(longest_s, clock() - start_s)
+        max_pair_s = max(max_pair_s, clock() - start_s)
     reasons = [noise_text for (key, _), noise_text in noisy_reasons.items() if key not in broken_keys]
     if reasons and not pair_batch.stopped:
         pair_batch.stopped = f"{counted(len(reasons), 'pair')} not counted, because a reading is NOISY: {reasons[0]}"
@@ -189,10 +189,10 @@ class JobRunner:
         side = self.comparison.side(name)
         job_fields = self._job(side, mode, keys) | {"judge": name not in self.judged}
         readings: dict[str, Record] = {}
-        begun_key: str | None = None
+        started_key: str | None = None
         try:
             for answer in ask_process(side, job_fields, limit_s):
-                begun_key = answer.get("start", begun_key)
+                started_key = answer.get("start", started_key)
                 if "environment" in answer:
                     self.environments.setdefault(name, answer["environment"])
                 elif "key" in answer:
@@ -200,7 +200,7 @@ class JobRunner:
         except ChildFailed as failed:
             failure_status: Status = "TIMEOUT" if failed.limit_s is not None else "RUNTIME_ERROR"
             unread_keys = [key for key in keys if key not in readings]
-            for key in [begun_key] if begun_key in unread_keys else unread_keys:
+            for key in [started_key] if started_key in unread_keys else unread_keys:
                 readings[key] = self._failed(name, key, failure_status, str(failed))
         return readings
 

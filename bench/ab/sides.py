@@ -170,8 +170,8 @@ def two_kernels(subset: Subset) -> Comparison:
     if subset.suite and not suite_cases:
         raise ValueError(f"suite: {op} has {', '.join(spec.cases)}, got {subset.suite!r}")
     case_ids, largest_ids = [case.id for case in suite_cases], [case.id for case in largest(spec, suite_cases)]
-    named_ids = [spec.check_case(Case.parse(case_text)).id for case_text in subset.cases]
-    cases = subset.cases_of(case_ids, largest_ids, named_ids)
+    user_case_ids = [spec.check_case(Case.parse(case_text)).id for case_text in subset.cases]
+    cases = subset.cases_of(case_ids, largest_ids, user_case_ids)
     schemes = subset.schemes_of(spec.schemes)
     if not schemes:
         raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {', '.join(subset.schemes)}")
@@ -186,12 +186,12 @@ def two_kernels(subset: Subset) -> Comparison:
 def check_names(listed: Listings, subset: Subset) -> None:
     """Raises `ValueError` if the caller named an op, kernel, scheme, case or suite that neither revision has."""
     ops = [side[op] for side in listed for op in side]
-    for kind, given_names, known_names in (
+    for kind, chosen_names, known_names in (
         ("op", subset.ops, {op for side in listed for op in side}),
         ("kernel", subset.kernels, {name for op in ops for name in op["kernels"]}),
         ("scheme", subset.schemes, {name for op in ops for name in op["schemes"]}),
     ):
-        unknown = [name for name in given_names if name not in known_names]
+        unknown = [name for name in chosen_names if name not in known_names]
         if unknown:
             raise ValueError(f"{kind}: expected one of {', '.join(sorted(known_names)) or 'none'}, got {unknown[0]!r}")
     if subset.cases and not any(op["taken"] for op in listed[0].values()):
@@ -216,9 +216,9 @@ def two_trees(a: Side, b: Side, listed: Listings, subset: Subset) -> tuple[Compa
         kernel_names = [name for name in kernels if name in subset.kernels or not subset.kernels]
         cases = subset.cases_of(op_listings[0]["cases"], op_listings[0]["largest"], op_listings[0]["taken"])
         schemes = subset.schemes_of(op_listings[0]["schemes"])
-        lack_text = "" if op not in listed[0] else _lack(subset, kernel_names, cases, schemes)
-        if lack_text:
-            notes.append(f"{op} has nothing to compare: {a.label} has {lack_text} of it")
+        missing_text = "" if op not in listed[0] else _lack(subset, kernel_names, cases, schemes)
+        if missing_text:
+            notes.append(f"{op} has nothing to compare: {a.label} has {missing_text} of it")
         for name in kernel_names:
             side_reasons = [side["kernels"].get(name, "absent") for side in op_listings]
             if name not in op_listings[0]["kernels"]:

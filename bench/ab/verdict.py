@@ -142,9 +142,9 @@ def wants_confirmation(evidence: Evidence, rules: Rules) -> bool:
 def judge(evidence: Sequence[Evidence], rules: Rules) -> list[Outcome]:
     """Returns one outcome for each item of `evidence`, in order."""
     measured_items = [item for item in evidence if item.broken is None and item.first]
-    slower_p = adjusted([_p_value(item, rules, "SLOWER") for item in measured_items])
-    faster_p = adjusted([_p_value(item, rules, "FASTER") for item in measured_items])
-    p_values = {item.key: p_pair for item, *p_pair in zip(measured_items, slower_p, faster_p, strict=True)}
+    slower_pvalues = adjusted([_p_value(item, rules, "SLOWER") for item in measured_items])
+    faster_pvalues = adjusted([_p_value(item, rules, "FASTER") for item in measured_items])
+    p_values = {item.key: p_pair for item, *p_pair in zip(measured_items, slower_pvalues, faster_pvalues, strict=True)}
     has_many_items = len(evidence) > 1
     return [_outcome(item, rules, p_values.get(item.key, [1.0, 1.0]), has_many_items) for item in evidence]
 

@@ -43,8 +43,8 @@ def _decode(kind: Any, value: Json, path: str) -> Any:
     type_args, type_origin, path_prefix = get_args(kind), get_origin(kind) or kind, f"{path}." if path else ""
     if type_origin in (Union, UnionType):
         option_types = [member_type for member_type in type_args if member_type is not NoneType]
-        accepts_any = len(option_types) > 1 or (value is None and len(option_types) < len(type_args))
-        return value if accepts_any else _decode(option_types[0], value, path)
+        is_unchecked = len(option_types) > 1 or (value is None and len(option_types) < len(type_args))
+        return value if is_unchecked else _decode(option_types[0], value, path)
     if type_origin is Literal and value not in type_args:
         raise ValueError(f"{path}: expected one of {', '.join(map(str, type_args))}, got {value!r}")
     if type_origin is float:

@@ -60,9 +60,9 @@ def smallest_failures(failures: Sequence[CheckResult], check: Checkers, limit_s:
             task = CheckTask(kernel, smaller, get_scheme(failed.scheme), failed.seed, failed.beyond)
             return any(row.status == failed.status for _, row in check.each([task], deadline_s - time.monotonic()))
 
-        for drawn_point in drawn_points(spec, failed.seed, case_limits, own_numbers(source_of(kernel))):
-            if drawn_point.case == failed.case and WAY_AXIS in drawn_point.values:
-                case = smallest(spec, drawn_point, case_limits, fails)
+        for domain_point in drawn_points(spec, failed.seed, case_limits, own_numbers(source_of(kernel))):
+            if domain_point.case == failed.case and WAY_AXIS in domain_point.values:
+                case = smallest(spec, domain_point, case_limits, fails)
         command_options = f"--kernel {kernel.file or failed.kernel} --case {case.id} --scheme {failed.scheme}"
         yield f"rooflab check {failed.op} {command_options} --seed {failed.seed}"
 
@@ -105,8 +105,8 @@ def summarize_checks(results: Sequence[CheckResult], asked: Sequence[CheckTask] 
                 "ok": sum(result.status == "OK" for result in run_results),
                 "failed": sum(result.status != "OK" for result in run_results),
                 "not run": len(skip_reasons),
-                "left out": (num_missing := max(0, check_counts[op, name] - len(kernel_results))),
-                "unknown": bool(num_missing) and all(result.not_offered for result in kernel_results),
+                "left out": (num_unreported := max(0, check_counts[op, name] - len(kernel_results))),
+                "unknown": bool(num_unreported) and all(result.not_offered for result in kernel_results),
                 "checked_by": " ".join(dict.fromkeys(result.checked_by for result in run_results)) or "none",
                 "worst": max(error_ratios, default=None),
                 "weak": sum(not result.discriminating for result in run_results),

@@ -32,7 +32,7 @@ MAX_TRIES = 25
 
 TILED_SIZES = {"S": 320, "context": 320, "V": 5120, "K": 384, "I": 4616, "H": 4616}
 """Sizes at which a program computes several tiles.  Only the first of these axes that the case has gets its size."""
-OTHER_SIZES = {"B": 1, "T": 16, "M": 16, "N": 48}
+MAX_AXIS_SIZES = {"B": 1, "T": 16, "M": 16, "N": 48}
 """The largest sizes of the other axes, so that a check of all adversarial sets takes a few seconds in the emulator."""
 
 
@@ -83,8 +83,8 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
             points = drawn_points(spec, chosen.seed, case_limits, own_numbers(source_of(kernel)))
             every_set, tasks = every or case_limits == HARDWARE_LIMITS, list[CheckTask]()
             for case, scheme in product(spec.cases["smoke"], schemes):
-                all_sets = every_set or case == spec.cases["smoke"][0] or scheme == schemes[-1]
-                tasks.append(CheckTask(kernel, case, scheme, chosen.seed, all_sets))
+                is_full_check = every_set or case == spec.cases["smoke"][0] or scheme == schemes[-1]
+                tasks.append(CheckTask(kernel, case, scheme, chosen.seed, is_full_check))
             if tiled_case := of_several_tiles(spec):
                 tasks.append(CheckTask(kernel, tiled_case, schemes[-1], chosen.seed, "planted alone", TILES))
             for edge_index, (edge, point) in enumerate(zip_longest(most_different(spec.cases_in("edge")), points)):
@@ -92,8 +92,8 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
                 for dtypes in (schemes if every else (scheme,)) if edge is not None else ():
                     tasks.append(CheckTask(kernel, edge, dtypes, chosen.seed, every_set, _is_empty(spec, edge, dtypes)))
                 if point is not None:
-                    set_choice: Any = point.values.get(WAY_AXIS, every_set)
-                    tasks.append(CheckTask(kernel, point.case, scheme, chosen.seed, set_choice, point.principle))
+                    extra_runs: Any = point.values.get(WAY_AXIS, every_set)
+                    tasks.append(CheckTask(kernel, point.case, scheme, chosen.seed, extra_runs, point.principle))
             all_checks += principles_first(_offered(tasks, spec, schemes), lambda item: item.principle)
     return all_checks
 
@@ -117,7 +117,7 @@ def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]
 def _is_empty(spec: OpSpec, case: Case, scheme: Scheme) -> str:
     """Returns the word "empty" if an input tensor of the case has no elements.  Otherwise returns ""."""
     inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0).values()
-    return EMPTY_PRINCIPLE if any(isinstance(value, torch.Tensor) and not value.numel() for value in inputs) else ""
+    return EMPTY_INPUT if any(isinstance(value, torch.Tensor) and not value.numel() for value in inputs) else ""
 
 
 def most_work(kernel: Kernel, device: torch.device) -> Most:
@@ -135,9 +135,9 @@ def drawn_points(spec: OpSpec, seed: int, most: Most, numbers: tuple[int, ...] =
     """
     if spec.domain is None:
         return []
-    cover_domain = partial(_wider(spec.domain).cover, seed, partial(_settled, spec, most))
+    sampler = partial(_wider(spec.domain).cover, seed, partial(_settled, spec, most))
     num_near = most.cases // 3 if numbers else 0
-    near_points, usual_points = list(cover_domain(num_near, numbers)), list(cover_domain(most.cases - num_near))
+    near_points, usual_points = list(sampler(num_near, numbers)), list(sampler(most.cases - num_near))
     ordered_points = chain.from_iterable(zip_longest(usual_points[::2], near_points, usual_points[1::2]))
     return list({point.case: point for point in ordered_points if point is not None}.values())
 
@@ -154,7 +154,7 @@ def own_numbers(path: Path) -> tuple[int, ...]:
     for source_file in path.parent.iterdir():
         if source_file.suffix in (".cu", ".cpp") and (source_file.stem == path.stem or source_file.name in source_text):
             integers |= _numbers_of_c(source_file.read_text(encoding="utf-8"))
-    return tuple(sorted(own_number for own_number in integers if 1 < own_number <= 2**20))
+    return tuple(sorted(integer for integer in integers if 1 < integer <= 2**20))
 
 
 def _folded(node: ast.AST) -> Iterator[int]:
@@ -180,7 +180,7 @@ def of_several_tiles(spec: OpSpec) -> Case | None:
     tiled_axis = next((name for name in TILED_SIZES if name in case), "")
     if not tiled_axis or (tiled_axis == "H" and "D" in case):  # there H is a number of heads
         return None
-    max_sizes = OTHER_SIZES | ({"T": 2} if tiled_axis in ("I", "H") else {})
+    max_sizes = MAX_AXIS_SIZES | ({"T": 2} if tiled_axis in ("I", "H") else {})
     sizes = {name: min(int(case[name]), size) for name, size in max_sizes.items() if name in case}
     return case.but(**sizes, **{tiled_axis: TILED_SIZES[tiled_axis]})
 
@@ -241,18 +241,18 @@ def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | Non
 def turns_of(checks: Sequence[CheckTask]) -> list[int]:
     """Returns a number for each check; checks with lower numbers run first.  The number is 0 for the first check that a
     kernel does not refuse.  Every other check is numbered by its position, from 1, among the kernel's checks."""
-    check_counts, begun_ids, check_turns = Counter[str](), set[str](), []
+    check_counts, begun_ids, priorities = Counter[str](), set[str](), []
     for task in checks:
         name, spec = task.kernel.id, registry.get_op(task.kernel.op)
         inputs = {} if name in begun_ids else spec.make_inputs(task.case, task.scheme, torch.device("meta"), task.seed)
         is_first_accepted = bool(inputs) and task.kernel.why_not_args(inputs, spec) is None
         begun_ids |= {name} if is_first_accepted else set()
         check_counts[name] += 1
-        check_turns.append(0 if is_first_accepted else check_counts[name])
-    return check_turns
+        priorities.append(0 if is_first_accepted else check_counts[name])
+    return priorities
 
 
-EMPTY_PRINCIPLE, TILES = "empty", "several tiles"
+EMPTY_INPUT, TILES = "empty", "several tiles"
 """The names of two principles: a tensor without elements, and a program that computes several tiles."""
 Item = TypeVar("Item")
 

@@ -86,17 +86,17 @@ def ab(
         raise ValueError("head: expected --base with --head and --changed")
     with show.waiting("comparing"), terminated_as_exception():
         if records:
-            report = modes.of_records(records, ab_settings.rules, ab_subset)
+            ab_report = modes.of_records(records, ab_settings.rules, ab_subset)
         elif self_test:
-            report = modes.of_self_test(ab_subset, ab_settings, repeats, inject, out, show.note)
+            ab_report = modes.of_self_test(ab_subset, ab_settings, repeats, inject, out, show.note)
         elif base:
-            report = modes.of_revisions(base, head, changed, ab_subset, ab_settings, out, show.note)
+            ab_report = modes.of_revisions(base, head, changed, ab_subset, ab_settings, out, show.note)
         else:
-            report = modes.of_kernels(ab_subset, ab_settings, out, show.note)
-    exit_code = report.exit_status(strict)
-    report.write(junit, markdown, strict)
-    show.result(report.as_mapping() | {"exit_status": exit_code})
-    _draw(report, exit_code)
+            ab_report = modes.of_kernels(ab_subset, ab_settings, out, show.note)
+    exit_code = ab_report.exit_status(strict)
+    ab_report.write(junit, markdown, strict)
+    show.result(ab_report.as_mapping() | {"exit_status": exit_code})
+    _draw(ab_report, exit_code)
     raise typer.Exit(exit_code)
 
 

@@ -48,15 +48,15 @@ TYPED_NAMES |= {"prefill_chunk": "chunk", "weight_dtype": "dtype", "kernel": "sw
 
 _TIMER_NOTE = "CUDA events time a GPU, and a stopwatch times a CPU"
 _FLOCK_NOTE = "`flock FILE rooflab ...` lets two runs take turns"
-_SPECULATE_NOTE = "`rooflab load` on a server that speculates measures the tokens of a step and the acceptance"
+_SPECULATION_NOTE = "`rooflab load` on a server that speculates measures the tokens of a step and the acceptance"
 REMOVED_COMMANDS = {
     "bench --timer": _TIMER_NOTE,
     "ab --timer": _TIMER_NOTE,
     "bench --wait-for-gpu": _FLOCK_NOTE,
     "ab --wait-for-gpu": _FLOCK_NOTE,
     "bench --lock-clocks": "`nvidia-smi -lgc MHZ` locks a clock, and each record has the clocks",
-    "simulate --speculate": _SPECULATE_NOTE,
-    "estimate --speculate": _SPECULATE_NOTE,
+    "simulate --speculate": _SPECULATION_NOTE,
+    "estimate --speculate": _SPECULATION_NOTE,
     "capacity": "the table of `rooflab simulate --sweep 1,2,4` has TTFT and ITL at each rate",
     "sweep": "start `rooflab suite` on each machine, each with its own --out",
     "picture schedule": "`rooflab explain flash_attention` says how evenly its CTAs share the tiles",
@@ -78,7 +78,7 @@ REMOVED_COMMANDS = {
     "load --ramp": "--sweep A,B,... measures each rate by itself",
 }
 """Commands and options that were removed, each with what the user should do instead."""
-OF_A_USERS_FILE = (RuntimeError, TypeError, NameError, LookupError, AttributeError, ArithmeticError, AssertionError)
+USER_ERRORS = (RuntimeError, TypeError, NameError, LookupError, AttributeError, ArithmeticError, AssertionError)
 """Errors that a user's file may raise in its reference, inputs or tolerance: shown as one sentence with the line."""
 
 
@@ -166,7 +166,7 @@ def run() -> NoReturn:
         show.error(f"rooflab: {error_frame.filename}:{error_frame.lineno}: {error}")
     except MemoryError as error:
         show.error(f"rooflab: out of memory: {error}")
-    except OF_A_USERS_FILE as error:
+    except USER_ERRORS as error:
         frames = [(frame, line, str(frame.f_globals.get("__name__"))) for frame, line in walk_tb(error.__traceback__)]
         user_frames = [(frame, line) for frame, line, module_name in frames if module_name.startswith(MODULE_PREFIX)]
         if not user_frames:
@@ -191,7 +191,7 @@ def terminated_as_exception() -> Iterator[None]:
     old_handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     # A signal that is ignored, as under nohup, stays ignored; None is a handler that no Python code has set.
     replaced_handlers = {
-        sig_id: handler for sig_id, handler in old_handlers.items() if handler is not None and handler != signal.SIG_IGN
+        signum: handler for signum, handler in old_handlers.items() if handler is not None and handler != signal.SIG_IGN
     }
     for number in replaced_handlers:
         signal.signal(number, leave)

@@ -40,20 +40,20 @@ def study(
     from rooflab.bench.latency.pages import run_study, write_page
     from rooflab.bench.latency.study import Lab
 
-    study_lab, studies = Lab(model, dummy, smoke, {"device": device}), []
+    study_config, studies = Lab(model, dummy, smoke, {"device": device}), []
     out_folder: Path = out or result_folder()
     writer = RunWriter(out_folder)
     for name in STUDIES if every else names or ():
         with show.waiting(f"study {name}"):
-            study_result = run_study(name, study_lab)
+            study_result = run_study(name, study_config)
         studies.append(study_result)
         show.line(study_result.claim, "bold")
         show.table(study_result.rows, tuple(study_result.rows[0]))
         verdict_colours = {"holds": "green", "holds in part": "yellow", "fails": "red", "NOISY": "yellow"}
         show.line(f"{study_result.verdict}: {study_result.number}\n", verdict_colours[study_result.verdict])
-        writer.write(study_record(study_result, study_lab, writer.run_id))
+        writer.write(study_record(study_result, study_config, writer.run_id))
         study_result.draw(out_folder)
-    page_path = write_page(studies, study_lab, writer.path) if every else out_folder
+    page_path = write_page(studies, study_config, writer.path) if every else out_folder
     columns = ("name", "claim", "verdict", "number", "rows")
     show.result([{name: getattr(study, name) for name in columns} for study in studies])
     show.note(f"figures: {page_path}; records: {writer.path}")

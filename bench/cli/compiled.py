@@ -75,8 +75,8 @@ def static(
 def _compile(chosen: list[KernelCase], device: Device, store: Store | None) -> list[CompileResult]:
     from rooflab.bench.compile.static_rows import compile_targets
 
-    with show.progress("compile", len(chosen)) as advance_bar:
-        results = compile_targets(chosen, device, store, advance_bar)
+    with show.progress("compile", len(chosen)) as progress_fn:
+        results = compile_targets(chosen, device, store, progress_fn)
     if store:
         store.prune()
     return results
@@ -112,15 +112,15 @@ def _compare(query: Query, revision: str, device: Device, store: Store | None, m
     with ExitStack() as exit_stack:
         with show.waiting(f"reading this tree and {revision}"):
             base_tree, head_tree = exit_stack.enter_context(compiled_sides.two_sides(revision, files))
-            item_pairs, others_untouched = difference.reached(base_tree, head_tree, query, revision)
+            item_pairs, has_unaffected = difference.reached(base_tree, head_tree, query, revision)
         code_changes = []
         if item_pairs:
-            with show.progress("compile", sum(item is not None for pair in item_pairs for item in pair)) as advance_bar:
-                code_changes = difference.compare_pairs(base_tree, head_tree, item_pairs, device, store, advance_bar)
-    exit_code = difference.exit_status(code_changes, others_untouched)
-    summary_text = difference.summary_line(code_changes, base_tree.label, others_untouched)
+            with show.progress("compile", sum(item is not None for pair in item_pairs for item in pair)) as progress_fn:
+                code_changes = difference.compare_pairs(base_tree, head_tree, item_pairs, device, store, progress_fn)
+    exit_code = difference.exit_status(code_changes, has_unaffected)
+    summary_text = difference.summary_line(code_changes, base_tree.label, has_unaffected)
     if markdown:
-        write_whole(markdown, difference.markdown(code_changes, base_tree.label, others_untouched))
+        write_whole(markdown, difference.markdown(code_changes, base_tree.label, has_unaffected))
     rows = [change.to_json() for change in code_changes]
     show.result({"base": base_tree.label, "summary": summary_text, "exit_status": exit_code, "changes": rows})
     for change in code_changes:

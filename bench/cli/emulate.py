@@ -15,7 +15,7 @@ from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
 from rooflab.roofline.numbers import counted
 
-MEGA = 1e6
+MB = 1e6
 
 
 @app.command()
@@ -109,7 +109,7 @@ def _show_launch(launch: JsonObject) -> None:
         ("atomics", moved_bytes["atomic"], moved_bytes["atomic"]),
     ]
     table_rows = [
-        {"level": name, "read_mb": read_bytes / MEGA, "written_mb": written_bytes / MEGA}
+        {"level": name, "read_mb": read_bytes / MB, "written_mb": written_bytes / MB}
         for name, read_bytes, written_bytes in rows
         if read_bytes or written_bytes
     ]

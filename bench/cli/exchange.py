@@ -78,18 +78,16 @@ def _import_published(paths: list[Path], out: Path | None, whole: bool) -> None:
     tables = all_tables.placed if whole else selected(all_tables)
     index_path = write_published(tables, out) if out else None
     show.result(
-        all_tables.summary() | {"kept": [placed_table.table.file for placed_table in tables], "written": index_path}
+        all_tables.summary() | {"kept": [matched_table.table.file for matched_table in tables], "written": index_path}
     )
-    show.table([placed_table.row() for placed_table in all_tables.placed], PUBLISHED_COLUMNS)
-    for placed_table in all_tables.placed:
-        for rows_text in placed_table.below:
-            show.line(f"left out: {placed_table.table.file}: {rows_text}: faster than its GPU can be", "yellow")
-    for data_family, unused_count in all_tables.left.most_common():
-        show.line(f"no place here: {counted(unused_count, 'row')} of {data_family}", "dim")
-    placed_row_count = sum(placed_table.table.rows for placed_table in all_tables.placed)
-    show.line(
-        f"{counted(all_tables.read, 'row')}: {placed_row_count:,} placed in {counted(len(all_tables.placed), 'table')}"
-    )
+    show.table([matched_table.row() for matched_table in all_tables.placed], PUBLISHED_COLUMNS)
+    for matched_table in all_tables.placed:
+        for rows_text in matched_table.below:
+            show.line(f"left out: {matched_table.table.file}: {rows_text}: faster than its GPU can be", "yellow")
+    for source_name, unused_count in all_tables.left.most_common():
+        show.line(f"no place here: {counted(unused_count, 'row')} of {source_name}", "dim")
+    row_count = sum(matched_table.table.rows for matched_table in all_tables.placed)
+    show.line(f"{counted(all_tables.read, 'row')}: {row_count:,} placed in {counted(len(all_tables.placed), 'table')}")
     if index_path:
         show.line(f"  {counted(len(tables), 'table')}: {index_path}")
     else:
@@ -111,10 +109,10 @@ def export_records(
     from rooflab.bench.exchange import convert
     from rooflab.bench.report.trends.points import RecordFilter
 
-    record_count, skipped = convert.export(
+    record_count, rejects = convert.export(
         form, records, to, RecordFilter(op or (), kernel or (), case or (), machine or ())
     )
-    show.result({"file": to, "records": record_count, "left_out": [vars(skipped_record) for skipped_record in skipped]})
-    for skip_reason, reason_count in Counter(skipped_record.reason for skipped_record in skipped).most_common():
+    show.result({"file": to, "records": record_count, "left_out": [vars(skipped_record) for skipped_record in rejects]})
+    for skip_reason, reason_count in Counter(skipped_record.reason for skipped_record in rejects).most_common():
         show.line(f"not exported: {reason_count} {skip_reason}", "dim")
     show.line(f"{counted(record_count, 'record')}: {to}")

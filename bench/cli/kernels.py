@@ -115,9 +115,9 @@ def check(
     result_by_index: dict[int, CheckResult] = {}
     was_interrupted = False
     try:
-        with show.progress("check", len(checks), lines=True) as advance:
-            show_result = lambda found: advance(found.line)
-            run_checks(checks, kernel_checkers, writer, show_result, limit_s=check_limit_s, into=result_by_index)
+        with show.progress("check", len(checks), lines=True) as progress_fn:
+            result_printer = lambda found: progress_fn(found.line)
+            run_checks(checks, kernel_checkers, writer, result_printer, limit_s=check_limit_s, into=result_by_index)
     except KeyboardInterrupt:
         was_interrupted = True
     results = [result_by_index[check_index] for check_index in sorted(result_by_index)]
@@ -152,10 +152,10 @@ def _show_faults(results: Sequence[CheckResult], check: Checkers, limit_s: float
     from rooflab.bench.checks.checking import size_of, smallest_failures
     from rooflab.bench.core import NOT_RUN
 
-    smallest_by_kernel: dict[tuple[str, str], CheckResult] = {}
+    failure_by_kernel: dict[tuple[str, str], CheckResult] = {}
     for row in sorted((row for row in results if row.status not in ("OK", *NOT_RUN)), key=size_of):
-        smallest_by_kernel.setdefault((row.op, row.kernel), row)
-    for rerun_command in smallest_failures([*smallest_by_kernel.values()], check, limit_s):
+        failure_by_kernel.setdefault((row.op, row.kernel), row)
+    for rerun_command in smallest_failures([*failure_by_kernel.values()], check, limit_s):
         show.note(f"again: {rerun_command}")
 
 
@@ -211,8 +211,8 @@ def bench(
     folder, record_count, was_interrupted = writer.path.parent, count_benches(choice), False
     config = Settings(device=str(choice.device), seed=seed, budget_s=budget_s, limit_s=seconds or math.inf)
     try:
-        with show.progress("bench", record_count - len(records)) as advance:
-            run_benches(choice, config, writer, advance, records)
+        with show.progress("bench", record_count - len(records)) as progress_fn:
+            run_benches(choice, config, writer, progress_fn, records)
     except KeyboardInterrupt:
         was_interrupted = True
     except ContextBroken as broken:
@@ -276,39 +276,39 @@ def roofline(
     if gpu and (run or (case and not records)):
         raise ValueError(f"gpu: expected no --{'run' if run else 'case'} with it, for nothing was measured there")
     if gpu and not records:
-        drawing, plot_note = commands.gpu_bounds(gpu, suite, scheme, op or [])
+        chart, plot_note = commands.gpu_bounds(gpu, suite, scheme, op or [])
         show.note(plot_note)
-        points = [point for point in drawing.points if not ids or point.published or f"{point.op}/{point.label}" in ids]
-        plots = [replace(drawing, points=points)] if points else []
-        undrawn_reason = figures.why_nothing([])
+        points = [point for point in chart.points if not ids or point.published or f"{point.op}/{point.label}" in ids]
+        plots = [replace(chart, points=points)] if points else []
+        skip_reason = figures.why_nothing([])
     else:
         readings, folder = commands.newest_records(records)
         readings = [item for item in readings if (not op or item.op in op) and (not case or item.case_id in case)]
         readings = [item for item in readings if not ids or f"{item.op}/{item.kernel}" in ids]
         if gpu and records:
-            drawing, plot_notes = commands.records_on(gpu, readings, records.name)
-            plots = [drawing]
+            chart, plot_notes = commands.records_on(gpu, readings, records.name)
+            plots = [chart]
             for plot_note in plot_notes:
                 show.note(plot_note)
         else:
             plots = figures.drawings(readings, all_cases or bool(case), run or (), across)
-        undrawn_reason = figures.why_nothing(readings)
+        skip_reason = figures.why_nothing(readings)
     if not plots:
-        raise ValueError(f"records: {undrawn_reason}, so there is nothing to draw")
+        raise ValueError(f"records: {skip_reason}, so there is nothing to draw")
     if len(plots) > 1 and out is not None and out.suffix in (".svg", ".png"):
         raise ValueError(f"out: expected a folder or --across-devices, for {len(plots)} figures, got {str(out)!r}")
     out_path = out or (result_folder() if gpu else folder)
-    image_paths = [path for drawing in plots for path in figures.draw(drawing, out_path, fixed_axes)]
-    points = [point for drawing in plots for point in drawing.points]
-    unplaced_reasons = list(dict.fromkeys(undrawn_reason for drawing in plots for undrawn_reason in drawing.unplaced))
-    no_bytes_texts = [
-        undrawn_reason.removesuffix(f": {figures.NO_BYTES_REASON}")
-        for undrawn_reason in unplaced_reasons
-        if undrawn_reason.endswith(figures.NO_BYTES_REASON)
+    image_paths = [path for chart in plots for path in figures.draw(chart, out_path, fixed_axes)]
+    points = [point for chart in plots for point in chart.points]
+    skip_reasons = list(dict.fromkeys(skip_reason for chart in plots for skip_reason in chart.unplaced))
+    no_bytes_kernels = [
+        skip_reason.removesuffix(f": {figures.NO_BYTES_REASON}")
+        for skip_reason in skip_reasons
+        if skip_reason.endswith(figures.NO_BYTES_REASON)
     ]
-    show.result({"figures": image_paths, "points": points, "without_bytes": no_bytes_texts})
-    for undrawn_reason in unplaced_reasons:
-        show.note(f"not drawn: {undrawn_reason}")
+    show.result({"figures": image_paths, "points": points, "without_bytes": no_bytes_kernels})
+    for skip_reason in skip_reasons:
+        show.note(f"not drawn: {skip_reason}")
     published_count = sum(point.published for point in points)
     measured_count = sum(point.seconds is not None for point in points) - published_count
     published_text = f", {published_count} published by others" if published_count else ""

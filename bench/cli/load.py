@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rooflab.bench.load.load_run import Plan
     from rooflab.bench.load.trace import Trace
 
-LOAD_COLUMNS = (
+SUMMARY_COLUMNS = (
     "rate", "requests", "failed", "status", "requests_per_s", "goodput_requests_per_s", "output_tokens_per_s",
     "steady_output_tokens_per_s", "client_late_p50_ms",
 )  # fmt: skip
@@ -105,7 +105,7 @@ def _load(target: Endpoint, plans: list[Plan], limits: dict[str, float], out: Pa
         rows.append({"rate": name_of(load_plan), "status": record.status, "reason": record.reason, **record.metrics})
     has_answers = any(row["requests"] > row["failed"] for row in rows)
     failure_counts, run_notes = [failures(trace) for trace in traces], [remarks(trace) for trace in traces]
-    for columns in (LOAD_COLUMNS, WAIT_COLUMNS):
+    for columns in (SUMMARY_COLUMNS, WAIT_COLUMNS):
         show.table(rows, columns, filled=True)
     for row, failure_reasons, run_remarks in zip(rows, failure_counts, run_notes, strict=True):
         for failure_reason, event_count in failure_reasons.items():
@@ -134,7 +134,7 @@ def draw(folder: Path, plans: list[Plan], rows: list[Row], traces: list[Trace]) 
     if len(plans) == 1:
         return [load_pictures.draw_waterfall(traces[0], folder, caption)]
     rate_points = [(float(plan.arrivals.rate), row) for plan, row in zip(plans, rows, strict=True) if plan.arrivals]
-    files = [load_pictures.draw_rates(rate_points, folder, caption, is_frontier) for is_frontier in (False, True)]
+    files = [load_pictures.draw_rates(rate_points, folder, caption, is_throughput) for is_throughput in (False, True)]
     return files + [
         load_pictures.draw_waterfall(trace, folder, caption, f"waterfall-{name_of(plan)}")
         for plan, trace in zip(plans, traces, strict=True)

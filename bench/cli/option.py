@@ -44,12 +44,12 @@ def launcher(op: str | None, of_ops: Mapping[str, object], of_launchers: Mapping
 
     `of_ops` holds options that a launcher must not have; `of_launchers` holds options that an op must not have.  Raises
     `ValueError` if a forbidden option has a value."""
-    name_of_launcher = op if op and "::" in op else ""
-    for name, value in (of_ops if name_of_launcher else of_launchers).items():
+    launcher_name = op if op and "::" in op else ""
+    for name, value in (of_ops if launcher_name else of_launchers).items():
         if value:
-            expected_kind = "an op" if name_of_launcher else "path.py::function"
+            expected_kind = "an op" if launcher_name else "path.py::function"
             raise ValueError(f"{name}: expected with {expected_kind} alone, got {value!r} with {op or 'every op'}")
-    return name_of_launcher
+    return launcher_name
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -84,10 +84,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 def span(name: str, text: str) -> tuple[int, int]:
     """Parses `N` or `LEAST:MOST` into two numbers; `N` gives the same number twice.  Raises `ValueError` otherwise."""
-    least_text, separator, most_text = text.partition(":")
-    if not least_text.isdecimal() or (separator and not most_text.isdecimal()):
+    min_text, separator, max_text = text.partition(":")
+    if not min_text.isdecimal() or (separator and not max_text.isdecimal()):
         raise ValueError(f"{name}: expected N or LEAST:MOST, got {text!r}")
-    return int(least_text), int(most_text or least_text)
+    return int(min_text), int(max_text or min_text)
 
 
 place = partial(typer.Option, callback=check_place)

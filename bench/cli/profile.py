@@ -159,20 +159,20 @@ def profile(
     show.note(profile_note)
     with show.waiting("ncu"):
         ncu_profile = ncu.profile(kernel_target, seed, timeout_s)
-    modelled_explanation = explain_all([kernel_target], device)[0]
-    if modelled_explanation.reason:
-        raise ValueError(modelled_explanation.reason)
+    model_explanation = explain_all([kernel_target], device)[0]
+    if model_explanation.reason:
+        raise ValueError(model_explanation.reason)
     traffic, profile_note = ncu.settled(kernel_target, ncu_profile)
-    counted_explanation = explain_all([kernel_target], device, counted={kernel_target: traffic} if traffic else None)[0]
-    record = ncu.counted_record(counted_explanation, ncu_profile, seed)
+    ncu_explanation = explain_all([kernel_target], device, counted={kernel_target: traffic} if traffic else None)[0]
+    record = ncu.counted_record(ncu_explanation, ncu_profile, seed)
     if out:
         writer = RunWriter(out, record.run_id)
         writer.write(record)
-    rows: list[Row] = ncu.compared(modelled_explanation, ncu_profile)
+    rows: list[Row] = ncu.compared(model_explanation, ncu_profile)
     launch_rows = ncu.launch_rows(ncu_profile)
     extra_fields = {"compared": rows, "counted": launch_rows, "metrics": record.metrics, "note": profile_note}
-    show.result(counted_explanation.to_dict() | extra_fields)
-    _show(counted_explanation)
+    show.result(ncu_explanation.to_dict() | extra_fields)
+    _show(ncu_explanation)
     show.table(rows, ("what", "modelled", "counted", "ratio"), "modelled and counted")
     if profile_note:
         show.line(profile_note, "yellow")

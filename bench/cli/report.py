@@ -40,23 +40,23 @@ def report(
         report_file = write_report(paths or [result_folder("kept")], out)
     show.result(report_file)
     report_page = report_file.content
-    kernels = sum(len(kernel_ladder.blocks) for op in report_page.ops for kernel_ladder in op.ladders)
+    kernels = sum(len(kernel_table.blocks) for op in report_page.ops for kernel_table in op.ladders)
     show.line(f"{report_file.file}: {report_file.bytes / 1e6:.1f} MB, {counted(report_file.figures, 'roofline')}")
     run_text, files_text = counted(report_page.runs, "run"), counted(len(report_page.files), "file")
     show.line(f"  {counted(report_page.records, 'record')} of {run_text} in {files_text}; {counted(kernels, 'case')}")
-    for op_standing in report_page.standings:
-        ratio = op_standing.over_library
+    for op_comparison in report_page.standings:
+        ratio = op_comparison.over_library
         if ratio:
-            slower = f", slower in {op_standing.slower_cases}" if op_standing.slower_cases else ""
-            name = f"{op_standing.op} {op_standing.scheme} on {op_standing.machine}"
+            slower = f", slower in {op_comparison.slower_cases}" if op_comparison.slower_cases else ""
+            name = f"{op_comparison.op} {op_comparison.scheme} on {op_comparison.machine}"
             show.line(
                 f"  {name}: {ratio.mean:.2f} times as fast as the library over {counted(ratio.cases, 'case')}{slower}"
             )
     if report_page.noisy:
         show.line(f"  {counted(len(report_page.noisy), 'result')} NOISY: no ratio is made of these times", "yellow")
     for page_problem in report_page.problems:
-        place_text = f" {page_problem.where}" if page_problem.where else ""
-        show.line(f"  {page_problem.name}{place_text}: {page_problem.status}: {page_problem.reason}", "red")
+        location = f" {page_problem.where}" if page_problem.where else ""
+        show.line(f"  {page_problem.name}{location}: {page_problem.status}: {page_problem.reason}", "red")
 
 
 KERNEL_COLUMNS = ("op", "kernel", "cases", "points", "states", "worst_last_step")
@@ -106,8 +106,8 @@ def _by_kernel(rows: list[Row]) -> list[Row]:
     kernel_rows = []
     for (op, kernel), kernel_cases in grouped(rows, lambda row: (row["op"], row["kernel"])).items():
         state_counts = Counter(row["state"] for row in kernel_cases)
-        stepped_rows = [row for row in kernel_cases if row["last_step"]]
-        worst_row = max(stepped_rows, key=lambda row: float(row["last_step"].partition("%")[0]), default=None)
+        step_rows = [row for row in kernel_cases if row["last_step"]]
+        worst_row = max(step_rows, key=lambda row: float(row["last_step"].partition("%")[0]), default=None)
         kernel_rows.append(
             {
                 "op": op,
@@ -125,7 +125,7 @@ def _shown(row: Row) -> dict[str, Json]:
     """Formats a row of the trend table.  Joins machine, settings and timer into one text.  Shows the last step (sudden
     change of the time) in percent."""
     step = row["last_step"]
-    setup_text = ", ".join(setup_part for setup_part in (row["machine"], row["setting"], row["timer"]) if setup_part)
+    setup_text = ", ".join(setup_field for setup_field in (row["machine"], row["setting"], row["timer"]) if setup_field)
     return row | {"circumstances": setup_text, "last_step": "" if step is None else f"{step:+.1%} at {row['step_at']}"}
 
 

@@ -40,10 +40,10 @@ class PublishedTimes:
         model_arch = get_architecture(self.model)
         device, gpu_note = resolve(self.gpu)
         show.note(gpu_note)
-        longest_tokens = sum(upper_limit for _, upper_limit in lengths.spans) if lengths else 0
-        if longest_tokens > model_arch.max_position:
+        max_tokens = sum(upper_limit for _, upper_limit in lengths.spans) if lengths else 0
+        if max_tokens > model_arch.max_position:
             upper_limit = f"{model_arch.max_position} tokens ({model_arch.name})"
-            raise ValueError(f"input_len: expected with output_len at most {upper_limit}, got {longest_tokens}")
+            raise ValueError(f"input_len: expected with output_len at most {upper_limit}, got {max_tokens}")
         return KernelTimes(model_arch, device, self.dtype, self.kv_dtype, gpus, self.host_ms, bounds=self.bounds)
 
 

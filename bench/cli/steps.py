@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rooflab.roofline.steps import StepKind
 
 STEP_KINDS: tuple[StepKind, StepKind] = ("prefill", "decode")
-SPARE_TOKENS = 160
+MAX_NEW_TOKENS = 160
 """The number of tokens that a sequence may get beyond its context."""
 
 
@@ -46,7 +46,7 @@ class StepOptions:
         """Loads an engine for timing single steps.  Steps do not overlap, so each time belongs to one step."""
         from rooflab.engine.llm import LLM
 
-        max_tokens = self.context + SPARE_TOKENS
+        max_tokens = self.context + MAX_NEW_TOKENS
         with show.waiting(loading):
             return LLM(
                 self.model,
@@ -186,8 +186,8 @@ def capture(
 
     if suite.suffix != ".json":
         raise ValueError(f"suite: expected a file called .json, got {str(suite)!r}")
-    captured_run = run_program(context.args)
-    suite_content = captured_run.suite(" ".join(context.args))
+    call_profile = run_program(context.args)
+    suite_content = call_profile.suite(" ".join(context.args))
     if not suite_content["ops"]:
         raise ValueError("program: expected calls of what our ops compute, as in torch's products, got none")
     write_whole(suite, json.dumps(suite_content, indent=1, allow_nan=False) + "\n")
@@ -196,7 +196,7 @@ def capture(
         call_count, time_share = (sum(case[name] for case in cases) for name in ("calls", "share"))
         rows.append({"op": op, "cases": len(cases), "calls": call_count, "share": time_share})
     show.table(sorted(rows, key=lambda row: -row["share"]), ("op", "cases", "calls", "share"))
-    show.line(f"{captured_run.explained:.0%} of {captured_run.model.total_s:.3g} s in operators are in {suite}")
+    show.line(f"{call_profile.explained:.0%} of {call_profile.model.total_s:.3g} s in operators are in {suite}")
 
 
 def _factors(texts: list[str]) -> dict[str, float]:

@@ -54,17 +54,17 @@ def suite(
 
     plan_entries = make_plan(only or (), more or (), trust and trust.resolve())
     if plan:
-        show.result([one_entry.to_json() for one_entry in plan_entries])
+        show.result([plan_entry.to_json() for plan_entry in plan_entries])
         rows = [{"entry": e.id, "value": e.value, "cost_s": e.cost_s, "why": e.title} for e in plan_entries]
         show.table(rows, ("entry", "value", "cost_s", "why"))
-        show.line(f"{len(rows)} entries, about {sum(one_entry.cost_s for one_entry in plan_entries):.0f} s on a GPU")
+        show.line(f"{len(rows)} entries, about {sum(plan_entry.cost_s for plan_entry in plan_entries):.0f} s on a GPU")
         return
     Environment.now()  # refuses what names no commit
     if not dry_run and pick_device(None).type != "cuda":
         raise ValueError("suite: torch finds no CUDA device; --dry-run runs the plan on the CPU with small shapes")
     suite_settings = SuiteSettings(out or result_folder(), budget_s, dry_run, resume, seed, tuple(only or ()))
-    with terminated_as_exception(), show.progress("suite", len(plan_entries)) as advance_bar:
-        run_suite(plan_entries, suite_settings, show.note, advance_bar)
+    with terminated_as_exception(), show.progress("suite", len(plan_entries)) as progress_fn:
+        run_suite(plan_entries, suite_settings, show.note, progress_fn)
     results = state.read_summary(suite_settings.out)
     _show(results)
     show.line(f"records, figures and summary: {suite_settings.out}")
@@ -131,7 +131,7 @@ def tune(
             show.line(f"written: {path}")
         return
     folder = out or result_folder()
-    report = tune_op(
+    tuning_run = tune_op(
         op,
         kernel or [],
         suites=suite or [],
@@ -143,10 +143,10 @@ def tune(
         dry_run=dry_run,
         seed=seed,
     )
-    show.result({"rows": report.rows, "files": report.files, "stopped": report.stopped})
-    show.table(report.rows, TABLE_COLUMNS)
-    if report.stopped:
-        show.line(report.stopped, "yellow")
-    show.line(f"records: {', '.join(str(folder / name) for name in report.files) or 'none'}")
-    record_statuses: set[str] = {record.status for record in report.records} or {"OK"}
-    exit_for(record_statuses | ({result.status for result in report.results} if dry_run else set()))
+    show.result({"rows": tuning_run.rows, "files": tuning_run.files, "stopped": tuning_run.stopped})
+    show.table(tuning_run.rows, TABLE_COLUMNS)
+    if tuning_run.stopped:
+        show.line(tuning_run.stopped, "yellow")
+    show.line(f"records: {', '.join(str(folder / name) for name in tuning_run.files) or 'none'}")
+    record_statuses: set[str] = {record.status for record in tuning_run.records} or {"OK"}
+    exit_for(record_statuses | ({result.status for result in tuning_run.results} if dry_run else set()))

@@ -108,7 +108,7 @@ def check_internals() -> None:
 def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Launch]) -> Iterator[None]:
     """Makes Triton compile for `sm` without launching; appends each launch of a non-empty grid to `launches`."""
     check_internals()
-    original_run, original_tune = JITFunction.run, Autotuner.run
+    original_run, tuner_method = JITFunction.run, Autotuner.run
     defaults: set[str] = set()
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -142,7 +142,7 @@ def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Laun
     try:
         yield
     finally:
-        JITFunction.run, Autotuner.run = original_run, original_tune
+        JITFunction.run, Autotuner.run = original_run, tuner_method
 
 
 def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[str, Any], log: str) -> Launch:
@@ -171,8 +171,8 @@ def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[st
 
 def _num_warps(kernel: Any) -> int:
     """Returns the number of warps that a Triton kernel requests, without the warps that warp specialisation adds."""
-    warps_match = re.search(r'"ttg\.num-warps" = (\d+)', str(kernel.asm["ttgir"]))
-    return int(warps_match[1]) if warps_match else int(kernel.metadata.num_warps)
+    regex_match = re.search(r'"ttg\.num-warps" = (\d+)', str(kernel.asm["ttgir"]))
+    return int(regex_match[1]) if regex_match else int(kernel.metadata.num_warps)
 
 
 def _target(kernel: Any) -> str:

@@ -118,13 +118,13 @@ def can_keep(kernel: Kernel) -> bool:
 
 def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) -> list[Case]:
     """Returns the cases that the kernel supports, sorted by work (FLOPs plus bytes), the smallest first."""
-    costed_cases = []
+    case_costs = []
     for case in cases:
         meta_inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0)
         if kernel.why_not_args(meta_inputs) is None:
             case_cost = spec.cost_of(meta_inputs)
-            costed_cases.append((case_cost.flops + case_cost.bytes, case))
-    return [case for _, case in sorted(costed_cases, key=lambda entry: entry[0])]
+            case_costs.append((case_cost.flops + case_cost.bytes, case))
+    return [case for _, case in sorted(case_costs, key=lambda entry: entry[0])]
 
 
 def _kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:

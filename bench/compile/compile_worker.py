@@ -177,7 +177,7 @@ def answer(request: Mapping[str, Any]) -> Answer:
 
 
 TOOL_TIMEOUT_S = 120.0
-_RESERVED_BYTES = 1024
+_DRIVER_BYTES = 1024
 """The bytes of a CTA's shared memory that the driver keeps for itself."""
 _LABEL_TEXT = re.compile(r"`\(([^)]+)\)")
 _RESOURCE_PATTERN = re.compile(r"^\s*Function (\S+):\s*\n\s*(.*)$", re.MULTILINE)
@@ -212,13 +212,13 @@ def read_cubin(cubin: bytes, name: str) -> Cubin:
     if name not in resource_lines or name not in sass_functions:
         raise ValueError(f"kernel: expected one of {', '.join(resource_lines) or 'none'} in the code, got {name!r}")
     target = re.search(r"\.(sm_\w+)\.cubin", elf_listing)
-    amounts = {field: int(amount) for field, amount in re.findall(r"\b(REG|STACK|SHARED):(\d+)", resource_lines[name])}
+    amounts = {field: int(value) for field, value in re.findall(r"\b(REG|STACK|SHARED):(\d+)", resource_lines[name])}
     if target is None or set(amounts) != {"REG", "STACK", "SHARED"}:
         raise RuntimeError(f"cuobjdump: expected the target and resources of {name}, got {elf_listing!r} and {usage!r}")
     shared_bytes = amounts["SHARED"]
-    if int(re.sub(r"\D", "", target[1])) >= 90 and shared_bytes >= _RESERVED_BYTES:
+    if int(re.sub(r"\D", "", target[1])) >= 90 and shared_bytes >= _DRIVER_BYTES:
         # From sm_90 on this figure includes the driver's own bytes, which ptxas -v leaves out (12.8, 13.5).
-        shared_bytes -= _RESERVED_BYTES
+        shared_bytes -= _DRIVER_BYTES
     function = sass_functions[name]
     return Cubin(target[1], amounts["REG"], amounts["STACK"], shared_bytes, _text(function), dict(function.indirect))
 

@@ -27,8 +27,8 @@ Verdict = Literal[
 FAILING_VERDICTS: tuple[Verdict, ...] = ("SPILLS", "LOST TENSOR CORES", "DOES NOT COMPILE")
 CaseIdentity = tuple[str, str, str, str]
 """The op, kernel, scheme and case that identify an item in both trees."""
-_TENSOR_PATHS = (*TENSOR_CORES, "none")
-_FIXED_VERDICTS: tuple[Verdict, Verdict] = "FIXED", "NOT COMPARED"
+_MMA_KINDS = (*TENSOR_CORES, "none")
+_BASE_VERDICTS: tuple[Verdict, Verdict] = "FIXED", "NOT COMPARED"
 """The verdicts if only the base does not compile: FIXED if the compilation fails, NOT COMPARED on a refusal."""
 
 
@@ -62,8 +62,8 @@ def exit_status(changes: Sequence[CodeChange], untouched: bool = False) -> ExitS
     verdicts = {code_change.verdict for code_change in changes}
     if verdicts & set(FAILING_VERDICTS):
         return ExitStatus.INCORRECT
-    compared_nothing = verdicts <= {"NOT COMPARED"} and not untouched
-    return ExitStatus.INVALID if "GONE" in verdicts or compared_nothing else ExitStatus.DONE
+    is_uncompared = verdicts <= {"NOT COMPARED"} and not untouched
+    return ExitStatus.INVALID if "GONE" in verdicts or is_uncompared else ExitStatus.DONE
 
 
 _VERDICT_WORDS: dict[Verdict, str] = {
@@ -111,14 +111,14 @@ def changed(
         extra_sentences = ("it did not compile before either",) if isinstance(before, CompileFailure) else ()
         return CodeChange(*identity, "DOES NOT COMPILE", (str(now), *extra_sentences))
     if isinstance(before, CompileFailure):
-        return CodeChange(*identity, _FIXED_VERDICTS[before.refused], (f"before: {before}",), (), tuple(now))
+        return CodeChange(*identity, _BASE_VERDICTS[before.refused], (f"before: {before}",), (), tuple(now))
     given_notes = (note,) if note else ()
     if Counter(map(_activity, before)) == Counter(map(_activity, now)):
         return CodeChange(*identity, "SAME", given_notes, tuple(before), tuple(now))
     launch_pairs = _aligned(before, now)
     compared_pairs = launch_pairs or [(min(before, key=_rank), min(now, key=_rank))]
-    stack_bytes_of = attrgetter("stack_bytes")
-    spill_pairs = launch_pairs or [(max(before, key=stack_bytes_of), max(now, key=stack_bytes_of))]
+    stack_getter = attrgetter("stack_bytes")
+    spill_pairs = launch_pairs or [(max(before, key=stack_getter), max(now, key=stack_getter))]
     lost_paths = [
         f"{new_code.name}: {old_code.tensor_path} -> {new_code.tensor_path}"
         for old_code, new_code in compared_pairs
@@ -148,13 +148,13 @@ def _aligned(before: list[Summary], now: list[Summary]) -> list[tuple[Summary, S
     the trees have different numbers of launches."""
     if len(before) != len(now):
         return []
-    if sorted(s.name for s in before) == sorted(s.name for s in now):
+    if sorted(launch.name for launch in before) == sorted(launch.name for launch in now):
         before, now = (sorted(launches, key=lambda summary: summary.name) for launches in (before, now))
     return list(zip(before, now, strict=True))
 
 
 def _rank(summary: Summary) -> int:
-    return _TENSOR_PATHS.index(summary.tensor_path)
+    return _MMA_KINDS.index(summary.tensor_path)
 
 
 def _spills(was: Summary, is_: Summary) -> str:
@@ -162,7 +162,7 @@ def _spills(was: Summary, is_: Summary) -> str:
     return f"{is_.name}: {was.stack_bytes} -> {is_.stack_bytes} bytes of stack a thread ({spill_text})"
 
 
-_SUMMARY_FIGURES: tuple[tuple[str, Callable[[Summary], Any]], ...] = (
+_SUMMARY_FIELDS: tuple[tuple[str, Callable[[Summary], Any]], ...] = (
     ("registers", lambda s: s.registers),
     ("stack bytes", lambda s: s.stack_bytes),
     ("shared bytes", lambda s: s.shared_bytes),
@@ -183,8 +183,8 @@ _SUMMARY_FIGURES: tuple[tuple[str, Callable[[Summary], Any]], ...] = (
 
 
 def _sentences(was: Summary, is_: Summary) -> list[str]:
-    figure_values = [(name, figure_of(was), figure_of(is_)) for name, figure_of in _SUMMARY_FIGURES]
-    return [f"{name} {before} -> {now}" for name, before, now in figure_values if before != now]
+    figure_values = [(name, getter(was), getter(is_)) for name, getter in _SUMMARY_FIELDS]
+    return [f"{name} {old_value} -> {now}" for name, old_value, now in figure_values if old_value != now]
 
 
 def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
@@ -193,9 +193,9 @@ def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
     failed_names = {option.name for launch in before for option in launch.options if not option.took_effect}
     failing_options = {option.name: option for launch in now for option in launch.options if not option.took_effect}
     new_sentences = [option.sentence for name, option in failing_options.items() if name not in failed_names]
-    working_names = {option.name for launch in now for option in launch.options if option.took_effect}
+    effective_names = {option.name for launch in now for option in launch.options if option.took_effect}
     return new_sentences + [
-        f"{name} takes effect now" for name in sorted((failed_names - failing_options.keys()) & working_names)
+        f"{name} takes effect now" for name in sorted((failed_names - failing_options.keys()) & effective_names)
     ]
 
 
@@ -206,9 +206,9 @@ def markdown(changes: Sequence[CodeChange], base: str, untouched: bool = False) 
     page_lines = ["### Compiled code", "", summary_line(changes, base, untouched), ""]
     rows = []
     for change in sorted(shown_changes, key=lambda change: verdict_order.index(change.verdict)):
-        sentences_cell = Marked("<br>".join(map(markdown_cell, change.sentences)))
+        text_cell = Marked("<br>".join(map(markdown_cell, change.sentences)))
         kernel, case = f"{change.op}/{change.kernel}", markdown_code(change.case_id)
-        rows.append((change.verdict, kernel, change.scheme, case, sentences_cell))
+        rows.append((change.verdict, kernel, change.scheme, case, text_cell))
     page_lines += markdown_table(("verdict", "kernel", "dtype", "case", "what"), rows) if shown_changes else []
     return "\n".join(page_lines).rstrip() + "\n"
 
@@ -222,16 +222,16 @@ def reached(base: CompiledTree, head: CompiledTree, query: Query, revision: str)
     changed_paths, tree_paths = changed_files(head.path, revision), (base.path, head.path)
     if not head.within:
         ops = sorted({folder.name for tree in tree_paths for folder in (tree / "kernels").iterdir() if folder.is_dir()})
-        touched_parts = {*touched_ops(changed_paths, ops, users(tree_paths, ops))}
-        if not touched_parts:
+        affected_names = {*touched_ops(changed_paths, ops, users(tree_paths, ops))}
+        if not affected_names:
             if query != Query():
                 query.select()  # refuses names that are not there
             return [], True
     all_pairs = matched(base, head, query)
     if head.within:
         part_names = {item["part"] for pair in all_pairs for item in pair if item}
-        touched_parts = touched_files(changed_paths, part_names, tree_paths, head.path)
-    touched_pairs = [pair for pair in all_pairs if any(item and item["part"] in touched_parts for item in pair)]
+        affected_names = touched_files(changed_paths, part_names, tree_paths, head.path)
+    touched_pairs = [pair for pair in all_pairs if any(item and item["part"] in affected_names for item in pair)]
     return touched_pairs, len(touched_pairs) < len(all_pairs)
 
 
@@ -317,7 +317,7 @@ def _change(pair: ItemPair, before: Results, after: Results) -> CodeChange:
     result = after[_id(head)]
     if isinstance(result, CompileFailure) and result.refused:
         base_result = before[_id(base)]
-        refused_before = isinstance(base_result, CompileFailure) and base_result.refused
-        return CodeChange(*_id(base), "NOT COMPARED" if refused_before else "GONE", (str(result),))
+        is_base_refused = isinstance(base_result, CompileFailure) and base_result.refused
+        return CodeChange(*_id(base), "NOT COMPARED" if is_base_refused else "GONE", (str(result),))
     note = "" if _id(head) == _id(base) else f"the op's cases have other keys: before {_id(base)[3]}"
     return changed(_id(head), before[_id(base)], result, note)

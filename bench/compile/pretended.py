@@ -19,7 +19,7 @@ from rooflab.bench.compile.cases import SM, device_for, properties
 
 GPU = torch.device("cuda", 0)
 _CPU_DEVICE = torch.device("cpu")
-_IDENTITY_METHODS = (torch.Tensor.cuda, torch.Tensor.pin_memory)
+_NOOP_METHODS = (torch.Tensor.cuda, torch.Tensor.pin_memory)
 """Methods that return the tensor itself on the pretended GPU."""
 _DEVICE_GETTERS: dict[Any, Callable[[torch.device], Any]] = {
     torch.Tensor.device.__get__: lambda real: GPU if real == _CPU_DEVICE else real,
@@ -42,7 +42,7 @@ class OnGpu(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is torch.device:
             return func(*args, **kwargs)
-        if func in _IDENTITY_METHODS:
+        if func in _NOOP_METHODS:
             return args[0]
         if func in _DEVICE_GETTERS:
             with torch._C.DisableTorchFunction():
@@ -129,7 +129,7 @@ def pretended_gpu() -> Iterator[OnGpu]:
         shared_memory_per_block_optin=gpu_properties["max_shared_mem"],
     )
     stream = _Stream()
-    cuda_answers: dict[str, Any] = {
+    fake_results: dict[str, Any] = {
         "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
         "get_device_capability": (9, 0), "get_device_name": h100.full_name, "get_device_properties": device_properties,
         "is_bf16_supported": True, "is_current_stream_capturing": False, "synchronize": None, "set_device": None,
@@ -137,7 +137,7 @@ def pretended_gpu() -> Iterator[OnGpu]:
     }  # fmt: skip
     refused_names = ("memory_allocated", "max_memory_allocated", "mem_get_info", "memory_stats", "get_rng_state")
     fake_calls: dict[str, Any] = {name: _refused(name) for name in refused_names}
-    fake_calls |= {name: (lambda *args, value=value, **kwargs: value) for name, value in cuda_answers.items()}
+    fake_calls |= {name: (lambda *args, value=value, **kwargs: value) for name, value in fake_results.items()}
     fake_calls |= dict.fromkeys(("device", "device_of", "stream"), _Guard)
     # Inductor holds the function that calls it.
     fake_calls |= {"_get_device_properties": lambda *args: device_properties, "Event": _Event, "Stream": _Stream}

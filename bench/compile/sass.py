@@ -38,7 +38,7 @@ TENSOR_CORES = ("wgmma", "mma")
 TMA_STORES = ("UTMASTG", "UTMAREDG")
 """TMA copies from shared memory to global memory."""
 _OPCODE_FAMILY = {opcode: family for family, opcodes in FAMILIES.items() for opcode in opcodes}
-_BYTES_OF = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
+_SUFFIX_BYTES = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 _DEFAULT_BYTES = 4
 WARPGROUP_WARPS = 4
 """The number of warps that execute one wgmma together."""
@@ -184,8 +184,8 @@ class SassInstruction:
             has_predicate = any(_PREDICATE_NAME.fullmatch(operand) for operand in self.arguments[:2])
             result_count = 2 if has_predicate and len(self.arguments) > 1 else 1
         written_names = (name for operand in self.arguments[:result_count] for name in _names(operand, self._width))
-        read_names = (name for operand in (*self.arguments[result_count:], self.guard) for name in _names(operand, 1))
-        return frozenset(written_names), frozenset(read_names)
+        source_names = (name for operand in (*self.arguments[result_count:], self.guard) for name in _names(operand, 1))
+        return frozenset(written_names), frozenset(source_names)
 
     @property
     def _width(self) -> int:
@@ -223,32 +223,32 @@ def width_bytes(opcode: str) -> int:
 
     A modifier gives the width: `.U8` is 1 byte, and `.128` (bits) is 16 bytes.  Without such a modifier the width is 4
     bytes.  `.LTC128B` is no width, but an L2 hint."""
-    return next((_BYTES_OF[suffix] for suffix in opcode.split(".")[1:] if suffix in _BYTES_OF), _DEFAULT_BYTES)
+    return next((_SUFFIX_BYTES[suffix] for suffix in opcode.split(".")[1:] if suffix in _SUFFIX_BYTES), _DEFAULT_BYTES)
 
 
 def parse(text: str) -> dict[str, SassFunction]:
     """Parses every function in `text`, and returns them by name.  Raises `ValueError` if there is no function."""
     function_readings: dict[str, _Reading] = {}
-    current_reading: _Reading | None = None
+    current_parser: _Reading | None = None
     for sass_line in text.splitlines():
         heading_match = _FUNCTION_HEADING.match(sass_line)
         if heading_match:
-            current_reading = function_readings.setdefault(heading_match[1] or heading_match[2], _Reading())
-        elif current_reading is not None:
-            current_reading.read(sass_line)
-    if not any(reading.instructions for reading in function_readings.values()):
+            current_parser = function_readings.setdefault(heading_match[1] or heading_match[2], _Reading())
+        elif current_parser is not None:
+            current_parser.read(sass_line)
+    if not any(parser.instructions for parser in function_readings.values()):
         raise ValueError(f"sass: expected what cuobjdump or nvdisasm print, got {text[:60]!r}")
-    return {name: reading.function(name) for name, reading in function_readings.items() if reading.instructions}
+    return {name: parser.function(name) for name, parser in function_readings.items() if parser.instructions}
 
 
 def parse_code(text: str) -> tuple[SassInstruction, ...]:
     """Parses the instructions of one kernel; the text may have a heading.  Raises `ValueError` without instructions."""
-    function_reading = _Reading()
+    parser = _Reading()
     for sass_line in text.splitlines():
-        function_reading.read(sass_line)
-    if not function_reading.instructions:
+        parser.read(sass_line)
+    if not parser.instructions:
         raise ValueError("sass: expected the instructions of a kernel, got none")
-    return tuple(function_reading.instructions)
+    return tuple(parser.instructions)
 
 
 class _Reading:
@@ -278,11 +278,11 @@ class _Reading:
         self.instructions.append(SassInstruction(address, guard, opcode, operands))
 
     def function(self, name: str) -> SassFunction:
-        indirect = {
+        targets = {
             address: tuple(self.labels[label_name] for label_name in labels if label_name in self.labels)
             for address, labels in self.indirect.items()
         }
-        return SassFunction(name, tuple(self.instructions), self.labels, indirect)
+        return SassFunction(name, tuple(self.instructions), self.labels, targets)
 
 
 def count_families(opcodes: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -106,8 +106,8 @@ def feeding_loop(loops: Sequence[Loop], hot: Loop | None) -> Loop | None:
     if hot is None or hot.counts["tma"] or hot.counts["cp_async"]:
         return None
     other_loops = [loop for loop in loops if loop.innermost and loop is not hot]
-    feeding_loops = [loop for loop in other_loops if loop.counts["tma"] or loop.counts["cp_async"]]
-    return max(feeding_loops, key=lambda loop: loop.counts["tma"] + loop.counts["cp_async"], default=None)
+    load_loops = [loop for loop in other_loops if loop.counts["tma"] or loop.counts["cp_async"]]
+    return max(load_loops, key=lambda loop: loop.counts["tma"] + loop.counts["cp_async"], default=None)
 
 
 @dataclass

@@ -162,9 +162,9 @@ def compile_kernels(
         if request.file is None:
             check_backend(request.registered)
     new_requests = [request for request in dict.fromkeys(requests) if request not in _compiled_kernels]
-    keep_flags = [request.file is None and can_keep(request.registered) for request in new_requests]
+    cache_flags = [request.file is None and can_keep(request.registered) for request in new_requests]
     messages = [{"do": "compile", **request.to_json()} for request in new_requests]
-    worker_answers = compile_in(own_compilers(), messages, keep_flags, own_hash() if store else "", store, done)
+    worker_answers = compile_in(own_compilers(), messages, cache_flags, own_hash() if store else "", store, done)
     results = dict(zip(new_requests, worker_answers, strict=True))
     remembered_results = {r: result for r, result in results.items() if r.file is None and r.config is None}
     _compiled_kernels.update({r: result for r, result in remembered_results.items() if isinstance(result, list)})
@@ -203,13 +203,13 @@ def compile_in(
 def _result(message: Mapping[str, Any], answer: Mapping[str, Any]) -> CompileOutcome:
     if "error" in answer:
         case_name = f"{message['op']}/{message['kernel']} at {Case(**message['case']).id} in {message['scheme']}"
-        place_text = f" ({answer['where']})" if answer["where"] else ""
-        return CompileFailure(f"{case_name}: {answer['error']}{place_text}", answer["refused"])
+        location = f" ({answer['where']})" if answer["where"] else ""
+        return CompileFailure(f"{case_name}: {answer['error']}{location}", answer["refused"])
     return [info_of(kernel) for kernel in answer["kernels"]]
 
 
 def info_of(kernel: Mapping[str, Any]) -> CompiledInfo:
     """Makes a `CompiledInfo` from the entry of one kernel in the result of `compile_worker.describe`."""
     tuple_fields = {name: tuple(kernel[name]) for name in ("grid", "warnings")}
-    indirect = {address: tuple(branch_targets) for address, branch_targets in kernel["indirect"]}
-    return CompiledInfo(**{**kernel, **tuple_fields, "indirect": indirect})
+    targets = {address: tuple(branch_targets) for address, branch_targets in kernel["indirect"]}
+    return CompiledInfo(**{**kernel, **tuple_fields, "indirect": targets})

@@ -28,11 +28,11 @@ PREFIXES = ("TRITON_", "PTXAS", "NVCC_", "NVRTC_", "CUDA_", "CUPY_", "LLVM_", "M
 """The prefixes of environment variables that compilers read."""
 IGNORED_NAMES = ("TRITON_INTERPRET", "TRITON_CACHE_DIR", "TRITON_HOME", "CUDA_VISIBLE_DEVICES", "CUPY_CACHE_DIR")
 """Variables with such a prefix that do not change compiled code: they name folders, the visible GPU or the mode."""
-MAX_UNUSED_S = 30 * 24 * 3600.0
+MAX_IDLE_S = 30 * 24 * 3600.0
 """An entry that was not read for this many seconds is deleted."""
 SOURCE_PACKAGES = ("kernels", "reference", "roofline")
 """The packages of this tree that a kernel may import (the house rule of one-way imports)."""
-_READER_FILES = ("compile_worker.py", "capture.py", "sass.py", "cases.py")
+_HASHED_FILES = ("compile_worker.py", "capture.py", "sass.py", "cases.py")
 
 
 class Store:
@@ -67,7 +67,7 @@ class Store:
 
     def prune(self) -> None:
         """Deletes all files that were not used for a month: old entries, and unfinished files."""
-        oldest_time = time.time() - MAX_UNUSED_S
+        oldest_time = time.time() - MAX_IDLE_S
         for stored_file in self.folder.glob("*"):
             try:
                 if stored_file.stat().st_mtime < oldest_time:
@@ -81,7 +81,7 @@ class Store:
 
 @cache
 def _toolchain() -> list[str]:
-    reader_hashes = [hashlib.sha256(Path(__file__).with_name(name).read_bytes()).hexdigest() for name in _READER_FILES]
+    reader_hashes = [hashlib.sha256(Path(__file__).with_name(name).read_bytes()).hexdigest() for name in _HASHED_FILES]
     return [platform.python_version(), platform.machine(), torch.__version__, triton.__version__, *reader_hashes]
 
 

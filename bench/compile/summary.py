@@ -160,7 +160,7 @@ _DOT_PRECISION = re.compile(r"inputPrecision = (\w+)")
 _PRECISIONS = {"0": "tf32", "1": "tf32x3", "2": "ieee", "3": "bf16x3", "4": "bf16x6"}
 """The names of precisions, by the number that Gluon's IR prints for a matrix product."""
 _LOOP_STAGES = re.compile(r"tt\.num_stages = (\d+)")
-_TENSOR_MAPS = re.compile(
+_TMA_PATTERN = re.compile(
     r"tt\.(?:descriptor_\w+|make_tensor_descriptor|experimental_descriptor_\w+)|async_tma_copy\w*|"
     r"async_tma_(?:gather|scatter|reduce)"
 )
@@ -215,14 +215,14 @@ def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
         return
     fp32_precisions = [dot_op.precision for dot_op in dots(info.ir) if dot_op.dtype == "f32"]
     tf32_count = sum(opcode_count for opcode, opcode_count in info.opcodes.items() if "TF32" in opcode.split("."))
-    split_kinds = sorted({precision for precision in fp32_precisions if "x" in precision})
-    if split_kinds:
+    split_precisions = sorted({precision for precision in fp32_precisions if "x" in precision})
+    if split_precisions:
         mma_count = sum(info.counts[family] for family in TENSOR_CORES)
         evidence_text = f"the code has {tf32_count} TF32 and {mma_count} tensor-core instructions in all"
         yield Option(
-            f"precision {split_kinds[0]}",
+            f"precision {split_precisions[0]}",
             mma_count > 0,
-            f"input_precision {split_kinds[0]} was asked for, and {evidence_text}",
+            f"input_precision {split_precisions[0]} was asked for, and {evidence_text}",
         )
     elif info.uses_tf32:
         rounding_source = "tl.dot's default" if "tf32" in fp32_precisions else "the kernel's own code"
@@ -235,11 +235,11 @@ def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 def _wgmma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     """Checks that a matrix product uses wgmma if it has at least 64 rows and operands narrower than fp32."""
-    tall_dots = [dot for dot in dots(info.ir) if dot.rows >= WGMMA_ROWS and _NARROW_DTYPE.match(dot.dtype)]
-    if not tall_dots:
+    wgmma_dots = [dot for dot in dots(info.ir) if dot.rows >= WGMMA_ROWS and _NARROW_DTYPE.match(dot.dtype)]
+    if not wgmma_dots:
         return
     wgmma_count = info.counts["wgmma"]
-    largest_dot = max(tall_dots, key=lambda dot: dot.rows)
+    largest_dot = max(wgmma_dots, key=lambda dot: dot.rows)
     product = f"a product of {largest_dot.rows} rows in {largest_dot.dtype} can be wgmma's"
     if wgmma_count:
         yield Option("wgmma", True, f"{product}: {wgmma_count} wgmma instructions")
@@ -280,7 +280,7 @@ def _pipelining(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 def _tma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     """Checks that the compiler turned tensor descriptors into TMA instructions, which exist from sm_90 on."""
-    descriptor_ops = sorted(set(_TENSOR_MAPS.findall(info.ir)))
+    descriptor_ops = sorted(set(_TMA_PATTERN.findall(info.ir)))
     if not descriptor_ops:
         return
     request_text = f"TMA was asked for ({', '.join(descriptor_ops)})"

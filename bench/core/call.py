@@ -13,7 +13,7 @@ import torch
 from rooflab.kernels.registry import Kernel, get_op
 from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, Scalar, Scheme, as_tuple, nbytes
 
-NEED_PER_INPUT_BYTE, NEED_PER_OUTPUT_BYTE = 12, 24
+INPUT_MEM_FACTOR, OUTPUT_MEM_FACTOR = 12, 24
 """Most memory of a check, in bytes per byte of input and of output: guarded copies, fp64 oracle and fp64 tolerance."""
 INPUT_COPIES = 3
 """The number of sets of inputs.  Calls take the sets in turn, so no call uses the memory of the call before."""
@@ -63,8 +63,8 @@ class Rotation:
 
         Each set is generated, because a clone does not keep all strides and views of the inputs."""
         meta_inputs = spec.make_inputs(case, scheme, torch.device("meta"), seed)
-        fitting_count = int(free_bytes(device) / 4 / max(1, input_bytes(meta_inputs)))
-        return [spec.make_inputs(case, scheme, device, seed) for _ in range(max(1, min(INPUT_COPIES, fitting_count)))]
+        max_copies = int(free_bytes(device) / 4 / max(1, input_bytes(meta_inputs)))
+        return [spec.make_inputs(case, scheme, device, seed) for _ in range(max(1, min(INPUT_COPIES, max_copies)))]
 
     @property
     def first(self) -> Callable[[], Result]:
@@ -73,8 +73,8 @@ class Rotation:
 
     def __call__(self) -> Result:
         """Calls the kernel on the next set of inputs, and returns the result."""
-        set_index = next(self._turns)
-        self._last[set_index] = call_result = self._calls[set_index]()
+        copy_index = next(self._turns)
+        self._last[copy_index] = call_result = self._calls[copy_index]()
         return call_result
 
     def outputs(self) -> Iterator[tuple[Inputs, Outputs]]:
@@ -104,7 +104,7 @@ def free_bytes(device: torch.device) -> float:
 def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
     """Returns why memory is too small to run a kernel, or "" if it is large enough.  `priced` holds the kernel's inputs
     as meta tensors (shapes without data)."""
-    needed_bytes = NEED_PER_INPUT_BYTE * input_bytes(priced) + NEED_PER_OUTPUT_BYTE * spec.cost_of(priced).write_bytes
+    needed_bytes = INPUT_MEM_FACTOR * input_bytes(priced) + OUTPUT_MEM_FACTOR * spec.cost_of(priced).write_bytes
     memory = free_bytes(device)
     return f"needs about {needed_bytes / 1e9:.1f} GB, {memory / 1e9:.1f} GB are free" if needed_bytes > memory else ""
 
@@ -120,8 +120,8 @@ def planned(kernel: Kernel, arguments: Inputs) -> Inputs:
     tensor as a meta tensor (a shape without data)."""
     if kernel.plan is None:
         return dict(arguments)
-    planner_inputs = {name: _shape_alone(argument_value) for name, argument_value in arguments.items()}
-    return {**arguments, "plan": kernel.plan(get_op(kernel.op).arguments(planner_inputs))}
+    plan_inputs = {name: _shape_alone(argument_value) for name, argument_value in arguments.items()}
+    return {**arguments, "plan": kernel.plan(get_op(kernel.op).arguments(plan_inputs))}
 
 
 def _shape_alone(value: object) -> object:

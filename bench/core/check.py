@@ -56,7 +56,7 @@ def check_kernel(
     runner = runner or Runner(kernel, spec, scheme, device)
     check = Check(kernel, spec, case, scheme, device, runner)
     status: Status = "OK"
-    why_failed = ""
+    reason = ""
     try:
         context_error = already_broken(device)
         if context_error:
@@ -67,21 +67,21 @@ def check_kernel(
         check.run(seed, planted)
     except Failed as failed:
         status = failed.status
-        why_failed = f"{check.labels[-1]}: {failed.reason}" if check.labels else failed.reason
+        reason = f"{check.labels[-1]}: {failed.reason}" if check.labels else failed.reason
     except (torch.cuda.OutOfMemoryError, MemoryError) as error:
-        status, why_failed = "OUT_OF_MEMORY", f"for the inputs or the reference: {error}"
+        status, reason = "OUT_OF_MEMORY", f"for the inputs or the reference: {error}"
     except RuntimeError:
         context_fault = already_broken(device)  # this kernel broke it; making inputs or an oracle showed it
         if not context_fault:
             raise
-        status, why_failed = "RUNTIME_ERROR", f"{check.labels[-1]}: {context_fault}" if check.labels else context_fault
+        status, reason = "RUNTIME_ERROR", f"{check.labels[-1]}: {context_fault}" if check.labels else context_fault
     runner_fields: dict[str, Any] = {"checked_by": "none"}
     try:
         runner_fields = runner.seen() if status in ("OK", "INCORRECT") else runner_fields
     except Failed as failed:  # its process ended after the last run
-        status, why_failed = failed.status, failed.reason
+        status, reason = failed.status, failed.reason
     if status == "OK" and runner_fields.get("races"):
-        status, why_failed = "INCORRECT", f"race: {runner_fields['races'][0]}"
+        status, reason = "INCORRECT", f"race: {runner_fields['races'][0]}"
     return CheckResult(
         op=spec.name,
         kernel=kernel.name,
@@ -92,7 +92,7 @@ def check_kernel(
         seed=seed,
         status=status,
         errors=tuple(check.worst.values()),
-        reason=why_failed,
+        reason=reason,
         labels=tuple(check.labels),
         beyond=check.beyond,
         weak=tuple(check.weak),

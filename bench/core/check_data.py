@@ -119,17 +119,17 @@ class CheckData:
         """Returns how `outputs` differ from the right outputs in number, shape or dtype; empty if they agree."""
         if len(outputs) != len(self.names):
             return f"returned {len(outputs)} values, expected tensors {', '.join(self.names)}"
-        for name, output, expected_form in zip(self.names, outputs, self.forms, strict=True):
-            if output.shape != expected_form[0]:
-                return f"{name}: expected shape {tuple(expected_form[0])}, got {tuple(output.shape)}"
-            if output.dtype != expected_form[1]:
-                return f"{name}: expected dtype {expected_form[1]}, got {output.dtype}"
+        for name, output, shape_dtype in zip(self.names, outputs, self.forms, strict=True):
+            if output.shape != shape_dtype[0]:
+                return f"{name}: expected shape {tuple(shape_dtype[0])}, got {tuple(output.shape)}"
+            if output.dtype != shape_dtype[1]:
+                return f"{name}: expected dtype {shape_dtype[1]}, got {output.dtype}"
         return ""
 
     def faults(self, outputs: Outputs, own_stream: bool = False) -> str:
         """Returns the faults of `outputs` as one text; empty if `outputs` are right."""
-        error_stats = () if (output_misfit := self.misfit(outputs)) else self.judge(outputs, own_stream)
-        return output_misfit or "; ".join(stats.describe() for stats in error_stats if not stats.passed)
+        error_stats = () if (mismatch := self.misfit(outputs)) else self.judge(outputs, own_stream)
+        return mismatch or "; ".join(stats.describe() for stats in error_stats if not stats.passed)
 
     def judge(self, outputs: Outputs, own_stream: bool = False) -> list[ErrorStats]:
         """Returns one verdict per output, like `spec.judge`.  Caches the allowed errors, which take long to compute.

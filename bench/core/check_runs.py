@@ -28,7 +28,7 @@ GPU_REPEATS = 3
 """The number of additional runs on a GPU, which must agree bit for bit, because these runs may reveal races."""
 SMALL_ELEMENTS = 2**20
 """A kernel is checked with one CPU thread if its inputs have fewer elements than this."""
-FEW_SMS, ONE_SM = 2, 1
+TWO_SMS, ONE_SM = 2, 1
 """The number of SMs that launchers are told in runs on other data.  A check's case has fewer than 132 tiles, so with
 132 SMs the loop of a persistent CTA over its tiles would end after the first tile.  With two SMs a CTA must also leave
 out the tiles of the other CTA."""
@@ -121,10 +121,10 @@ class Check:
         """Yields the sets of adversarial inputs, each with its label, from the cache if it has them."""
         for name, inputs in self.spec.sets(self.case, self.scheme, self.device, self.seed):
             data_label = f"planted {name}"
-            data = self._kept().get(data_label) or KEPT_DATA.keep(
+            check_data = self._kept().get(data_label) or KEPT_DATA.keep(
                 data_label, CheckData(self.spec, inputs, self.scheme, "planted")
             )
-            yield data_label, data
+            yield data_label, check_data
 
     def _on_two_sets_of_data(self, first: CheckData) -> CheckData:
         """Checks a kernel on two sets of random inputs, and returns the second set.  `first` is the first set.
@@ -136,7 +136,7 @@ class Check:
         other_data = self._kept_as("other", partial(self._drawn, self.seed + OTHER_SEED))
         self._load(other_data)
         if self._arranged(other_data, "padded") is None:
-            self._judged("other data", other_data, Layout(poisoned=True, sms=FEW_SMS))
+            self._judged("other data", other_data, Layout(poisoned=True, sms=TWO_SMS))
         self._repeated(first)
         self._in_the_same_memory(first, other_data)
         return other_data
@@ -165,9 +165,9 @@ class Check:
         except LayoutRefused:
             self.labels.pop()
             raise
-        output_misfit = data.misfit(outputs)
-        if output_misfit:
-            raise Failed("INCORRECT", output_misfit)
+        mismatch = data.misfit(outputs)
+        if mismatch:
+            raise Failed("INCORRECT", mismatch)
         for out_stats, output, oracle in zip(data.judge(outputs, self._own_stream), outputs, data.oracle, strict=True):
             worst_stats = self.worst.get(out_stats.output, out_stats)
             if not out_stats.passed or out_stats.max_error_over_tolerance >= worst_stats.max_error_over_tolerance:
@@ -200,8 +200,8 @@ class Check:
         layout. Returns None if it refuses all."""
 
         def run(names: set[str]) -> Outputs:
-            run_layout = Layout(dict.fromkeys(names, arranged), poisoned=True, sms=FEW_SMS)
-            return self._judged(f"other data, {arranged} {', '.join(sorted(names))}", data, run_layout)
+            layout = Layout(dict.fromkeys(names, arranged), poisoned=True, sms=TWO_SMS)
+            return self._judged(f"other data, {arranged} {', '.join(sorted(names))}", data, layout)
 
         return _without_refused(self._movable(data, arranged), run)
 
@@ -244,18 +244,18 @@ class Check:
             names = self._movable(data, kind) | out_names
 
             def run(names: set[str], kind: Arrangement = kind) -> Outputs:
-                run_layout = Layout(dict.fromkeys(names - {"out"}, kind), poisoned=True, sms=FEW_SMS)
+                layout = Layout(dict.fromkeys(names - {"out"}, kind), poisoned=True, sms=TWO_SMS)
                 if "out" in names:
-                    run_layout = replace(run_layout, out=kind, forms=output_forms)
-                return self._judged(f"{OFFSET_LABEL}: {kind} {', '.join(sorted(names))}", data, run_layout)
+                    layout = replace(layout, out=kind, forms=output_forms)
+                return self._judged(f"{OFFSET_LABEL}: {kind} {', '.join(sorted(names))}", data, layout)
 
             _without_refused(names - fixed_outputs, run)
         # torch's own code has offsets of 64 bits, and may copy a whole cache.
         cache_names = self.spec.slots[1:] if self.device.type == "cpu" and self.kernel.backend != "torch" else ()
         if cache_names and data.inputs[cache_names[0]].numel():
             with suppress(LayoutRefused):
-                far_layout = Layout(dict.fromkeys(cache_names, FAR_PAGES), poisoned=True, sms=FEW_SMS)
-                self._judged(f"{OFFSET_LABEL}: {FAR_PAGES} of {', '.join(cache_names)}", data, far_layout)
+                cache_layout = Layout(dict.fromkeys(cache_names, FAR_PAGES), poisoned=True, sms=TWO_SMS)
+                self._judged(f"{OFFSET_LABEL}: {FAR_PAGES} of {', '.join(cache_names)}", data, cache_layout)
 
     def _expanded(self, inputs: Inputs) -> None:
         """Runs the kernel on float inputs whose rows are all the first row, with stride 0.  The kernel may refuse some
@@ -272,10 +272,10 @@ class Check:
             row_views.pop(str(self.spec.prepared), None)
         while row_views:
             run_label = f"expanded {', '.join(sorted(row_views))}"
-            data = self._kept_as(run_label, partial(dict, inputs, **row_views))
+            check_data = self._kept_as(run_label, partial(dict, inputs, **row_views))
             try:
-                self._load(data)
-                self._judged(run_label, data, Layout(dict.fromkeys(row_views, "plain"), poisoned=True))
+                self._load(check_data)
+                self._judged(run_label, check_data, Layout(dict.fromkeys(row_views, "plain"), poisoned=True))
                 return
             except (LayoutRefused, Failed) as refused:
                 if isinstance(refused, Failed) and refused.status != "UNSUPPORTED":
@@ -297,17 +297,17 @@ class Check:
         }
         if shared_inputs and "out" in self.kernel.accepted:
             with suppress(LayoutRefused):
-                run_layout = Layout(forms=data.forms, in_place=shared_inputs)
-                self._judged(f"other data, out is {', '.join(shared_inputs.values())}", data, run_layout)
+                layout = Layout(forms=data.forms, in_place=shared_inputs)
+                self._judged(f"other data, out is {', '.join(shared_inputs.values())}", data, layout)
 
     def _with_other_options(self, first: CheckData) -> None:
         """Runs the kernel on the first inputs with other numeric options. A wrong kernel may reuse the old options."""
         new_options = {name: change(first.inputs[name]) for name, change in OPTIONS.items() if first.inputs.get(name)}
         if new_options:
             run_label = f"other {', '.join(new_options)}"
-            data = self._kept_as(run_label, partial(dict, first.inputs, **new_options))
-            self.runner.load(data.name, data.inputs, first.name)
-            self._judged(run_label, data, Layout(poisoned=True))
+            check_data = self._kept_as(run_label, partial(dict, first.inputs, **new_options))
+            self.runner.load(check_data.name, check_data.inputs, first.name)
+            self._judged(run_label, check_data, Layout(poisoned=True))
 
     def _repeated(self, data: CheckData) -> None:
         """Runs the kernel several times on the first inputs.  All results must have the same bits, unless the kernel is
@@ -333,12 +333,12 @@ class Check:
             run_outputs += [self._judged(run_label, data) for _ in range(GPU_REPEATS)]
         if self._own_stream:
             return
-        run_pairs = [(run_outputs[0], later_run) for later_run in run_outputs[1:]]
+        run_pairs = [(run_outputs[0], outputs) for outputs in run_outputs[1:]]
         if rerun.out == "padded" and _differing(self.spec, *run_pairs[0]):
             # Another layout of the output may take another path, as torch's products do; so it is run once more.
             run_pairs[0] = (run_outputs[1], self._judged(run_label, data, rerun))
-        for run_pair in run_pairs:
-            if name := _differing(self.spec, *run_pair):
+        for output_pair in run_pairs:
+            if name := _differing(self.spec, *output_pair):
                 raise Failed("INCORRECT", f"{name}: two runs on the same inputs differ in their bits")
 
     def _in_the_same_memory(self, first: CheckData, other: CheckData) -> None:
@@ -346,12 +346,12 @@ class Check:
         if not alike(first.inputs, other.inputs):
             return
         weight_names = kept_names(self.spec, first.inputs)
-        data = other
+        check_data = other
         if weight_names:
             weights = {name: first.inputs[name] for name in weight_names}
-            data = self._kept_as(SAME_MEMORY_LABEL, partial(dict, other.inputs, **weights))
-            self._load(data, first.name)
-        self._judged("other data in the same memory", data, Layout(same_memory=True, sms=ONE_SM))
+            check_data = self._kept_as(SAME_MEMORY_LABEL, partial(dict, other.inputs, **weights))
+            self._load(check_data, first.name)
+        self._judged("other data in the same memory", check_data, Layout(same_memory=True, sms=ONE_SM))
 
 
 def _differing(spec: OpSpec, one: Outputs, other: Outputs) -> str:
@@ -381,8 +381,8 @@ def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str,
     """Returns a list with one random input set, or an empty list if there is no input set. All sets are equally
     likely."""
     random_state, chosen_sets = random.Random(seed), list[tuple[str, CheckData]]()
-    for set_count, input_set in enumerate(sets, 1):
-        chosen_sets = [input_set] if not random_state.randrange(set_count) else chosen_sets
+    for seen_count, input_set in enumerate(sets, 1):
+        chosen_sets = [input_set] if not random_state.randrange(seen_count) else chosen_sets
     return chosen_sets
 
 

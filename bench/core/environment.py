@@ -104,7 +104,7 @@ class Environment:
     def tree(root: Path | None = None, folders: Sequence[str] = SOURCE_FOLDERS) -> str:
         """Returns a hash of the source files in the `folders` of the source tree `root`.  If `root` is None, hashes the
         sources of the running program."""
-        return tree_hash(root, folders) if root else _own_tree()
+        return tree_hash(root, folders) if root else _source_hash()
 
     def to_dict(self) -> dict[str, Json]:
         """Returns the environment as JSON values."""
@@ -159,9 +159,9 @@ def machine_key(cpu: str, cores: int, gpu: Gpu | None) -> str:
 
     The hash omits the GPU's uuid and the size of the host's memory: both differ between machines of one kind."""
     name = gpu.name if gpu else cpu
-    speed_parts = (cpu, cores, gpu and (gpu.name, gpu.memory_bytes, gpu.sms, gpu.power_limit_w))
+    hardware = (cpu, cores, gpu and (gpu.name, gpu.memory_bytes, gpu.sms, gpu.power_limit_w))
     name_slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return f"{name_slug}-{cores}c-{hashlib.sha256(repr(speed_parts).encode()).hexdigest()[:8]}"
+    return f"{name_slug}-{cores}c-{hashlib.sha256(repr(hardware).encode()).hexdigest()[:8]}"
 
 
 @cache
@@ -255,7 +255,7 @@ def _gpu(index: int) -> Gpu | None:
         if nvml_connection is None:
             return Gpu(*gpu_properties)
         nvml, gpu_handle = nvml_connection
-        limit_mw = ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", gpu_handle)
+        power_limit_mw = ask(nvml, "nvmlDeviceGetEnforcedPowerLimit", gpu_handle)
         ecc = ask(nvml, "nvmlDeviceGetEccMode", gpu_handle)
         mig = ask(nvml, "nvmlDeviceGetMigMode", gpu_handle)
         return Gpu(
@@ -263,13 +263,13 @@ def _gpu(index: int) -> Gpu | None:
             driver=ask(nvml, "nvmlSystemGetDriverVersion"),
             max_sm_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", gpu_handle, nvml.NVML_CLOCK_SM),
             max_memory_clock_mhz=ask(nvml, "nvmlDeviceGetMaxClockInfo", gpu_handle, nvml.NVML_CLOCK_MEM),
-            power_limit_w=None if limit_mw is None else limit_mw / 1000,
+            power_limit_w=None if power_limit_mw is None else power_limit_mw / 1000,
             ecc=None if ecc is None else bool(ecc[0]),
             mig=None if mig is None else bool(mig[0]),
         )
 
 
-POWER_INSTANT, NVML_SUCCESS = 186, 0
+POWER_FIELD_ID, NVML_SUCCESS = 186, 0
 """`NVML_FI_DEV_POWER_INSTANT` and `NVML_SUCCESS` (nvml.h); older packages lack the first name."""
 
 
@@ -306,7 +306,7 @@ def power_w(nvml: ModuleType, handle: object) -> float | None:
 
     The query `nvmlDeviceGetPowerUsage` is not used: it averages over 1 s on most cards, far longer than a kernel runs.
     """
-    fields = ask(nvml, "nvmlDeviceGetFieldValues", handle, [POWER_INSTANT])
+    fields = ask(nvml, "nvmlDeviceGetFieldValues", handle, [POWER_FIELD_ID])
     return int(fields[0].value.uiVal) / 1000 if fields is not None and fields[0].nvmlReturn == NVML_SUCCESS else None
 
 
@@ -320,7 +320,7 @@ def tree_hash(root: Path = ROOT, folders: Sequence[str] = SOURCE_FOLDERS) -> str
     return source_hash.hexdigest()[:16]
 
 
-_own_tree = cache(tree_hash)
+_source_hash = cache(tree_hash)
 
 
 @cache  # as the run begins: its own results change the repository

@@ -32,7 +32,7 @@ Result = torch.Tensor | Outputs
 Function = Callable[..., Result]
 HALF_EPSILONS = 4
 """Allowed roundings in a dtype of 16 bits or fewer, including those of the reference."""
-FULL_EPSILONS = 64
+WIDE_ROUNDINGS = 64
 """Allowed roundings in fp32 and fp64: sqrt(4096) roundings of the sum, because the order of a long sum matters."""
 
 
@@ -44,7 +44,7 @@ def tolerance(dtype: torch.dtype, oracle: torch.Tensor) -> torch.Tensor:
     dtype_eps = torch.finfo(dtype).eps
     finite_mask = torch.isfinite(abs_oracle)
     rms = abs_oracle[finite_mask].square().mean().sqrt() if finite_mask.any() else torch.zeros((), dtype=torch.float64)
-    error_limit = (HALF_EPSILONS if dtype_eps > 1e-4 else FULL_EPSILONS) * dtype_eps * torch.maximum(abs_oracle, rms)
+    error_limit = (HALF_EPSILONS if dtype_eps > 1e-4 else WIDE_ROUNDINGS) * dtype_eps * torch.maximum(abs_oracle, rms)
     return torch.where(finite_mask, error_limit, 0.0)  # an infinity must be met exactly
 
 
@@ -69,11 +69,11 @@ class FunctionOp(NamedTuple):
         """Makes the op of `fn` and `reference`.  If `make(seed)` returns a mapping, both functions take it by keyword.
 
         The outputs of the op have the reference's dtypes.  Raises `ValueError` if no input is a tensor."""
-        made_inputs = make(seed)
-        tensors = [value for value in named(made_inputs).values() if isinstance(value, torch.Tensor)]
+        raw_inputs = make(seed)
+        tensors = [value for value in named(raw_inputs).values() if isinstance(value, torch.Tensor)]
         if not tensors:
             raise ValueError("make_inputs: expected at least one tensor, got none")
-        dtypes = [output.dtype for output in as_tuple(_bound(reference, made_inputs, copied(named(made_inputs)))())]
+        dtypes = [output.dtype for output in as_tuple(_bound(reference, raw_inputs, copied(named(raw_inputs)))())]
         return op_of(fn, reference, make, dtypes, tensors[0].device)
 
     @staticmethod
@@ -138,12 +138,12 @@ def op_of(
     The expected outputs are the results of `reference` on copies of the inputs.  `dtypes` are the outputs' dtypes;
     floats may differ by a few roundings.  Inputs keep the memory layout of `make`.  Some tensors, such as subclasses,
     cannot be copied; every run uses those of `make(0)`."""
-    made_inputs = make(0)
-    values = named(made_inputs)
+    raw_inputs = make(0)
+    values = named(raw_inputs)
     names = [name for name, value in values.items() if not isinstance(value, torch.Tensor) or _can_be_guarded(value)]
     strides = {name: values[name].stride() for name in names if isinstance(values[name], torch.Tensor)}
-    kernel_fn = AsKernel(lambda inputs: _bound(fn, made_inputs, {**values, **inputs}), names)
-    reference_fn = AsKernel(lambda inputs: _bound(reference, made_inputs, copied({**values, **inputs})), names)
+    kernel_fn = AsKernel(lambda inputs: _bound(fn, raw_inputs, {**values, **inputs}), names)
+    reference_fn = AsKernel(lambda inputs: _bound(reference, raw_inputs, copied({**values, **inputs})), names)
 
     def spec_inputs(case: Case, scheme: Scheme, place: torch.device, seed: int) -> Inputs:
         fresh_inputs = named(make(seed))
@@ -229,8 +229,8 @@ class Checked(NamedTuple):
         if not fault and not is_interpreted and outputs and tensors:
             fault = _fault(op, reference is not None)
         is_judged = reference is not None and all(same_bits(value, arg_copies[n]) for n, value in tensors.items())
-        check_again = lambda: "" if reference is None else wrong(fn(*map(_copy, args)))
-        return cls(result, fault, is_interpreted, op, is_judged, check_again)
+        recheck_fn = lambda: "" if reference is None else wrong(fn(*map(_copy, args)))
+        return cls(result, fault, is_interpreted, op, is_judged, recheck_fn)
 
 
 def _can_be_guarded(value: object) -> TypeGuard[torch.Tensor]:

@@ -86,12 +86,12 @@ class Measurement:
         seed, cpu_threads = self.settings.seed, torch.get_num_threads()
         # The first sum of meta tensors imports torch._dynamo, which takes 1 s in each process of an A/B.
         meta_inputs = None if self.settings.paired else self._priced(case)
-        shortage = short_of_memory(self.spec, meta_inputs, self.device) if meta_inputs and not self.broken else ""
+        oom_reason = short_of_memory(self.spec, meta_inputs, self.device) if meta_inputs and not self.broken else ""
         check_results, input_copies = dict[str, CheckResult](), list[Inputs]()
-        failed_by_name, rotations = dict[str, Failed](), dict[str, Rotation]()
+        failure_by_name, rotations = dict[str, Failed](), dict[str, Rotation]()
         for kernel in kernels:
             try:
-                self._check_runnable(kernel, shortage)
+                self._check_runnable(kernel, oom_reason)
                 if not self.settings.checked:
                     check_results[kernel.name] = result = self._checked(kernel, case)
                     if result.status != "OK":
@@ -99,7 +99,7 @@ class Measurement:
                 input_copies = input_copies or Rotation.copies(self.spec, case, self.scheme, self.device, seed)
                 rotations[kernel.name] = self._function(kernel, input_copies)
             except Failed as fault:
-                failed_by_name[kernel.name] = fault
+                failure_by_name[kernel.name] = fault
         KEPT_DATA.forget()
         is_judged = bool(rotations) and self.settings.judge
         new_data = Unseen(self.spec, case, self.scheme, self.device, input_copies, seed) if is_judged else None
@@ -108,13 +108,13 @@ class Measurement:
             failures[name] = Failed("INCORRECT", f"after timing: {error}")
         profiles, faults = observe({name: rotations[name] for name in timings if name not in failures}, self.device)
         torch.set_num_threads(cpu_threads)  # a kernel may have changed it
-        failed_by_name |= failures | faults
+        failure_by_name |= failures | faults
         inputs = meta_inputs or (input_copies[0] if input_copies else self._priced(case))
         case_cost = self.spec.cost_of(inputs)
         for kernel in kernels:
             name = kernel.name
-            record = self._record(kernel, case, case_cost, check_results.get(name), failed_by_name.get(name))
-            samples = None if name in failed_by_name else timings[name]
+            record = self._record(kernel, case, case_cost, check_results.get(name), failure_by_name.get(name))
+            samples = None if name in failure_by_name else timings[name]
             if samples is not None:
                 record = self._with_time(record, samples, case_cost, clock_readings, profiles.get(name, {}))
             yield self._moved(record, kernel.traffic_of(inputs, self.device.type, self.spec), samples, case_cost)

@@ -15,12 +15,12 @@ from rooflab.bench.base.plain import JsonObject
 from rooflab.bench.core.record import L2State, Record
 from rooflab.roofline.model import Ceilings, Cost, bound
 
-MAX_WAITING = 0.05
+MAX_WAIT_RATIO = 0.05
 """The highest allowed ratio of the time that threads waited for a processor to the time that threads ran.  On a 2-core
 EPYC: 0.001 to 0.01 when quiet, 0.34 to 0.47 with one core busy, 1.0 with both cores busy."""
 MAX_SPREAD = 2.0
 """The highest allowed ratio of the 80th percentile to the 20th.  On that EPYC: 1.05 to 1.7 when quiet, up to 200 with
-both cores busy.  This ratio also shows other guests of the same host, and other work on a GPU; `MAX_WAITING` cannot."""
+both cores busy.  This ratio also shows other guests of the same host, and other work on a GPU; `MAX_WAIT_RATIO` cannot."""
 MAX_DRIFT = 1.5
 """The highest allowed ratio, up or down, of the medians of the later and the earlier half: up to 1.4 when quiet."""
 FEWEST = 0.25
@@ -78,7 +78,7 @@ def why_noisy(seconds: Sequence[float], waiting: float | None) -> str:
 
     `waiting` is the time that the threads waited for a processor, divided by their run time, or None if unknown.
     Without samples, only `waiting` decides."""
-    if waiting is not None and waiting > MAX_WAITING:
+    if waiting is not None and waiting > MAX_WAIT_RATIO:
         return f"other processes were running: for each second of work, the threads waited {waiting:.2f} s for a core"
     if not len(seconds):
         return ""
@@ -86,9 +86,7 @@ def why_noisy(seconds: Sequence[float], waiting: float | None) -> str:
     if p80 > MAX_SPREAD * p20:
         return f"the samples' 80th percentile is {p80 / p20:.2g} times their 20th" if p20 > 0 else "a sample is zero"
     half_size = len(seconds) // 2
-    early_s, late_s = (
-        float(np.median(half_samples)) for half_samples in (seconds[: half_size or 1], seconds[half_size:])
-    )
+    early_s, late_s = (float(np.median(samples)) for samples in (seconds[: half_size or 1], seconds[half_size:]))
     if max(early_s, late_s) > MAX_DRIFT * min(early_s, late_s):
         return f"the median of the later half of the samples is {late_s / early_s:.2g} times that of the earlier half"
     return ""
@@ -132,7 +130,7 @@ def why_invalid(
     median_s, method, floor_s = samples.median_s, samples.method, samples.launch_floor_s
     if samples.fault:
         return samples.fault
-    if bad_count := sum(not math.isfinite(time_sample) for time_sample in (*samples.seconds, median_s)):
+    if bad_count := sum(not math.isfinite(sample_s) for sample_s in (*samples.seconds, median_s)):
         return f"{bad_count} readings are not finite numbers; likely cause: the timer failed"
     if median_s <= 0 or min(samples.seconds) < 0:
         return f"the {method} timer read {median_s:g} s; likely cause: the clock stands still, or nothing was launched"

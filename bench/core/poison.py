@@ -33,7 +33,7 @@ same for another dimension, such as heads; a contiguous cache whose pages after 
 behind it."""
 FAR_LAYOUTS: tuple[Arrangement, ...] = ("far", "far inside")
 FAR_PAGES: Arrangement = "far pages"
-FAR_STRIDE, FAR_EXTENT, FAR_SPAN, FAR_ROWS, FAR_ALIGN = 2**31, 2**33, 2**37, 4096, 64
+FAR_STRIDE, FAR_EXTENT, MAX_SPAN, MAX_FAR_ROWS, FAR_ALIGN = 2**31, 2**33, 2**37, 4096, 64
 """Limits of a far tensor, in elements: its far stride is below the first, because Triton passes a stride of 2**31 in 64
 bits; the extent of the far dimension; the largest distance from first to last element; the most rows, because each row
 takes a page of memory; strides are multiples of the last."""
@@ -267,7 +267,7 @@ def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: 
     outer_dims = [dim for dim in order[1:] if shape[dim] > 1]
     outer_dim = next((dim for dim in reversed(outer_dims) if shape[dim] > 2), outer_dims[-1] if outer_dims else None)
     other_dims = [dim for dim in outer_dims if dim != outer_dim]
-    if outer_dim is None or (inside and not other_dims) or math.prod(shape) // shape[order[0]] > FAR_ROWS:
+    if outer_dim is None or (inside and not other_dims) or math.prod(shape) // shape[order[0]] > MAX_FAR_ROWS:
         return []
     for far_dim in [*other_dims[place % len(other_dims) :], *other_dims] if inside else [outer_dim]:
         strides, dim_step = [1] * len(shape), -(-shape[order[0]] // FAR_ALIGN) * FAR_ALIGN
@@ -276,7 +276,7 @@ def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: 
                 dim_step = max(dim_step, min(FAR_STRIDE - 1, FAR_EXTENT // (shape[dim] - 1)) // FAR_ALIGN * FAR_ALIGN)
             strides[dim] = dim_step
             dim_step *= shape[dim]
-        if dim_step <= FAR_SPAN:
+        if dim_step <= MAX_SPAN:
             return strides
     return []
 
@@ -359,8 +359,8 @@ def _is_poison(output: torch.Tensor) -> bool:
 def kept_names(spec: OpSpec, inputs: Inputs) -> frozenset[str]:
     """Returns the names of the inputs that are weights.  A kernel may compute something from a weight, and use it again
     in later calls."""
-    prepared_names = spec.prepared_with
-    return frozenset(name for name in inputs if name in (spec.prepared, *prepared_names, "weight"))
+    companion_names = spec.prepared_with
+    return frozenset(name for name in inputs if name in (spec.prepared, *companion_names, "weight"))
 
 
 def alike(inputs: Inputs, others: Inputs) -> bool:

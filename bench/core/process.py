@@ -317,10 +317,10 @@ def kill_whole(pid: int) -> None:
     """Kills a process, the process group that it leads, and all its descendants.
 
     A descendant may lead its own session.  The kill of the group does not reach such a descendant."""
-    family_processes = family(pid)  # before the kill: the children of a dead process cannot be found
+    process_tree = family(pid)  # before the kill: the children of a dead process cannot be found
     with suppress(ProcessLookupError):  # it leads no group, or the group is gone
         os.killpg(pid, signal.SIGKILL)
-    kill_all(family_processes)
+    kill_all(process_tree)
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -36,7 +36,7 @@ Status = Literal["OK", "NOISY", Failure, "UNSUPPORTED", "UNAVAILABLE"]
 NOT_RUN: tuple[Status, ...] = ("UNSUPPORTED", "UNAVAILABLE")
 """The statuses of a kernel that was not run, without a fault of the kernel."""
 CheckedBy = Literal["gpu", "interpreter", "emulator", "torch", "cpu", "none"]
-Basis = Literal["measured", "predicted", "published", "bound"]
+TimeBasis = Literal["measured", "predicted", "published", "bound"]
 L2State = Literal["cold", "warm"]
 DeviceType = Literal["cpu", "cuda"]
 Verdict = Literal["FASTER", "SLOWER", "SAME", "UNRESOLVED", "INCORRECT", "FAILED", "MISSING", "INVALID"]
@@ -100,7 +100,7 @@ class Record:
     weak: tuple[str, ...] = ()
     """Wrong answers that the case's tolerance would accept."""
 
-    basis: Basis = "bound"
+    basis: TimeBasis = "bound"
     """The source of the times: read from a clock, predicted by a model, or only bounded by the roofline."""
     timer: str | None = None
     """Name of the timing method."""
@@ -179,8 +179,8 @@ class Record:
             return
         if self.basis == "bound":
             raise ValueError("basis: expected measured or predicted beside a latency, got 'bound'")
-        not_on_gpu = self.checked_by == "interpreter" or self.device == "cpu"
-        if self.basis == "measured" and self.backend not in (None, *CPU_BACKENDS) and not_on_gpu:
+        is_cpu_run = self.checked_by == "interpreter" or self.device == "cpu"
+        if self.basis == "measured" and self.backend not in (None, *CPU_BACKENDS) and is_cpu_run:
             raise ValueError(
                 f"latency_median_ms: {self.op}/{self.kernel} ran in an interpreter, whose time is not a kernel's"
             )
@@ -222,8 +222,8 @@ class Record:
             if "run_id" not in field_values:
                 raise ValueError("run_id: expected a value, got none")
         record = decoded(cls, field_values)
-        error_maps = [{name: float(error[name]) for name in _ERROR_NUMBERS if name in error} for error in record.errors]
-        errors = tuple({**error, **float_fields} for error, float_fields in zip(record.errors, error_maps, strict=True))
+        error_rows = [{name: float(error[name]) for name in _ERROR_NUMBERS if name in error} for error in record.errors]
+        errors = tuple({**error, **float_fields} for error, float_fields in zip(record.errors, error_rows, strict=True))
         return replace(record, errors=errors) if errors else record
 
 
@@ -240,9 +240,9 @@ def _check_version(version: str) -> None:
     major, _, minor = version.partition(".")
     if not (major.isdigit() and minor.isdigit()):
         raise ValueError(f"schema_version: expected MAJOR.MINOR, got {version!r}")
-    own_major = SCHEMA_VERSION.partition(".")[0]
-    if int(major) > int(own_major):
-        raise ValueError(f"schema_version: expected {own_major}.x, got {version}, which a newer Rooflab wrote")
+    current_major = SCHEMA_VERSION.partition(".")[0]
+    if int(major) > int(current_major):
+        raise ValueError(f"schema_version: expected {current_major}.x, got {version}, which a newer Rooflab wrote")
 
 
 def unpack_samples(text: str) -> list[float]:

@@ -105,13 +105,13 @@ def result_folder(place: FolderKind = "new") -> Path:
     `kept` (committed records) is `results` in a checkout of Rooflab, else `.rooflab`.  `local` (ignored by git) is
     `results/local` in a checkout, else `.rooflab`.  `new` is a folder inside `local`, named by the time.  Raises
     `ValueError` if the folder cannot be made."""
-    in_checkout = Path("bench/core/record_files.py").is_file()
+    is_checkout = Path("bench/core/record_files.py").is_file()
     if place == "kept":
-        return Path("results" if in_checkout else ".rooflab")
-    folder = Path("results/local" if in_checkout else ".rooflab")
+        return Path("results" if is_checkout else ".rooflab")
+    folder = Path("results/local" if is_checkout else ".rooflab")
     if place == "local":
         return folder
     check_writable("out", folder)
-    if not in_checkout:
+    if not is_checkout:
         write_whole(folder / ".gitignore", "*\n")
     return folder / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"

@@ -39,17 +39,17 @@ def time_together(
     if not ready:
         return {}, {}, None
     device = torch.device(settings.device)
-    with watched(device) as clock_watch:
+    with watched(device) as clock_monitor:
         sampling_call = partial(
             time_functions,
             device=device,
             min_samples=settings.min_samples,
             seed=settings.seed,
-            observe=clock_watch.read if clock_watch else None,
+            observe=clock_monitor.read if clock_monitor else None,
             renew=renew,
         )
         samples, failed_kernels = _together_or_alone(sampling_call, ready, settings.budget_s, not settings.paired)
-        return samples, failed_kernels, clock_watch.summary() if clock_watch else None
+        return samples, failed_kernels, clock_monitor.summary() if clock_monitor else None
 
 
 def _together_or_alone(
@@ -70,11 +70,11 @@ def _together_or_alone(
             together({name: timed_call})
         except Failed.errors() as error:
             failed_kernels[name] = Failed.of(error, "while timed")
-    good_functions = {name: timed_call for name, timed_call in ready.items() if name not in failed_kernels}
+    working_calls = {name: timed_call for name, timed_call in ready.items() if name not in failed_kernels}
     try:
-        return together(good_functions) if good_functions else {}, failed_kernels
+        return together(working_calls) if working_calls else {}, failed_kernels
     except Failed.errors() as error:
-        return {}, failed_kernels | dict.fromkeys(good_functions, Failed.of(error, "while timed together"))
+        return {}, failed_kernels | dict.fromkeys(working_calls, Failed.of(error, "while timed together"))
 
 
 def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
@@ -150,9 +150,9 @@ class Unseen:
             row_index = tuple(self._random.randrange(axis_size or 1) for axis_size in values.shape[:-1])
             source_index = tuple(self._random.randrange(axis_size or 1) for axis_size in values.shape[:-1])
             if values.numel() > 1:
-                rolled_row = values[source_index].roll(self._random.randrange(1, values.shape[-1] + 1))
+                rotated_row = values[source_index].roll(self._random.randrange(1, values.shape[-1] + 1))
                 for inputs in (*self._copies, self._expected.inputs):
-                    inputs[name].data.view(values.dtype)[row_index] = rolled_row
+                    inputs[name].data.view(values.dtype)[row_index] = rotated_row
 
     def wrong(self, timed: Mapping[str, Rotation]) -> dict[str, str]:
         """Returns a description of the error for each kernel that gave wrong outputs in its last timed calls."""

@@ -122,9 +122,9 @@ class Runner:
                     packed_weight = packed_with(self.kernel.prepare, weight_name, {**inputs, weight_name: weight.view})
             except Failed.errors() as error:
                 raise Failed.of(error, "prepare") from error
-            damage_text = weight.damage(may_change=False)
-            if damage_text:
-                raise Failed("INCORRECT", f"prepare: {weight_name} {damage_text}")
+            weight_damage = weight.damage(may_change=False)
+            if weight_damage:
+                raise Failed("INCORRECT", f"prepare: {weight_name} {weight_damage}")
         self._sets[name] = inputs, packed_weight
         return packed_weight is not None
 
@@ -172,7 +172,7 @@ class Runner:
         if packed is not None and spec.prepared is not None:
             arguments[spec.prepared] = packed
         if outs:
-            arguments["out"] = outs[0].view if len(outs) == 1 else tuple(guarded_out.view for guarded_out in outs)
+            arguments["out"] = outs[0].view if len(outs) == 1 else tuple(guarded_output.view for guarded_output in outs)
         torch_threads, threads = torch.get_num_threads(), threading.active_count()
         can_refuse_layout = bool(layout.arranged or layout.in_place) or layout.out not in (None, "plain")
         refusal = kernel.why_not_args({name: argument for name, argument in arguments.items() if name != "out"}, spec)
@@ -197,8 +197,8 @@ class Runner:
         if threading.active_count() > threads:
             _raise(f"{', '.join(spec.outputs)}", changes_later(outputs, output_values))
         for name, tensor in guarded_inputs.items():
-            damage_text = tensor.damage(may_change=name in writable_names or name in spec.mutates)
-            _raise(name, f"{damage_text}: in place on the input" if damage_text == "was changed" else damage_text)
+            input_damage = tensor.damage(may_change=name in writable_names or name in spec.mutates)
+            _raise(name, f"{input_damage}: in place on the input" if input_damage == "was changed" else input_damage)
         for name, tensor in zip(spec.outputs, outs, strict=False):
             _raise(f"out ({name})", tensor.damage(may_change=True))
         return outputs, output_values

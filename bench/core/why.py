@@ -46,8 +46,8 @@ class Look:
             return "work on another stream: it is right only if the caller waits for the whole device"
         if self._unwritten(read, data, layout, before):
             return "the previous output: it returns memory that it did not write, which may hold an earlier result"
-        if cheat_text := self._kept(read, data, layout, answers):
-            return cheat_text
+        if explanation := self._kept(read, data, layout, answers):
+            return explanation
         if layout.out in FAR_LAYOUTS or not {*FAR_LAYOUTS, FAR_PAGES}.isdisjoint(layout.arranged.values()):
             return self._far(data, layout)
         if layout.arranged and self._is_right(data, replace(layout, arranged={})):
@@ -89,9 +89,9 @@ class Look:
         if before and not is_stale:
             return True  # it has computed other values than poison
         if layout.out is not None:
-            filler_outputs = tuple(torch.full_like(read_output, 3) for read_output in read)
-            return _same(self._run(data, replace(layout, stale=filler_outputs)), filler_outputs)
-        freed_tensors = [torch.full_like(read_output, 3) for read_output in read for _ in range(8)]
+            constant_tensors = tuple(torch.full_like(output, 3) for output in read)
+            return _same(self._run(data, replace(layout, stale=constant_tensors)), constant_tensors)
+        freed_tensors = [torch.full_like(output, 3) for output in read for _ in range(8)]
         del freed_tensors  # `torch.empty` takes memory that was freed last
         second_outputs = self._run(data, replace(layout, poisoned=False))
         return bool(second_outputs) and not _same(second_outputs, read)
@@ -102,13 +102,13 @@ class Look:
         for age, (label, outputs, inputs) in enumerate(reversed(answers)):
             if not _same(read, outputs):
                 continue
-            rolled_inputs = {
+            rotated_inputs = {
                 name: value.roll(1, -1)
                 for name, value in data.inputs.items()
                 if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype.itemsize > 1
                 if value.ndim and name not in kept_names(self.spec, data.inputs)
             }
-            _, new_outputs = self._is_right_on(data, layout, rolled_inputs)
+            _, new_outputs = self._is_right_on(data, layout, rotated_inputs)
             is_cached = bool(new_outputs) and not data.faults(new_outputs, self.own_stream)
             if is_cached or (new_outputs and (_same(new_outputs, read) or _same(self._run(data, layout), new_outputs))):
                 return f"a cached answer: the output of {'an earlier call' if age else 'the call before'}, on {label}"
@@ -119,15 +119,15 @@ class Look:
     def _far(self, data: CheckData, layout: Layout) -> str:
         """Names the tensors whose far rows (beyond 32-bit offsets) the kernel does not reach. Returns "" if the kernel
         is wrong on near rows too."""
-        near_layout = replace(layout, arranged={}, out=None, forms=())
-        far_layouts = {name: replace(near_layout, arranged={name: kind}) for name, kind in layout.arranged.items()}
+        plain_layout = replace(layout, arranged={}, out=None, forms=())
+        far_layouts = {name: replace(plain_layout, arranged={name: kind}) for name, kind in layout.arranged.items()}
         if FAR_PAGES in layout.arranged.values():  # one slot reaches all of them
             far_layouts = {" and ".join(layout.arranged): layout}
         far_layouts |= {"out": replace(layout, arranged={})} if layout.out in FAR_LAYOUTS else {}
-        far_names = [name for name, far_layout in sorted(far_layouts.items()) if not self._is_right(data, far_layout)]
-        if not far_names or not self._is_right(data, near_layout):
+        wrong_names = [name for name, far_layout in sorted(far_layouts.items()) if not self._is_right(data, far_layout)]
+        if not wrong_names or not self._is_right(data, plain_layout):
             return ""
-        return f"it reaches rows of {' and '.join(far_names)} by offsets of 32 bits: near rows come out right"
+        return f"it reaches rows of {' and '.join(wrong_names)} by offsets of 32 bits: near rows come out right"
 
     def _rounded(self, data: CheckData, layout: Layout) -> str:
         """Tests whether an fp32 kernel computes in a shorter format, such as bf16.  For this, it rounds the inputs to

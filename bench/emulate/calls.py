@@ -165,20 +165,20 @@ def traffic_of(answer: Mapping[str, Any]) -> Traffic:
 def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
     """Writes one record for each emulated kernel call to a file, and returns its path.  If the emulator ran all CTAs of
     the call, the record has the bytes of memory traffic."""
-    run_writer, environment = RunWriter(folder), Environment.now()
+    record_writer, environment = RunWriter(folder), Environment.now()
     for one_call in calls:
         kernel, target = registry.get_kernel(one_call.target.op, one_call.target.kernel), one_call.target
-        counted = traffic_of(one_call.answer)
+        traffic = traffic_of(one_call.answer)
         has_run = one_call.answer["status"] in ("OK", "INCORRECT") and bool(one_call.answer["launches"])
         is_compared = has_run and bool(one_call.answer["errors"])
-        run_writer.write(
+        record_writer.write(
             replace(
                 environment.record(
                     "check",
                     kernel,
                     target.case,
                     target.scheme.name,
-                    run_writer.run_id,
+                    record_writer.run_id,
                     cast(Status, one_call.answer["status"]),
                     one_call.answer["reason"],
                 ),
@@ -187,8 +187,8 @@ def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
                 device="cpu",
                 checked_by="emulator" if is_compared else "none",
                 errors=tuple(one_call.answer.get("errors", ())),
-                traffic_bytes=counted.bytes if has_run and one_call.answer["ran"] == one_call.answer["of"] else None,
+                traffic_bytes=traffic.bytes if has_run and one_call.answer["ran"] == one_call.answer["of"] else None,
                 traffic_basis="counted" if has_run and one_call.answer["ran"] == one_call.answer["of"] else None,
             )
         )
-    return run_writer.path
+    return record_writer.path

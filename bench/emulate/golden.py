@@ -120,8 +120,8 @@ def _difference(target: KernelCase, golden: Outputs) -> Difference:
 
 def _wrong(spec: OpSpec, target: KernelCase, outputs: Outputs, golden: Outputs) -> list[str]:
     inputs: Inputs = spec.make_inputs(target.case, target.scheme, torch.device("cpu"), SEED)
-    fp64_golden = tuple(value.double() if value.is_floating_point() else value for value in golden)
-    return [error.describe() for error in spec.judge(outputs, fp64_golden, inputs, target.scheme) if not error.passed]
+    golden_values = tuple(value.double() if value.is_floating_point() else value for value in golden)
+    return [error.describe() for error in spec.judge(outputs, golden_values, inputs, target.scheme) if not error.passed]
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:

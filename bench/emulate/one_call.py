@@ -21,7 +21,7 @@ from rooflab.reference.compare import ErrorStats
 from rooflab.reference.spec import Case, OpSpec, Outputs, Scheme, get_scheme, nbytes
 
 Answer = dict[str, Any]
-ORACLE_FLOPS = 2e11
+MAX_ORACLE_FLOPS = 2e11
 """Problems with more FLOPs get no fp64 oracle.  An oracle of this size takes ten seconds on two cores."""
 
 
@@ -74,7 +74,7 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: La
     flops = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), seed)).flops
     output_errors: list[ErrorStats] = []
     checked_elements = None
-    if flops <= ORACLE_FLOPS and (launches.ran == launches.of or not spec.mutates):
+    if flops <= MAX_ORACLE_FLOPS and (launches.ran == launches.of or not spec.mutates):
         expected_outputs = spec.oracle(fresh_inputs)
         if launches.ran < launches.of:
             # Elements that these CTAs did not write are poison: the oracle's values replace them.
@@ -111,7 +111,7 @@ def _written(output: torch.Tensor, results: Sequence[LaunchResult]) -> torch.Ten
     addresses, not from values."""
     output_storage = output.untyped_storage()
     byte_mask = torch.zeros(output_storage.nbytes(), dtype=torch.bool)
-    for addresses, unit_bytes in (store_record for launch_result in results for store_record in launch_result.stored):
+    for addresses, unit_bytes in (stored_entry for launch_result in results for stored_entry in launch_result.stored):
         unit_starts = torch.from_numpy(addresses) - output_storage.data_ptr()
         unit_starts = unit_starts[(unit_starts >= 0) & (unit_starts <= output_storage.nbytes() - unit_bytes)]
         for byte_index in range(unit_bytes):

@@ -19,7 +19,7 @@ from rooflab.kernels.registry import Kernel
 
 ARCHITECTURE = "compute_90a"
 """The target of NVRTC: Hopper with wgmma and TMA, as a virtual architecture, so that NVRTC stops at PTX."""
-Handle = Callable[[PtxLaunch, tuple[int, ...], list[Any]], None]
+LaunchHook = Callable[[PtxLaunch, tuple[int, ...], list[Any]], None]
 """A function with the arguments of `launch.emulate`: a kernel with block and shared memory, a grid, the arguments."""
 
 
@@ -77,7 +77,7 @@ def pretended_for(kernel: Kernel) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def emulating_cuda(handle: Handle) -> Iterator[None]:
+def emulating_cuda(handle: LaunchHook) -> Iterator[None]:
     """Passes each launch of a `kernels._cuda.CudaKernel` to `handle` instead of a GPU.
 
     Patches the class itself, so that every import of the class is covered.  `handle` gets the arguments of the launch,

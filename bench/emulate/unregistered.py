@@ -31,7 +31,7 @@ def run(
     from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
 
     start_s, call_status, reason_text, function_result = time.perf_counter(), "OK", "", None
-    with emulating(**options) as emulation_run:
+    with emulating(**options) as emulation:
         try:
             function_result = function(**arguments)
         except EmulationError as error:
@@ -39,10 +39,10 @@ def run(
         except TritonError as error:
             run_failure = Failed.of(error, "")
             call_status, reason_text = run_failure.status, run_failure.reason
-    if call_status == "OK" and not emulation_run.launched:
+    if call_status == "OK" and not emulation.launched:
         raise ValueError(f"function: expected {function.__name__} to launch a kernel of Triton, got no launch")
-    if call_status == "OK" and emulation_run.races:
-        call_status, reason_text = "INCORRECT", emulation_run.races[0]
+    if call_status == "OK" and emulation.races:
+        call_status, reason_text = "INCORRECT", emulation.races[0]
     if call_status == "OK" and reference is not None:
         fp64_inputs = {name: value.double() if _is_float(value) else value for name, value in inputs.items()}
         with pretended_card():
@@ -53,8 +53,8 @@ def run(
     if call_status == "OK" and reference is None:
         reason_text = "no fault and no race; no value was compared, for there is no --reference"
     call_answer = {"status": call_status, "reason": reason_text, "seconds": time.perf_counter() - start_s}
-    launches = [launch_answer(launch) for launch in emulation_run.launches]
-    return call_answer | {"ran": emulation_run.ran, "of": emulation_run.of, "launches": launches}
+    launches = [launch_answer(launch) for launch in emulation.launches]
+    return call_answer | {"ran": emulation.ran, "of": emulation.of, "launches": launches}
 
 
 def answer(request: Mapping[str, Any]) -> Answer:

@@ -116,17 +116,17 @@ def _packed(value: Any, parameter: Parameter, memory: GlobalMemory) -> bytes:
 
 def _number(value: Any, parameter: Parameter) -> bytes:
     ptx_type, value_limit = parameter.type, 1 << 8 * parameter.size
-    misfit_error = ValueError(f"{parameter.name}: expected a number that fits .{ptx_type}, got {_shown(value)}")
+    argument_error = ValueError(f"{parameter.name}: expected a number that fits .{ptx_type}, got {_shown(value)}")
     if not isinstance(value, bool | int | float):
-        raise misfit_error
+        raise argument_error
     if isinstance(value, float) or ptx_type.startswith("f"):
         # A float in an untyped parameter is passed as C would pass it.
         try:
             return struct.pack(_FLOAT_CODES[ptx_type], float(value))
         except (KeyError, OverflowError):
-            raise misfit_error from None
+            raise argument_error from None
     if not -(value_limit // 2) <= value < value_limit:
-        raise misfit_error
+        raise argument_error
     return (int(value) % value_limit).to_bytes(parameter.size, "little")
 
 

@@ -108,8 +108,8 @@ def emulating(
 def _chosen(configs: Mapping[str, Any] | float) -> Callable[[list[Any], dict[str, Any]], Iterator[Any]]:
     def choose(candidates: list[Any], values: dict[str, Any]) -> Iterator[Any]:
         if isinstance(configs, Mapping):
-            wanted_settings = configs.items()
-            matching_configs = [config for config in candidates if wanted_settings <= config.all_kwargs().items()]
+            user_settings = configs.items()
+            matching_configs = [config for config in candidates if user_settings <= config.all_kwargs().items()]
             if not matching_configs:
                 raise ValueError(f"configs: expected one of {'; '.join(map(str, candidates))}, got {dict(configs)}")
             yield matching_configs[0]

@@ -62,8 +62,8 @@ def emulate(
             expected_text = "a Launch or a kernel that Triton compiled"
             raise ValueError(f"compiled: expected {expected_text}, got a value of type {type(compiled).__name__}")
         grid = in_ctas(compiled, _grid(grid))
-        compiled, args, reached_tensors = bound(compiled, grid, args)
-        memory = [*memory, *reached_tensors]
+        compiled, args, mapped_tensors = bound(compiled, grid, args)
+        memory = [*memory, *mapped_tensors]
     if not isinstance(compiled.ptx, str):
         raise ValueError(f"ptx: expected a text, got a value of type {type(compiled.ptx).__name__}")
     program = load(compiled.ptx, compiled.name)
@@ -136,13 +136,13 @@ def _sizes(kernel: PtxKernel, launch: PtxLaunch, grid: SizeTriple) -> tuple[Size
 
 
 def _dynamic_shared(launch: PtxLaunch, layout: VariableLayout) -> int:
-    (dyn_bytes,) = whole_numbers("dynamic_shared", [launch.dynamic_shared])
-    own_bytes, total = layout.static_shared, layout.static_shared + dyn_bytes
-    if dyn_bytes < 0 or total > SHARED_LIMIT:
+    (dynamic_bytes,) = whole_numbers("dynamic_shared", [launch.dynamic_shared])
+    own_bytes, total = layout.static_shared, layout.static_shared + dynamic_bytes
+    if dynamic_bytes < 0 or total > SHARED_LIMIT:
         raise ValueError(
             f"shared memory: expected 0 to {SHARED_LIMIT} bytes, got {total}, of which {own_bytes} are the kernel's own"
         )
-    return dyn_bytes
+    return dynamic_bytes
 
 
 def _three(name: str, sizes: Sequence[int]) -> SizeTriple:

@@ -19,7 +19,7 @@ from rooflab.bench.emulator.machine.run import Checks
 from rooflab.bench.emulator.results import Bytes, LaunchResult
 
 _ATEN = torch.ops.aten
-_EMPTY_FUNCTIONS = (
+_ALLOCATORS = (
     _ATEN.empty,
     _ATEN.empty_like,
     _ATEN.empty_strided,
@@ -42,7 +42,7 @@ class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if func.overloadpacket in _EMPTY_FUNCTIONS and not kwargs.keys() & {"out"}:
+        if func.overloadpacket in _ALLOCATORS and not kwargs.keys() & {"out"}:
             if result.device.type == "cpu" and result.layout == torch.strided and result.untyped_storage().nbytes():
                 self._tensors[result.untyped_storage().data_ptr()] = result
         elif self._tensors and not _is_view(func):
@@ -70,7 +70,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [tensor for contained_value in value for tensor in tensors_in(contained_value)]
+        return [tensor for item in value for tensor in tensors_in(item)]
     base_tensor = getattr(value, "base", None)
     return [base_tensor] if isinstance(base_tensor, torch.Tensor) else []
 

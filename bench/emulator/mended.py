@@ -30,13 +30,13 @@ def _log(ptx: str) -> str:
     triton_spec = find_spec("triton")
     assert triton_spec is not None and triton_spec.origin is not None, "a requirement of this package"
     ptxas_path = Path(triton_spec.origin).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    ptxas_run = _assemble(ptxas_path, ptx)
-    version_match = re.search(r"Unsupported \.version .*current version is '([\d.]+)'", ptxas_run.stderr)
+    process = _assemble(ptxas_path, ptx)
+    version_match = re.search(r"Unsupported \.version .*current version is '([\d.]+)'", process.stderr)
     if version_match is not None:  # an NVRTC newer than Triton's ptxas; sm_90a's instructions are older than both
-        ptxas_run = _assemble(ptxas_path, re.sub(r"\.version\s+[\d.]+", f".version {version_match[1]}", ptx, count=1))
-    if ptxas_run.returncode:
-        raise ValueError(f"ptx: ptxas refuses it: {ptxas_run.stderr.strip()}")
-    return ptxas_run.stderr
+        process = _assemble(ptxas_path, re.sub(r"\.version\s+[\d.]+", f".version {version_match[1]}", ptx, count=1))
+    if process.returncode:
+        raise ValueError(f"ptx: ptxas refuses it: {process.stderr.strip()}")
+    return process.stderr
 
 
 def _assemble(tool: Path, ptx: str) -> subprocess.CompletedProcess[str]:

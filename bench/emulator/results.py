@@ -114,8 +114,8 @@ def _executed(run: Run) -> dict[int, int]:
     """Counts the threads that executed each instruction of a run."""
     thread_counts: Tally[int] = Tally()
     if run.counter is not None:
-        for (first_index, thread_grain), thread_count in run.counter.blocks.items():
-            code_block = run.program.block(first_index, thread_grain)
+        for (first_index, group_size), thread_count in run.counter.blocks.items():
+            code_block = run.program.block(first_index, group_size)
             for instruction_index in range(code_block.start, code_block.end):
                 thread_counts[instruction_index] += thread_count
     return thread_counts
@@ -142,9 +142,9 @@ def _by_line(run: Run, executed: Mapping[int, int]) -> dict[tuple[str, int], dic
         line_counts = at(number)
         line_counts["threads"] = line_counts.get("threads", 0) + thread_count
     if run.counter is not None:
-        for (number, count_name), line_amount in run.counter.by_instruction.items():
+        for (number, count_name), counter_value in run.counter.by_instruction.items():
             line_counts = at(number)
-            line_counts[count_name] = line_counts.get(count_name, 0) + line_amount
+            line_counts[count_name] = line_counts.get(count_name, 0) + counter_value
     return dict(sorted(lines.items()))
 
 
@@ -176,8 +176,8 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         global_races = _unlike((race for race in run.global_races.found if not race.harmless), name)
         race_texts += [_in_an_allocation(run, race, name) for race in global_races]
     race_texts += [
-        f"{name(tensor_map_use)} uses a tensor map that {name(map_writer)} made, with no fence.proxy.tensormap between"
-        for tensor_map_use, map_writer in run.map_races
+        f"{name(map_user)} uses a tensor map that {name(map_writer)} made, with no fence.proxy.tensormap between"
+        for map_user, map_writer in run.map_races
     ]
     race_texts += [
         f"{name(number)} is met more often by some warps than by others, which have left the loop and ended: a barrier"
@@ -185,16 +185,16 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         for number in run.uneven_barriers
     ]
     race_texts += [
-        f"{reg_access.describe()} writes a register of A of {wgmma.describe()}, which may still have to read it: no"
+        f"{reg_access.describe()} writes a register of A of {wgmma_op.describe()}, which may still have to read it: no"
         " wgmma.wait_group between"
-        for reg_access, wgmma in run.program.rewritten
+        for reg_access, wgmma_op in run.program.rewritten
     ]
     faults_by_note = {
         WAIT: [
             f"{name(number)} reads an accumulator of a wgmma that may still be running: no wgmma.wait_group between"
             for number in run.register_races
         ],
-        FENCE: [_unfenced(wgmma, reg_access) for wgmma, reg_access in run.program.unfenced],
+        FENCE: [_unfenced(wgmma_op, reg_access) for wgmma_op, reg_access in run.program.unfenced],
     }
     fix_notes = notes_of(ptx) if any(faults_by_note.values()) else frozenset()
     race_texts += [
@@ -212,10 +212,10 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
     """Returns the races without repeats of the same kind at the same source lines. An unrolled loop causes such
     repeats."""
-    first_by_key: dict[tuple[object, ...], Race] = {}
+    race_by_key: dict[tuple[object, ...], Race] = {}
     for race in races:
-        first_by_key.setdefault((race.kind, name(race.first), name(race.second), race.proxy, race.same_value), race)
-    return list(first_by_key.values())
+        race_by_key.setdefault((race.kind, name(race.first), name(race.second), race.proxy, race.same_value), race)
+    return list(race_by_key.values())
 
 
 def _in_an_allocation(run: Run, race: Race, name: Callable[[int], str]) -> str:

@@ -24,7 +24,7 @@ DTYPES = {
     torch.uint8: ("u8",), torch.bool: ("i1", "u1"),
 }  # fmt: skip
 """Triton's names of the dtypes whose names are the same in all versions."""
-Handle = Callable[[Any, tuple[int, ...], list[Any]], None]
+LaunchHandler = Callable[[Any, tuple[int, ...], list[Any]], None]
 """A function that takes a compiled kernel, its grid and its arguments."""
 Configs = Callable[[list[Any], dict[str, Any]], Iterable[Any]]
 """A function that takes the configs of an autotuned kernel and its arguments by name; returns the configs that run."""
@@ -143,7 +143,7 @@ def _descriptor(value: Any, meta: Any) -> list[Any]:
 
 @contextmanager
 def emulating_triton(
-    sm: int, properties: Mapping[str, int], handle: Handle, configs: Configs | None = None
+    sm: int, properties: Mapping[str, int], handle: LaunchHandler, configs: Configs | None = None
 ) -> Iterator[None]:
     """Compiles Triton kernels for `sm` (such as 90), and passes every launch to `handle`.
 
@@ -205,7 +205,7 @@ def _contents(values: Iterable[Any]) -> dict[int, bytes]:
     return {each.data_ptr(): ctypes.string_at(each.data_ptr(), each.nbytes()) for each in storages if each.nbytes()}
 
 
-_launch_handlers: list[Handle] = []
+_launch_handlers: list[LaunchHandler] = []
 """The handles of the open contexts.  A kernel keeps its launcher, so the launcher looks up the newest handle here."""
 
 

@@ -126,8 +126,8 @@ def generate_one(
     has_times = llm.device.type != "cpu" or all(choice.kernel.backend in CPU_BACKENDS for choice in llm.ops.choices)
     if has_times:
         warm_up(llm)
-    stream_run = stream_one(llm, as_prompt(llm, prompt, raw), params, lambda event: show(event.text))
-    (request_output,) = stream_run.outputs
+    engine_run = stream_one(llm, as_prompt(llm, prompt, raw), params, lambda event: show(event.text))
+    (request_output,) = engine_run.outputs
     result_row = {
         "model": llm.arch.name,
         "device": llm.device.type,
@@ -139,8 +139,8 @@ def generate_one(
         "kernels": kernel_names(llm),
     }
     if has_times:
-        result_row |= {**asdict(stream_run.summary), "status": stream_run.status, "reason": stream_run.reason}
+        result_row |= {**asdict(engine_run.summary), "status": engine_run.status, "reason": engine_run.reason}
         if out:
             writer = RunWriter(out)
-            writer.write(engine_record(llm, stream_run, "generate", {"max_tokens": params.max_tokens}, writer.run_id))
+            writer.write(engine_record(llm, engine_run, "generate", {"max_tokens": params.max_tokens}, writer.run_id))
     return result_row

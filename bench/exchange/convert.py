@@ -42,7 +42,7 @@ def read(tool: str, paths: Sequence[Path], columns: Sequence[str] = ()) -> Impor
 
 def summary(imported: Imported) -> dict[str, Any]:
     """Returns an import as JSON: the data set's kernel definitions, the records as rows, and the skipped parts."""
-    skipped_rows = [asdict(skipped_entry) for skipped_entry in imported.skipped]
+    skipped_rows = [asdict(skip_note) for skip_note in imported.skipped]
     record_rows = [bench_row(imported_record) for imported_record in imported.records]
     return {"definitions": imported.definitions, "rows": record_rows, "not_imported": skipped_rows}
 
@@ -54,5 +54,5 @@ def export(form: str, paths: Sequence[Path], to: Path, chosen: RecordFilter) -> 
     if form != "pytest-benchmark":
         raise ValueError(f"form: expected pytest-benchmark, got {form!r}")
     chosen_records = [record for file in find_files(paths) for record in read_records(file) if chosen.takes(record)]
-    skipped_parts = write_pytest_benchmark(chosen_records, to)
-    return len(chosen_records) - len(skipped_parts), skipped_parts
+    skipped_records = write_pytest_benchmark(chosen_records, to)
+    return len(chosen_records) - len(skipped_records), skipped_records

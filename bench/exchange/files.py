@@ -216,5 +216,5 @@ def timed(records: Sequence[Record]) -> tuple[list[Record], list[Skipped]]:
 
 def benchmark_name(record: Record) -> str:
     """Returns the name of a record's benchmark, such as `gemm/packed M=64,N=48,K=32 fp32`."""
-    work_name = "/".join(name_part for name_part in (record.op, record.kernel) if name_part) or record.kind
-    return " ".join(name_part for name_part in (work_name, record.case_id, record.scheme) if name_part)
+    name_prefix = "/".join(name_part for name_part in (record.op, record.kernel) if name_part) or record.kind
+    return " ".join(name_part for name_part in (name_prefix, record.case_id, record.scheme) if name_part)

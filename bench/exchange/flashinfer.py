@@ -22,7 +22,7 @@ from rooflab.bench.exchange import files
 from rooflab.reference.spec import DTYPE_NAMES, Case
 
 TOOL = "flashinfer-bench"
-STATUS_BY_WORD: Mapping[str, Status] = {
+STATUS_BY_OUTCOME: Mapping[str, Status] = {
     "PASSED": "OK",
     "INCORRECT_SHAPE": "INCORRECT",
     "INCORRECT_NUMERICAL": "INCORRECT",
@@ -231,18 +231,18 @@ def read_dataset(root: Path) -> files.Imported:
 
     A trace is skipped, with the reason, if its definition is missing, or if an axis is missing or 0.  Workloads with
     equal sizes but different inputs become separate cases.  Raises `ValueError` with the place of a malformed value."""
-    definitions, located_traces, content, newest = definitions_in(root), list[tuple[str, FlashInferTrace]](), "", ""
+    definitions, all_traces, content, newest = definitions_in(root), list[tuple[str, FlashInferTrace]](), "", ""
     for trace_path in sorted((root / "traces").rglob("*.jsonl")):
         for line_number, line in enumerate(files.read_text(trace_path).splitlines(), 1):
             if line.strip():
                 line_place = f"{trace_path.name}, line {line_number}"
                 trace = decoded(FlashInferTrace, files.parse_json(line, line_place), line_place)
                 newest, content = max(newest, files.when(trace.evaluation.timestamp, line_place)), f"{content}{line}\n"
-                located_traces.append((line_place, trace))
+                all_traces.append((line_place, trace))
     result_file = files.ResultFile(TOOL, newest, content, {})
     usable_traces: list[tuple[str, FlashInferTrace, Definition, Case]] = []
     workloads: dict[tuple[str | None, str], set[str]] = {}
-    for line_place, trace in located_traces:
+    for line_place, trace in all_traces:
         definition, axes = definitions.get(trace.definition), trace.workload.axes
         if definition is None:
             result_file.skip(line_place, f"no definition called {trace.definition!r} is there")
@@ -257,10 +257,10 @@ def read_dataset(root: Path) -> files.Imported:
     for line_place, trace, definition, op_case in usable_traces:
         uuid = trace.workload.uuid
         has_variants = len(workloads[definition.op[0], op_case.id]) > 1
-        full_case = op_case.but(**files.make_case({"workload": uuid})) if has_variants else op_case
-        _add(trace, definition, full_case, result_file, f"{line_place}, evaluation")
-    trace_counts = Counter(trace.definition for _, trace in located_traces)
-    return result_file.imported([each.row(trace_counts[each.name]) for each in definitions.values()])
+        unique_case = op_case.but(**files.make_case({"workload": uuid})) if has_variants else op_case
+        _add(trace, definition, unique_case, result_file, f"{line_place}, evaluation")
+    trace_counts = Counter(trace.definition for _, trace in all_traces)
+    return result_file.imported([op_def.row(trace_counts[op_def.name]) for op_def in definitions.values()])
 
 
 def definitions_in(root: Path) -> dict[str, Definition]:
@@ -279,9 +279,9 @@ def definitions_in(root: Path) -> dict[str, Definition]:
 def _add(trace: FlashInferTrace, definition: Definition, case: Case, source: files.ResultFile, place: str) -> None:
     evaluation, libs = trace.evaluation, dict(trace.evaluation.environment.libs or {})
     performance, hardware = evaluation.performance or {}, evaluation.environment.hardware
-    if evaluation.status not in STATUS_BY_WORD:
-        raise ValueError(f"{place}.status: expected one of {', '.join(STATUS_BY_WORD)}, got {evaluation.status!r}")
-    status, latency_ms, fail_reason = STATUS_BY_WORD[evaluation.status], None, ""
+    if evaluation.status not in STATUS_BY_OUTCOME:
+        raise ValueError(f"{place}.status: expected one of {', '.join(STATUS_BY_OUTCOME)}, got {evaluation.status!r}")
+    status, latency_ms, fail_reason = STATUS_BY_OUTCOME[evaluation.status], None, ""
     if status == "OK":
         latency_ms = float(number_of(f"{place}.performance.latency_ms", performance.get("latency_ms")))
     else:

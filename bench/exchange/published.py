@@ -35,7 +35,7 @@ PATH_HELP = (
 )
 SIGNIFICANT_DIGITS = 4
 """The significant digits of a kept time; the rounding changes a time by at most 0.05%."""
-_MAX_SHARE_BELOW = 0.02
+_MAX_OUTLIER_SHARE = 0.02
 """The largest share of a table's rows that may lie below the bound.  If more do, the unit or the device is wrong."""
 
 
@@ -71,7 +71,7 @@ class Published:
 
     def summary(self) -> dict[str, Any]:
         """Returns the results of the import as JSON values."""
-        table_rows = [placed_table.row() | {"left_out": placed_table.below} for placed_table in self.placed]
+        table_rows = [published_table.row() | {"left_out": published_table.below} for published_table in self.placed]
         return {"rows": self.read, "tables": table_rows, "no_place": dict(self.left)}
 
 
@@ -83,16 +83,16 @@ def read_published(paths: Sequence[Path]) -> Published:
     - a TOML description, with its data files in the same folder.
 
     Raises `ValueError` on any other path, on an unreadable file, on a missing column, and on impossible times."""
-    published = Published()
+    import_result = Published()
     if not paths:
         raise ValueError(f"path: expected {PATH_HELP}, got none")
     for path in paths:
-        (description, matching_files), rows_before = _described(path), published.read
+        (description, matching_files), old_row_count = _described(path), import_result.read
         for file_name, file_content in matching_files:
-            _read_file(description, file_name, file_content, published)
-        if published.read == rows_before:
+            _read_file(description, file_name, file_content, import_result)
+        if import_result.read == old_row_count:
             raise ValueError(f"path: expected files {description['files']} in {str(path)!r}, got none: a newer layout?")
-    return published
+    return import_result
 
 
 def _described(path: Path) -> tuple[Mapping[str, Any], Iterator[tuple[str, bytes]]]:
@@ -134,7 +134,7 @@ def _matches(name: str, pattern: str) -> bool:
     if brace_match is None:
         return fnmatch(name, pattern)
     return any(
-        _matches(name, pattern.replace(brace_match[0], brace_option)) for brace_option in brace_match[1].split(",")
+        _matches(name, pattern.replace(brace_match[0], alternative)) for alternative in brace_match[1].split(",")
     )
 
 
@@ -203,22 +203,22 @@ def _numbers(frame: pd.DataFrame, column: str, place: str, kind: type[int] | typ
 def _read_file(description: Mapping[str, Any], name: str, content: bytes, published: Published) -> None:
     """Adds the tables of one file to `published`, and counts the rows that belong to no table."""
     data_frame = _frame(name, content, description.get("json"))
-    placed_rows = pd.Series(False, index=data_frame.index)
+    used_mask = pd.Series(False, index=data_frame.index)
     for table in description["table"]:
         if not _matches(name, table.get("files", "*")):
             continue
         row_mask = pd.Series(True, index=data_frame.index)
         for column_name, allowed_values in table.get("where", {}).items():
             row_mask &= _column(data_frame, column_name, name).isin(allowed_values)
-        if (row_mask & placed_rows).any():
+        if (row_mask & used_mask).any():
             raise ValueError(f"{name}: two tables of the description take the same rows")
-        placed_rows |= row_mask
+        used_mask |= row_mask
         published.placed += _placed(description, table, name, data_frame[row_mask])
     published.read += len(data_frame)
-    unused_rows = int((~placed_rows).sum())
-    data_family = PurePosixPath(name).parts[-4] if name.count("/") >= 3 else PurePosixPath(name).name
+    unused_rows = int((~used_mask).sum())
+    family_or_file = PurePosixPath(name).parts[-4] if name.count("/") >= 3 else PurePosixPath(name).name
     if unused_rows:
-        published.left[data_family] += unused_rows
+        published.left[family_or_file] += unused_rows
 
 
 def _placed(
@@ -283,24 +283,24 @@ def _checked(table: Table, rows: pd.DataFrame, columns: list[str], unit: str) ->
     """Returns a table with the median time of each shape. Leaves out times below the roofline bound. Raises
     `ValueError` if there are too many of them."""
     times = rows.groupby(columns)["us"].median()
-    plausible_rows, below_texts = [], []
-    for axis_values, us in times.items():
+    plausible_rows, outlier_texts = [], []
+    for axis_values, time_us in times.items():
         value_tuple = axis_values if isinstance(axis_values, tuple) else (axis_values,)
         shape = {axis_name: int(axis_value) for axis_name, axis_value in zip(columns, value_tuple, strict=True)}
         bound_us = table.least_s(shape, cached=True) * 1e6
-        if us >= bound_us:
-            plausible_rows.append((*shape.values(), us))
+        if time_us >= bound_us:
+            plausible_rows.append((*shape.values(), time_us))
         else:
             shape_text = ", ".join(f"{axis_name} = {axis_value}" for axis_name, axis_value in shape.items())
-            below_texts.append(f"{shape_text}: {us:.4g} us, bound {bound_us:.4g} us")
-    share = len(below_texts) / len(times)
-    if share > _MAX_SHARE_BELOW:
+            outlier_texts.append(f"{shape_text}: {time_us:.4g} us, bound {bound_us:.4g} us")
+    share = len(outlier_texts) / len(times)
+    if share > _MAX_OUTLIER_SHARE:
         raise ValueError(
             f"{table.source}: {share:.0%} of {len(times)} times of {table.kernel} are faster than a {table.device} can "
             f"be: is the latency in {unit}?"
         )
     data_frame = pd.DataFrame(plausible_rows, columns=[*columns, "us"])
-    return Placed(replace(table, rows=len(data_frame)), data_frame, tuple(below_texts))
+    return Placed(replace(table, rows=len(data_frame)), data_frame, tuple(outlier_texts))
 
 
 def selected(published: Published) -> list[Placed]:

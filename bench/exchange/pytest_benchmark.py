@@ -44,8 +44,8 @@ OURS = "rooflab"
 """The key in `extra_info` and `machine_info` for values of our exporter and plugin that pytest-benchmark lacks."""
 SUMMARY = ("min", "max", "mean", "stddev", "median", "iqr", "q1", "q3", "ld15iqr", "hd15iqr", "total")
 """The statistics, in seconds, that a record keeps in `metrics`."""
-COUNTS = ("rounds", "iterations")
-NAMES = ("group", "name", "fullname", "params", "param")
+COUNT_NAMES = ("rounds", "iterations")
+NAME_KEYS = ("group", "name", "fullname", "params", "param")
 """pytest-benchmark's names of a benchmark.  The record of an imported benchmark keeps them for a later export."""
 IDENTITY = ("op", "kernel", "role", "backend", "case_id", "case", "scheme", "device", "l2_state", "seed")
 LATENCY_NAMES = ("latency_p20_ms", "latency_median_ms", "latency_p80_ms")
@@ -98,13 +98,13 @@ def read_pytest_benchmark(path: Path) -> Imported:
             result_file.skip(benchmark.fullname, "it has no statistics: it failed or was disabled")
             continue
         extra_info = benchmark.extra_info or {}
-        our_fields = decoded_fields(Record, extra_info.get(OURS) or {}, f"{benchmark_place}.extra_info.{OURS}")
-        op_case, identity_fields = _what(benchmark, extra_info, our_fields)
-        latency_ms, time_fields = _reading(benchmark, extra_info, our_fields, benchmark_place, result_file)
+        exported_fields = decoded_fields(Record, extra_info.get(OURS) or {}, f"{benchmark_place}.extra_info.{OURS}")
+        op_case, identity_fields = _what(benchmark, extra_info, exported_fields)
+        latency_ms, time_fields = _reading(benchmark, extra_info, exported_fields, benchmark_place, result_file)
         values = _commit(benchmark_file.commit_info or {}) | identity_fields | time_fields
         values = _rooflined(values, latency_ms, extra_info, f"{benchmark_place}.extra_info")
-        if not our_fields:
-            original_names = {field_name: getattr(benchmark, field_name) for field_name in NAMES}
+        if not exported_fields:
+            original_names = {field_name: getattr(benchmark, field_name) for field_name in NAME_KEYS}
             values["environment"] = file_environment | {
                 "imported": file_environment["imported"] | {"benchmark": original_names}
             }
@@ -151,9 +151,9 @@ def _what(benchmark: OneBenchmark, extra: Mapping[str, Any], ours: Mapping[str, 
     if ours:
         return Case(), {key: ours.get(key) for key in IDENTITY} | (_commit(ours) if "commit" in ours else {})
     plugin_fields = {"l2_state": extra.get("l2_state"), "device": extra.get("device_type")} if "timer" in extra else {}
-    test_name, open_mark, params_text = name.partition("[")
+    test_name, bracket, params_text = name.partition("[")
     params_case = _case(benchmark.params or {}, params_text.removesuffix("]"))
-    names_of_test = {"op": str(benchmark.group or test_name), "kernel": fullname.removesuffix(open_mark + params_text)}
+    names_of_test = {"op": str(benchmark.group or test_name), "kernel": fullname.removesuffix(bracket + params_text)}
     return params_case, plugin_fields | names_of_test
 
 
@@ -181,7 +181,7 @@ def _reading(
     original_timer = ours.get("timer") or extra.get("timer") or options.get("timer")
     samples, exact_values = times.data or (), {name: ours[name] for name in LATENCY_NAMES if ours.get(name) is not None}
     median_ms = exact_values.get("latency_median_ms", times.median * 1e3)
-    stat_names = {f"{name}_s": name for name in SUMMARY} | {name: name for name in COUNTS}
+    stat_names = {f"{name}_s": name for name in SUMMARY} | {name: name for name in COUNT_NAMES}
     stat_values = {record_name: stats[name] for record_name, name in stat_names.items() if stats.get(name) is not None}
     time_fields: dict[str, Any] = {
         "timer": f"imported: {TOOL}, {original_timer}" if original_timer else f"imported: {TOOL}",
@@ -239,8 +239,8 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
     timed_records = [record for record in timed_records if record.samples]
     record_by_name = _by_name(timed_records)
     written_records = [record for record in timed_records if record_by_name[_names(record)["fullname"]] is record]
-    unwritten = [record for record in timed_records if record_by_name[_names(record)["fullname"]] is not record]
-    skips += [Skipped(benchmark_name(record), "another run or config of its name is written") for record in unwritten]
+    duplicates = [record for record in timed_records if record_by_name[_names(record)["fullname"]] is not record]
+    skips += [Skipped(benchmark_name(record), "another run or config of its name is written") for record in duplicates]
     machine_names = dict.fromkeys(machine_of(record) for record in timed_records)
     if len(machine_names) != 1:
         machines_text = ", ".join(machine_names) or "none"
@@ -313,7 +313,7 @@ def _names(record: Record) -> dict[str, Any]:
     record's kernel and case."""
     imported_names = (record.environment.get("imported") or {}).get("benchmark")
     if imported_names:
-        return {field_name: imported_names[field_name] for field_name in NAMES}
+        return {field_name: imported_names[field_name] for field_name in NAME_KEYS}
     test_id = "-".join(part for part in (f"{record.op}/{record.kernel}", record.case_id, record.scheme) if part)
     name = f"test_kernel[{test_id}]"
     params = {"op": record.op, "kernel": record.kernel, "case": record.case_id, "scheme": record.scheme}
@@ -327,8 +327,8 @@ def _names(record: Record) -> dict[str, Any]:
 
 
 def _benchmark(record: Record, stats: Mapping[str, Any]) -> dict[str, Any]:
-    our_fields = (*IDENTITY, "timer", "run_id", "timestamp", "commit", "dirty", *LATENCY_NAMES)
-    extra_info = {field_name: getattr(record, field_name) for field_name in our_fields}
+    field_names = (*IDENTITY, "timer", "run_id", "timestamp", "commit", "dirty", *LATENCY_NAMES)
+    extra_info = {field_name: getattr(record, field_name) for field_name in field_names}
     return {
         **_names(record),
         "extra_info": {"status": "OK", OURS: {**extra_info, "case": dict(record.case)}},

@@ -66,8 +66,8 @@ def read_tritonbench(path: Path) -> files.Imported:
     iso_date = re.sub(r"^(\d{8})(\d{6})$", r"\1T\2", str(date_text))  # tritonbench writes `20250815103000`, or ISO 8601
     timestamp = files.when(iso_date, f"{path.name}, benchmark_date") if date_text else files.file_time(path)
     result_file = files.ResultFile(TOOL, timestamp, json_text, _environment(environ, path.name))
-    for metric_reading in _readings(benchmark_file.metrics, path.name, result_file):
-        _add(metric_reading, result_file)
+    for result_cells in _readings(benchmark_file.metrics, path.name, result_file):
+        _add(result_cells, result_file)
     if not result_file.records and not result_file.skipped:
         raise ValueError(f"{path.name}: expected results of tritonbench, got none")
     return result_file.imported()
@@ -84,7 +84,7 @@ def _environment(around: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _readings(metrics: Mapping[str, Any], name: str, source: files.ResultFile) -> list[_Cells]:
-    reading_by_key: dict[tuple[str, str, str], _Cells] = {}
+    cells_by_key: dict[tuple[str, str, str], _Cells] = {}
     for metric_key, value in metrics.items():
         match = _METRIC_KEY.fullmatch(metric_key)
         if _MEAN_KEY.fullmatch(metric_key) or (match and match["x"] in ("average", "hashes")):
@@ -99,8 +99,8 @@ def _readings(metrics: Mapping[str, Any], name: str, source: files.ResultFile) -
         case = _case(match["x"])
         case = case.but(mode=pass_mode) if pass_mode == "fwd_no_grad" else case  # `fwd` and this mode have the same op
         cells = _Cells(op, match["provider"], case, metric_place, {})
-        reading_by_key.setdefault((match["name"], match["x"], match["provider"]), cells).cells[match["metric"]] = value
-    return list(reading_by_key.values())
+        cells_by_key.setdefault((match["name"], match["x"], match["provider"]), cells).cells[match["metric"]] = value
+    return list(cells_by_key.values())
 
 
 def _case(text: str) -> Case:

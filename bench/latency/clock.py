@@ -146,8 +146,8 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
         )
         for request_index, (prompt, due_s, token_times_s) in enumerate(zip(prompts, arrivals, token_times, strict=True))
     ]
-    last_arrival_s, trace_case = max(arrivals, default=0.0), {**plan.case(), "basis": model.basis, "seed": plan.seed}
-    return Trace(0.0, last_arrival_s, tuple(requests), trace_case)
+    last_arrival_s, case_fields = max(arrivals, default=0.0), {**plan.case(), "basis": model.basis, "seed": plan.seed}
+    return Trace(0.0, last_arrival_s, tuple(requests), case_fields)
 
 
 def compared(simulated: Trace, measured: Trace) -> list[dict[str, Any]]:

@@ -48,11 +48,11 @@ def shape_of(inputs: Mapping[str, Any]) -> str:
 def site_of(arch: Architecture, inputs: Mapping[str, Any]) -> str:
     """Returns the name of the weight in a matrix product, such as `qkv_proj`.  The weight's shape identifies it."""
     q, kv_columns = arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
-    site_by_shape = {
+    weight_by_shape = {
         (q + 2 * kv_columns, arch.hidden_size): "qkv_proj",
         (arch.hidden_size, q): "o_proj",
         (2 * arch.intermediate_size, arch.hidden_size): "gate_up_proj",
         (arch.hidden_size, arch.intermediate_size): "down_proj",
         (arch.vocab_size, arch.hidden_size): "lm_head",
     }
-    return site_by_shape.get(weight_shape(inputs), gated(arch))
+    return weight_by_shape.get(weight_shape(inputs), gated(arch))

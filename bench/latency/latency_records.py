@@ -12,14 +12,14 @@ from rooflab.bench.latency.study import Lab, Study
 from rooflab.bench.latency.whatif import PhaseChange
 from rooflab.bench.report.ledgers import CASE_ID
 
-Basis = Literal["measured", "predicted", "published", "bound"]
+TimeBasis = Literal["measured", "predicted", "published", "bound"]
 """The source of a record's times."""
 
 
 def ledger_record(ledger: Ledger, folder: Path) -> Path:
     """Writes a step ledger (the times op by op) as a record of a new run.  Returns the path of the file."""
     row_bases = {ledger_row.basis for ledger_row in ledger.rows}
-    basis: Basis = "measured" if row_bases == {"measured"} else "bound" if row_bases == {"bound"} else "published"
+    basis: TimeBasis = "measured" if row_bases == {"measured"} else "bound" if row_bases == {"bound"} else "published"
     case: dict[str, Any] = {"model": ledger.model, "dtype": ledger.dtype, "kind": ledger.kind, "batch": ledger.batch}
     case |= {"context": ledger.context, "of": ledger.device}
     case |= {ledger_row.op: ledger_row.kernel for ledger_row in ledger.rows if ledger_row.kernel}
@@ -39,7 +39,7 @@ def change_records(changes: Sequence[PhaseChange], case: Mapping[str, Any], fold
         change_row = kernel_change.row()
         text_fields = {row_key: str(change_row.pop(row_key)) for row_key in ("figure", "op", "before", "after")}
         metrics = {row_key: field_value for row_key, field_value in change_row.items() if field_value is not None}
-        time_basis: Basis = "predicted" if kernel_change.measured_ms is None else "measured"
+        time_basis: TimeBasis = "predicted" if kernel_change.measured_ms is None else "measured"
         case_id = f"whatif {kernel_change.op}={kernel_change.after} {kernel_change.figure}"
         record_fields = {"case": {**case, **text_fields}, "metrics": metrics}
         run_writer.write(_record(run_writer.run_id, kernel_change.noise, case_id, time_basis, **record_fields))
@@ -62,7 +62,7 @@ def study_record(study: Study, lab: Lab, run_id: str) -> Record:
     return _record(run_id, noise_reason, f"study {study.name}", "measured", **record_fields)
 
 
-def _record(run_id: str, noise: str, case_id: str, basis: Basis, **fields: Any) -> Record:
+def _record(run_id: str, noise: str, case_id: str, basis: TimeBasis, **fields: Any) -> Record:
     """Makes a record of an engine measurement. The default timer of a measured time is the host's clock."""
     return Record(
         kind="engine",

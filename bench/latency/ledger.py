@@ -232,9 +232,9 @@ def calls_of(llm: LLM, step: Callable[[], None], kind: StepKind, batch: int, con
             kernel = kernels[llm.ops.matmul_op(arguments[1]) if op == "gemm" else op]
             call_inputs = inputs_of(kernel.op, arguments, options, op_result)
             op_traffic, cost = kernel.traffic_of(call_inputs, llm.device.type), get_op(kernel.op).cost_of(call_inputs)
-            site = site_of(llm.arch, call_inputs) if "b" in call_inputs else kernel.op
+            call_site = site_of(llm.arch, call_inputs) if "b" in call_inputs else kernel.op
             moved_bytes = op_traffic.bytes if op_traffic else None
-            calls.append(LedgerRow(kernel.op, site, kernel.name, shape_of(call_inputs), cost, moved_bytes))
+            calls.append(LedgerRow(kernel.op, call_site, kernel.name, shape_of(call_inputs), cost, moved_bytes))
             return op_result
 
         return call
@@ -340,12 +340,12 @@ def _joining(llm: LLM, batch: int, context: int) -> list[tuple[int, int, int]]:
         prompt_length = context - 1 - later_tokens
         if prompt_length < 1:
             raise ValueError(f"context: expected more, so that {batch} prompts can be computed before, got {context}")
-        free_tokens = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - remaining_prompts)
-        prompt_count = min(remaining_prompts, max(1, free_tokens // prompt_length))
+        token_budget = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - remaining_prompts)
+        prompt_count = min(remaining_prompts, max(1, token_budget // prompt_length))
         remaining_prompts -= prompt_count
         prompt_groups.append((prompt_count, prompt_length, later_tokens))
-        free_tokens = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - remaining_prompts)
-        later_tokens += math.ceil(prompt_count * prompt_length / free_tokens)
+        token_budget = min(scheduler.prefill_chunk, scheduler.max_num_batched_tokens - remaining_prompts)
+        later_tokens += math.ceil(prompt_count * prompt_length / token_budget)
     return prompt_groups[::-1]
 
 

@@ -21,10 +21,10 @@ def run_study(name: str, lab: Lab) -> Study:
     lab.engines.clear()
     study_module = importlib.import_module(f"rooflab.bench.latency.studies.{name.replace('-', '_')}")
     old_run_times = run_times()
-    named_study: Study = replace(study_module.run(lab), name=name)
+    study: Study = replace(study_module.run(lab), name=name)
     # Its steps differ in any case, so that only waiting threads are noise.
     noise_reason = why_noisy((), waiting_since(old_run_times))
-    return replace(named_study, verdict="NOISY", number=noise_reason) if noise_reason else named_study
+    return replace(study, verdict="NOISY", number=noise_reason) if noise_reason else study
 
 
 def write_page(studies: Sequence[Study], lab: Lab, records: Path) -> Path:

@@ -61,9 +61,9 @@ def _between(function: Callable[[int], float], x: float, most: int) -> float:
     return low_value if low_x == high_x else low_value + (function(high_x) - low_value) * (x - low_x) / (high_x - low_x)
 
 
-_ATTENTION_SITES = ("attention", "kv_cache_write")
+_ATTN_OP_SITES = ("attention", "kv_cache_write")
 """The sites of attention.  Published times of attention contain the write of keys and values."""
-_HEAD_SITES = ("lm_head", "sample")
+_LM_HEAD_SITES = ("lm_head", "sample")
 _MAX_TOKENS = 2**20
 _OPS_BY_KIND = {"products": {"gemm"}, "attention": {"flash_attention", "paged_attention"}, "all-reduce": {"all_reduce"}}
 """The kinds of ops that have published times."""
@@ -103,12 +103,12 @@ class KernelTimes:
 
     @cached_property
     def _rest_ms(self) -> Callable[[int], float]:
-        sites = {step_op.site for step_op in self.ops("decode", 1, 1)} - {*_ATTENTION_SITES, *_HEAD_SITES}
-        return cache(lambda tokens: _sum(self.ops("decode", tokens, 1), sites))
+        op_sites = {step_op.site for step_op in self.ops("decode", 1, 1)} - {*_ATTN_OP_SITES, *_LM_HEAD_SITES}
+        return cache(lambda tokens: _sum(self.ops("decode", tokens, 1), op_sites))
 
     @cached_property
     def _head_ms(self) -> Callable[[int], float]:
-        return cache(lambda drawn: _sum(self.ops("decode", drawn, 1), _HEAD_SITES))
+        return cache(lambda drawn: _sum(self.ops("decode", drawn, 1), _LM_HEAD_SITES))
 
     @cached_property
     def _attention_ms(self) -> Callable[[StepKind, int, int], float]:
@@ -117,12 +117,12 @@ class KernelTimes:
     def _attention(self, kind: StepKind, batch: int, length: int) -> float:
         """Returns the time of attention in ms, for `batch` sequences of the same length."""
         bounds = replace(self, bounds=True)
-        bound_ms = _sum(bounds.ops(kind, batch, length), _ATTENTION_SITES)
+        bound_ms = _sum(bounds.ops(kind, batch, length), _ATTN_OP_SITES)
         for short_length in () if self.bounds else (length, *(2**power for power in range(int(log2(length)), -1, -1))):
             ops = self.ops(kind, batch, short_length)
-            if any(step_op.site in _ATTENTION_SITES and step_op.basis != "bound" for step_op in ops):
-                shorter_bound_ms = _sum(bounds.ops(kind, batch, short_length), _ATTENTION_SITES)
-                return bound_ms * _sum(ops, _ATTENTION_SITES) / shorter_bound_ms
+            if any(step_op.site in _ATTN_OP_SITES and step_op.basis != "bound" for step_op in ops):
+                shorter_bound_ms = _sum(bounds.ops(kind, batch, short_length), _ATTN_OP_SITES)
+                return bound_ms * _sum(ops, _ATTN_OP_SITES) / shorter_bound_ms
         return bound_ms
 
     @property
@@ -222,10 +222,10 @@ def of_trace(trace: Trace) -> tuple[MeasuredSteps, float]:
 def _features_of(row: Mapping[str, Any]) -> np.ndarray:
     """Returns the model features of one server step. A drafted token counts as a decoded token and as a sampled
     token."""
-    decodes, drafted_tokens = row["num_decodes"], row.get("drafted", 0)
-    sampled_tokens = decodes + drafted_tokens if drafted_tokens else row["tokens"]
+    num_decodes, drafted_tokens = row["num_decodes"], row.get("drafted", 0)
+    sampled_tokens = num_decodes + drafted_tokens if drafted_tokens else row["tokens"]
     return _features(
-        decodes + drafted_tokens, row["decode_keys"], row["prompt_tokens"], row["prompt_pairs"], sampled_tokens
+        num_decodes + drafted_tokens, row["decode_keys"], row["prompt_tokens"], row["prompt_pairs"], sampled_tokens
     )
 
 

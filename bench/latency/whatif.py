@@ -24,7 +24,7 @@ CALLS_PER_KERNEL = 30
 """The number of timed calls of each kernel outside the engine."""
 BUDGET_S = 0.5
 """Seconds to time all kernels on one shape."""
-MAX_WIN_RATIO = 0.97
+MAX_WIN_TIME_RATIO = 0.97
 """A kernel or an engine has won if its time is at most this share of the earlier time."""
 
 
@@ -65,7 +65,7 @@ class PhaseChange:
             f"{self.op}/{self.after} takes {self.kernel:.2f} of {self.before}'s time, {self.share:.0%} of the step; "
         )
         change_text += f"{self.figure} {engine:.2f} of before{', predicted' * (self.measured_ms is None)}"
-        return "the kernel won, the engine did not: " * (self.kernel <= MAX_WIN_RATIO < engine) + change_text
+        return "the kernel won, the engine did not: " * (self.kernel <= MAX_WIN_TIME_RATIO < engine) + change_text
 
 
 def scale(ledger: Ledger, factors: Mapping[str, float]) -> list[PhaseChange]:
@@ -80,9 +80,9 @@ def scale(ledger: Ledger, factors: Mapping[str, float]) -> list[PhaseChange]:
 
 def _predicted(ledger: Ledger, op: str, before: str, after: str, ratio: float, change_ms: float) -> PhaseChange:
     figure = "ITL" if ledger.kind == "decode" else "TTFT"
-    share = ledger.ms_of(op) / ledger.step_ms
+    op_share = ledger.ms_of(op) / ledger.step_ms
     predicted_ms = ledger.step_ms + change_ms
-    return PhaseChange(figure, op, before, after, ratio, share, ledger.step_ms, predicted_ms, noise=ledger.noise)
+    return PhaseChange(figure, op, before, after, ratio, op_share, ledger.step_ms, predicted_ms, noise=ledger.noise)
 
 
 def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: StepKind, batch: int, context: int) -> PhaseChange | None:
@@ -115,8 +115,8 @@ def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: StepKind, batch: i
         for _ in range(num_rounds):
             for step, seconds in steps_and_samples:
                 seconds += [seconds_of(step) for _ in range(steps_per_round)]
-    unswapped_ops = kernels.keys() - {op, DECODE_OP, FUSED_OP, *MATMUL_OPS}
-    other_ops = sorted(name for name in unswapped_ops if kernels[name] != other_kernels.get(name))
+    remaining_ops = kernels.keys() - {op, DECODE_OP, FUSED_OP, *MATMUL_OPS}
+    other_ops = sorted(name for name in remaining_ops if kernels[name] != other_kernels.get(name))
     noise = f"the second engine has another kernel for {', '.join(other_ops)} too" if other_ops else phase_change.noise
     noise = noise or why_noisy(base_step_s, waiting_since(old_run_times)) or why_noisy(new_times_s, None)
     # The ratio of both in turn, on the step of the ledger: what the machine does between them is in both.
@@ -174,6 +174,6 @@ def _taken(kernel: Kernel, inputs: Mapping[str, Any]) -> dict[str, Any]:
     layout."""
     kernel_inputs = {name: input_value for name, input_value in inputs.items() if name in kernel.accepted}
     if kernel.op in MATMUL_OPS:
-        inputs_but_b = {name: input_value for name, input_value in inputs.items() if name != "b"}
-        kernel_inputs["b"] = packed(kernel.prepare, inputs["b"], **inputs_but_b)
+        other_inputs = {name: input_value for name, input_value in inputs.items() if name != "b"}
+        kernel_inputs["b"] = packed(kernel.prepare, inputs["b"], **other_inputs)
     return kernel_inputs

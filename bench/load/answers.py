@@ -20,7 +20,7 @@ MESSAGE_LENGTH = 200
 """The most characters of a server's message that a reason quotes."""
 TEXT_FIELDS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls")
 """The fields of a chat's delta that may contain the text of a token."""
-CUT_REASONS = ("abort", "error", "cancelled")
+ABORT_REASONS = ("abort", "error", "cancelled")
 """The finish reasons of an answer that the server ended early."""
 MAX_TOKENS = 1 << 24
 """The most tokens of an answer."""
@@ -35,7 +35,7 @@ def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, 
 
     Parsing follows the WHATWG standard.  Lines end with CR, LF or both, and an empty line ends an event.  The last
     empty line may be missing, because some servers omit it.  Events without data are skipped."""
-    body, piece_ends = b"".join(data for _, data in pieces), list(accumulate(len(data) for _, data in pieces))
+    body, end_offsets = b"".join(data for _, data in pieces), list(accumulate(len(data) for _, data in pieces))
     data, is_error = list[bytes](), False
     offset = 3 if body.startswith(b"\xef\xbb\xbf") else 0
     while offset < len(body):
@@ -50,7 +50,7 @@ def events(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, str, 
         if not line or next_start == len(body):
             end_byte = line_end.start() if line_end else next_start - 1
             if (event_data := b"\n".join(data)).strip() or is_error:
-                yield pieces[bisect_right(piece_ends, end_byte)][0], event_data.decode(errors="replace"), is_error
+                yield pieces[bisect_right(end_offsets, end_byte)][0], event_data.decode(errors="replace"), is_error
             data, is_error = [], False
         offset = next_start
 
@@ -72,8 +72,8 @@ def read_answer(shot: Shot) -> Request:
             error = ""
         if not error and not state.done and not all(state.reasons.values() or [None]):
             error = "the stream ended with no finish_reason and no [DONE]"
-        if not error and (cut_reasons := [reason for reason in state.reasons.values() if reason in CUT_REASONS]):
-            error = f"the server cut the answer: finish_reason {cut_reasons[0]!r}"
+        if not error and (abort_reasons := [reason for reason in state.reasons.values() if reason in ABORT_REASONS]):
+            error = f"the server cut the answer: finish_reason {abort_reasons[0]!r}"
     request = Request(
         index=shot.index,
         scheduled_s=shot.scheduled_s,
@@ -154,16 +154,16 @@ class _AnswerState:
         Some servers send a running total of tokens with each chunk.  Then a chunk has the difference of two totals.
         Totals are ignored if they are incomplete, begin with 0, decrease, or count several answers together."""
         chunk_totals = list(zip(self.chunks, self.totals, strict=True))
-        last_totals: dict[int, int] = {}
+        tokens_by_answer: dict[int, int] = {}
         for answer in self.reasons:
             answer_totals = [total for chunk, total in chunk_totals if chunk.answer == answer and total is not None]
             texts = [total for chunk, total in chunk_totals if chunk.answer == answer and chunk.kind == "text"]
             if len(answer_totals) < 2 or None in texts or not any(texts[:1]) or answer_totals != sorted(answer_totals):
                 return tuple(self.chunks)
-            last_totals[answer] = answer_totals[-1]
-        if len(last_totals) > 1 and sum(last_totals.values()) != self.output_tokens:
+            tokens_by_answer[answer] = answer_totals[-1]
+        if len(tokens_by_answer) > 1 and sum(tokens_by_answer.values()) != self.output_tokens:
             return tuple(self.chunks)
-        previous_totals = dict.fromkeys(last_totals, 0)
+        previous_totals = dict.fromkeys(tokens_by_answer, 0)
         for chunk_index, (chunk, total) in enumerate(chunk_totals):
             if total is not None:
                 self.chunks[chunk_index] = chunk._replace(tokens=total - previous_totals[chunk.answer])

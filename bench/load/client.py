@@ -23,7 +23,7 @@ START_DELAY_S = 0.02
 """The seconds from the start of a run to the time from which its arrivals are counted."""
 SPIN_WAIT_S = 1.5e-3
 """The loop's timers are exact to a millisecond, so in these last seconds of a wait the loop spins without sleeping."""
-MAX_SILENT_REQUESTS = 20
+MAX_UNANSWERED = 20
 """The number of failed requests in a row that ends a closed loop; a dead server would fail thousands per second."""
 
 
@@ -136,11 +136,11 @@ class Endpoint:
             raise ValueError(f"url: expected a server at {self.address}, got {error_text}") from error
         finally:
             connection.close()
-        middle_time_s = (start_s + clock()) / 2
+        mid_request_s = (start_s + clock()) / 2
         try:
-            return status, json.loads(response_bytes), middle_time_s
+            return status, json.loads(response_bytes), mid_request_s
         except ValueError:
-            return status, None, middle_time_s
+            return status, None, mid_request_s
 
 
 async def open_loop(target: Endpoint, shots: Sequence[Shot], offsets_s: Sequence[float]) -> float:
@@ -168,19 +168,19 @@ async def closed_loop(target: Endpoint, shots: Iterable[Shot], concurrency: int)
 
     A new request is sent when an earlier one ends, so a slow server gets fewer requests.  The loop ends early after 20
     requests in a row without an answer."""
-    begin_s, remaining_shots, sent_requests, silent = clock(), iter(shots), list[Shot](), 0
+    begin_s, request_iter, sent_requests, silent = clock(), iter(shots), list[Shot](), 0
 
     async def user() -> None:
         nonlocal silent
-        for shot in remaining_shots:
-            if silent >= MAX_SILENT_REQUESTS:
+        for shot in request_iter:
+            if silent >= MAX_UNANSWERED:
                 return
             shot.scheduled_s = clock()
             sent_requests.append(shot)
             await target.send(shot)
             silent = 0 if shot.status else silent + 1
-            if silent == MAX_SILENT_REQUESTS:
-                shot.error += f"; the {MAX_SILENT_REQUESTS}th in a row without an answer, so that the run ended"
+            if silent == MAX_UNANSWERED:
+                shot.error += f"; the {MAX_UNANSWERED}th in a row without an answer, so that the run ended"
 
     await asyncio.gather(*(user() for _ in range(concurrency)))
     return begin_s, sent_requests

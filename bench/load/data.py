@@ -16,7 +16,7 @@ SHAREGPT_MEANS = (161.31, 337.99)
 SHAREGPT_SIGMAS = (1.0, 0.8)
 MIN_TOKENS, MAX_PROMPT_TOKENS, MAX_TOKENS = 4, 1024, 2048
 # Short and frequent words: with a blank before it, each word is one token of most vocabularies.
-WORDS = (
+VOCABULARY = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother "
     "area money story fact month lot right study book eye job word business issue side kind head house service friend"
@@ -69,14 +69,14 @@ class Data:
             if prefixes:
                 content = prefixes[rng.integers(self.groups)] + content
             if self.ids is None:
-                yield Prompt(" ".join(WORDS[index] for index in content), None, answer_tokens)
+                yield Prompt(" ".join(VOCABULARY[index] for index in content), None, answer_tokens)
             else:
                 yield Prompt(content, len(content), answer_tokens)
 
     def _content(self, tokens: int, random: np.random.Generator) -> list[int]:
         """Returns `tokens` random numbers. They are token ids if `self.ids` gives a range, else indices of words in
-        `WORDS`."""
-        first_token_id, last_token_id = self.ids or (0, len(WORDS) - 1)
+        `VOCABULARY`."""
+        first_token_id, last_token_id = self.ids or (0, len(VOCABULARY) - 1)
         return [int(token) for token in random.integers(first_token_id, last_token_id + 1, size=tokens)]
 
     def _lengths(self, random: np.random.Generator) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from rooflab.bench.load.trace import Request, Trace
 from rooflab.bench.report.pictures.canvas import INK, LOST, PALE, READ_COLOUR, WRITTEN, new_figure, note, save
 from rooflab.roofline.plot import with_own_settings
 
-WAIT, STREAM = WRITTEN, READ_COLOUR
+WAIT_COLOUR, STREAM_COLOUR = WRITTEN, READ_COLOUR
 SPIKE_COLOURS = dict(zip(CAUSE_KINDS, (LOST, "#cc79a7", "#f0e442", INK), strict=True))
 """By cause of a long gap, its colour."""
 SHOWN_REQUESTS = 40
@@ -89,8 +89,8 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
                 bar_left_s + gap_s / 2, row, spike.cause.split()[2], fontsize=6, ha="center", va="center", color="white"
             )
     legend_labels = (
-        (WAIT, "waiting for the first token"),
-        (STREAM, f"tokens{', white: each' if shows_token_marks else ''}"),
+        (WAIT_COLOUR, "waiting for the first token"),
+        (STREAM_COLOUR, f"tokens{', white: each' if shows_token_marks else ''}"),
     )
     legend_patches = [Patch(color=colour, label=label) for colour, label in legend_labels]
     spike_kinds = [kind for kind in CAUSE_KINDS if any(spike.kind == kind for spike in spikes_in_rows)]
@@ -102,8 +102,8 @@ def draw_waterfall(trace: Trace, folder: Path, about: str, name: str = "waterfal
     axes.set_xlabel("seconds from the first of these arrivals", fontsize=9)
     axes.set_ylabel("request", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
-    notes = "Long gaps: over 1.5 medians of their request; causes by the server's steps, prefills with their tokens."
-    shown_text = f"{len(requests)} of {len(trace.requests)} requests. {notes if trace.steps is not None else ''}"
+    gap_note = "Long gaps: over 1.5 medians of their request; causes by the server's steps, prefills with their tokens."
+    shown_text = f"{len(requests)} of {len(trace.requests)} requests. {gap_note if trace.steps is not None else ''}"
     note(figure, [shown_text, about])
     return save(figure, folder / f"{name}.png")
 
@@ -112,7 +112,7 @@ def _row(axes: Any, place: int, request: Request, zero: float, marks: bool) -> N
     times = sorted(time_s for answer in token_steps(request)[0] for time_s, _ in answer)
     answer_end_s = request.end_s or request.sent_s
     first_token_s, last_token_s = (times[0], times[-1]) if times and not request.error else (answer_end_s, answer_end_s)
-    bars = [(request.scheduled_s, first_token_s, WAIT), (first_token_s, last_token_s, STREAM)]
+    bars = [(request.scheduled_s, first_token_s, WAIT_COLOUR), (first_token_s, last_token_s, STREAM_COLOUR)]
     for begin_s, end_s, colour in bars:
         axes.barh(place, end_s - begin_s, left=begin_s - zero, height=0.7, color=colour, linewidth=0)
     if request.error:

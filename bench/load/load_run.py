@@ -119,12 +119,12 @@ def run_load(target: Endpoint, plan: Plan) -> Trace:
     plan = _run(_warm_up(target, plan))
     warmup_bodies = {sent_request.body for sent_request in plan.warm_ups()}
     with undisturbed():
-        begin_s, shots = _run(_load(target, plan))
-    last_arrival_s = max((sent_request.scheduled_s for sent_request in shots), default=begin_s)
-    requests = tuple(map(read_answer, shots))
-    num_repeated = len(shots) - len({sent_request.body for sent_request in shots} - warmup_bodies)
+        begin_s, exchanges = _run(_load(target, plan))
+    last_arrival_s = max((sent_request.scheduled_s for sent_request in exchanges), default=begin_s)
+    requests = tuple(map(read_answer, exchanges))
+    num_duplicates = len(exchanges) - len({sent_request.body for sent_request in exchanges} - warmup_bodies)
     case = {**plan.case(), "seed": plan.seed}
-    return Trace(begin_s, last_arrival_s, requests, case, steps_of(target), num_repeated)
+    return Trace(begin_s, last_arrival_s, requests, case, steps_of(target), num_duplicates)
 
 
 def steps_of(target: Endpoint) -> tuple[Mapping[str, Any], ...] | None:
@@ -162,13 +162,13 @@ async def _warm_up(target: Endpoint, plan: Plan) -> Plan:
 async def _load(target: Endpoint, plan: Plan) -> tuple[float, list[Shot]]:
     """Sends the load to the server.  Returns the start time and the sent requests.  All prompts are made before the
     start."""
-    shots = list(islice(plan.shots(plan.seed), plan.num_prompts))
+    requests = list(islice(plan.shots(plan.seed), plan.num_prompts))
     if plan.arrivals is None:
-        begin_s, shots = await closed_loop(target, shots, plan.concurrency)
+        begin_s, requests = await closed_loop(target, requests, plan.concurrency)
     else:
-        begin_s = await open_loop(target, shots, plan.offsets())
+        begin_s = await open_loop(target, requests, plan.offsets())
     target.close()
-    return begin_s, shots
+    return begin_s, requests
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

@@ -211,10 +211,10 @@ def remarks(trace: Trace) -> list[str]:
         asked, got = (sum(token_counts) for token_counts in zip(*differing, strict=True))
         hint = "; the server does not keep ignore_eos" if trace.case.get("ignore_eos") and got < asked else ""
         notes += [f"{len(differing)} {among} have another length than asked: {asked:,} tokens asked, {got:,} got{hint}"]
-    if num_spread := sum(times.counted == "spread" and times.tpot_ms is not None for times in request_times):
-        notes += [f"ITL and TPOT are spread evenly in {num_spread} {among}: no chunk says how many tokens it has"]
-    if num_uncounted := sum(times.counted == "chunks" for times in request_times):
-        notes += [f"{num_uncounted} {among} have no usage: each chunk counts as one token"]
+    if num_estimated := sum(times.counted == "spread" and times.tpot_ms is not None for times in request_times):
+        notes += [f"ITL and TPOT are spread evenly in {num_estimated} {among}: no chunk says how many tokens it has"]
+    if num_no_usage := sum(times.counted == "chunks" for times in request_times):
+        notes += [f"{num_no_usage} {among} have no usage: each chunk counts as one token"]
     if num_one_chunk := sum(times.tpot_ms is None for times in request_times):
         notes += [f"{num_one_chunk} {among} came in one chunk: they have no ITL and no TPOT, and meet no limit on them"]
     if trace.repeated:

@@ -114,7 +114,7 @@ class Replay:
         return 0.0 if self._inside else self._ends.pop()
 
 
-_REPLAY_KEY = pytest.StashKey[Replay]()
+_TIMER_KEY = pytest.StashKey[Replay]()
 _NOISE_LINES_KEY = pytest.StashKey[list[str]]()
 MIN_SLOWDOWN_S, PROCESSES = 5e-6, 2.0
 """The least change in seconds, and the least ratio, at which a CPU reading differs from a stored baseline.
@@ -139,10 +139,10 @@ class QuietCheck:
             return None
         self.compared += 1
         check_result: str | None = self.check.fails(current, compared)
-        value_now, baseline_s = current[self.check.field], compared[self.check.field]
+        current_s, baseline_s = current[self.check.field], compared[self.check.field]
         on_cpu = current.extra_info.get("device_type") == "cpu"
-        if check_result and on_cpu and (value_now - baseline_s < MIN_SLOWDOWN_S or value_now < PROCESSES * baseline_s):
-            slowdown_text = f"{1e6 * (value_now - baseline_s):.2g} us ({value_now / baseline_s - 1:.0%})"
+        if check_result and on_cpu and (current_s - baseline_s < MIN_SLOWDOWN_S or current_s < PROCESSES * baseline_s):
+            slowdown_text = f"{1e6 * (current_s - baseline_s):.2g} us ({current_s / baseline_s - 1:.0%})"
             self.lines.append(f"{current.fullname}: {slowdown_text} slower, as two processes differ by themselves")
             return None
         return check_result
@@ -158,12 +158,12 @@ def _noise(info: Mapping[str, Any]) -> str:
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
     """Removes noisy times from pytest-benchmark's check `--benchmark-compare-fail`.  A time is NOISY if the machine was
     busy during its measurement.  The exit status is 13 if noise leaves no time to compare."""
-    benchmarking = getattr(session.config, "_benchmarksession", None)
+    bench_session = getattr(session.config, "_benchmarksession", None)
     lines, noisy_tests = session.config.stash.setdefault(_NOISE_LINES_KEY, []), set()
-    if benchmarking is None or not benchmarking.compare_fail:
+    if bench_session is None or not bench_session.compare_fail:
         return (yield)
     for benchmark, (baseline_path, baseline_data) in itertools.product(
-        filter(None, benchmarking.benchmarks), benchmarking.compared_mapping.items()
+        filter(None, bench_session.benchmarks), bench_session.compared_mapping.items()
     ):
         if benchmark.fullname not in baseline_data:
             continue
@@ -172,13 +172,13 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
             lines.append(f"{benchmark.fullname}: its baseline {baseline_path.name} is {baseline_noise}")
         if baseline_noise or _noise(benchmark.extra_info):
             noisy_tests.add((str(baseline_path), benchmark.fullname))
-    benchmarking.compare_fail = quiet_checks = [
-        QuietCheck(check, noisy_tests, lines) for check in benchmarking.compare_fail
+    bench_session.compare_fail = compare_checks = [
+        QuietCheck(check, noisy_tests, lines) for check in bench_session.compare_fail
     ]
     if noisy_tests:
         lines.append(f"NOISY readings are left out of --benchmark-compare-fail: {len(noisy_tests)}")
     wrapped_result = yield
-    if noisy_tests and not any(check.compared for check in quiet_checks) and session.exitstatus == pytest.ExitCode.OK:
+    if noisy_tests and not any(check.compared for check in compare_checks) and session.exitstatus == pytest.ExitCode.OK:
         from rooflab.bench.base.statuses import ExitStatus
 
         session.exitstatus = ExitStatus.INVALID
@@ -189,8 +189,8 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Makes the test's `benchmark` marker use this plugin's timer.  The other options of the marker stay the same."""
     if FIXTURE_NAME in _fixtures(item) and asked(item.config):
-        item.stash[_REPLAY_KEY] = Replay()
-        item.add_marker(pytest.mark.benchmark(**_options(item), timer=item.stash[_REPLAY_KEY]), append=False)
+        item.stash[_TIMER_KEY] = Replay()
+        item.add_marker(pytest.mark.benchmark(**_options(item), timer=item.stash[_TIMER_KEY]), append=False)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-benchmark's hook, which ends the run where something has regressed
@@ -276,8 +276,8 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
             pytest.skip(INTERPRETED_REASON)
         record = _by_fn(benchmark, plugin_timing.time_kernel, checked_call, cost, **_limits(test_item))
         info = plugin_timing.extra_info(record, cost)
-        if afterwards and record.status in ("OK", "NOISY") and (late_error := afterwards()):
-            info["status"] = f"INCORRECT: after timing: {late_error}"
+        if afterwards and record.status in ("OK", "NOISY") and (post_run_error := afterwards()):
+            info["status"] = f"INCORRECT: after timing: {post_run_error}"
         is_noisy = info["status"].startswith("NOISY: ")
         if info["status"] != "OK" and not is_noisy:
             _fail(benchmark, info["status"])
@@ -285,7 +285,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
             config.stash.setdefault(_NOISE_LINES_KEY, []).append(f"{test_item.nodeid}: {info['status']}")
         benchmark.extra_info.update(plain(info) | {"checked": reference is not None or afterwards is not None})
         samples_s = record.samples_s
-        test_item.stash[_REPLAY_KEY].load(samples_s)
+        test_item.stash[_TIMER_KEY].load(samples_s)
         return benchmark.pedantic(lambda: checked_call.result, rounds=len(samples_s))
 
     return run

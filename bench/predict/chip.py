@@ -152,8 +152,8 @@ def _operand_bytes(entry: SassInstruction) -> float:
     assert mma_shape is not None, "asked of matrix products only"
     m, n, k = mma_shape
     bytes_per_element = {"tf32": 4, "int8": 1, "fp8_e4m3": 1}.get(entry.mma_dtype, 2)
-    a_in_registers = len(entry.arguments) > 1 and entry.arguments[1].startswith("R")
-    return float(k * bytes_per_element * (n + (0 if a_in_registers else m)))
+    has_register_a = len(entry.arguments) > 1 and entry.arguments[1].startswith("R")
+    return float(k * bytes_per_element * (n + (0 if has_register_a else m)))
 
 
 def chip_of(device: Device) -> Chip:
@@ -229,22 +229,22 @@ class Walk:
 
 def steady_cycles(body: Sequence[SassInstruction], chip: Chip, warps: int, load_latency: float) -> float:
     """Returns the clocks of one loop iteration in the steady state: the third of three simulated iterations."""
-    code_walk = Walk(chip, warps, load_latency)
-    code_walk.run(body)
-    code_walk.run(body)
-    return code_walk.run(body)
+    simulator = Walk(chip, warps, load_latency)
+    simulator.run(body)
+    simulator.run(body)
+    return simulator.run(body)
 
 
 def span_cycles(code: Sequence[SassInstruction], chip: Chip, warps: int, load_latency: float) -> float:
     """Returns the number of clocks from the first instruction of `code` until the last result is ready."""
-    code_walk = Walk(chip, warps, load_latency)
-    code_walk.run(code)
-    return code_walk.finish()
+    simulator = Walk(chip, warps, load_latency)
+    simulator.run(code)
+    return simulator.finish()
 
 
 def bytes_in_flight(code: Sequence[SassInstruction], chip: Chip) -> int:
     """Returns the maximum bytes of global loads that a thread has in flight, in two runs of `code` in a row."""
-    code_walk = Walk(chip, 1, chip.hbm_latency)
-    code_walk.run(code)
-    code_walk.run(code)
-    return code_walk.most_bytes
+    simulator = Walk(chip, 1, chip.hbm_latency)
+    simulator.run(code)
+    simulator.run(code)
+    return simulator.most_bytes

@@ -19,7 +19,7 @@ from rooflab.roofline.numbers import three_digits
 
 UNEXPLAINED_PART = "not explained"
 """The name of the part that is the measured time minus the predicted time."""
-UNREAD_REASON = "its code was not read"
+NO_CODE_REASON = "its code was not read"
 """Why a library's time is a bound and no prediction: all libraries with the same bytes would get the same time."""
 
 
@@ -75,10 +75,10 @@ class Explanation:
         name = f"{self.target.op}/{self.target.kernel}"
         if not self.parts or not self.total_ms:
             return f"{name}: {self.reason}"
-        least_work, *other_parts = self.parts
+        roofline_part, *other_parts = self.parts
         largest_part = max(other_parts, key=lambda part: part.ms)
         return (
-            f"Of {name}'s {self.kind} {_us(self.total_ms)} the least work is {least_work.ms / self.total_ms:.0%}; "
+            f"Of {name}'s {self.kind} {_us(self.total_ms)} the least work is {roofline_part.ms / self.total_ms:.0%}; "
             f"the largest part of the rest is {largest_part.name}, "
             f"{_us(largest_part.ms)} ({largest_part.ms / self.total_ms:.0%}): {largest_part.why}."
         )
@@ -149,7 +149,7 @@ def explained(answer: Predicted, device: Device, measured_ms: float | None) -> E
         launches = traffic.launches if traffic else least_cost.launches
         return Explanation(**field_values, launches=launches, reason=answer.reason)
     prediction = answer.prediction
-    accuracy = error_text(target.op, least_cost) if prediction.works else UNREAD_REASON
+    accuracy = error_text(target.op, least_cost) if prediction.works else NO_CODE_REASON
     parts, modelled_ms = prediction.steps, prediction.seconds * 1e3
     if measured_ms is not None:
         ratio_text = f"{measured_ms / modelled_ms:.2f} times {'predicted' if prediction.works else 'the bound'}"
@@ -165,7 +165,7 @@ def explained(answer: Predicted, device: Device, measured_ms: float | None) -> E
         predicted_ms=modelled_ms if prediction.works else None,
         calibration=accuracy,
         measured_ms=measured_ms,
-        compiled=tuple(_compiled_row(work) for work in prediction.works),
+        compiled=tuple(_compiled_row(launch_work) for launch_work in prediction.works),
     )
 
 
@@ -220,6 +220,6 @@ def why_rows(explanations: Iterable[Explanation]) -> list[dict[str, Any]]:
             "reason": entry.reason,
         }
         if entry.modelled_ms is not None and entry.predicted_ms is None:
-            row["reason"] = f"bound {_us(entry.modelled_ms)}; {UNREAD_REASON}"
+            row["reason"] = f"bound {_us(entry.modelled_ms)}; {NO_CODE_REASON}"
         rows.append(row | {_COLUMN_BY_PART[time_step.name]: time_step.ms * 1e3 for time_step in entry.parts})
     return rows

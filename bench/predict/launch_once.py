@@ -31,21 +31,18 @@ def arguments(target: KernelCase, seed: int, warm_up: int) -> list[str]:
 
 def main(text: str) -> None:
     """Calls the kernel that `text` (from `arguments`) describes.  Raises `ValueError` if it cannot run here."""
-    target_fields, device, torch_cuda = json.loads(text), torch.device("cuda"), cast(Any, torch.cuda)
-    if target_fields["file"]:
-        registry.load_file(Path(target_fields["file"]))
-    spec, kernel = (
-        registry.get_op(target_fields["op"]),
-        registry.get_kernel(target_fields["op"], target_fields["kernel"]),
-    )
+    call_fields, device, torch_cuda = json.loads(text), torch.device("cuda"), cast(Any, torch.cuda)
+    if call_fields["file"]:
+        registry.load_file(Path(call_fields["file"]))
+    spec, kernel = (registry.get_op(call_fields["op"]), registry.get_kernel(call_fields["op"], call_fields["kernel"]))
     if refusal_text := kernel.why_not_here(device):
         raise ValueError(f"{kernel.id}: {refusal_text}")
-    case, number_scheme = spec.check_case(Case(**target_fields["case"])), get_scheme(target_fields["scheme"])
-    inputs = spec.make_inputs(case, number_scheme, device, target_fields["seed"])
+    case, number_scheme = spec.check_case(Case(**call_fields["case"])), get_scheme(call_fields["scheme"])
+    inputs = spec.make_inputs(case, number_scheme, device, call_fields["seed"])
     if refusal_text := kernel.why_not_args(inputs):
         raise ValueError(str(refusal_text))
     kernel_call = Rotation(kernel, spec, [inputs])
-    for _ in range(target_fields["warm_up"]):
+    for _ in range(call_fields["warm_up"]):
         kernel_call()
     torch_cuda.synchronize()
     torch_cuda.profiler.start()

@@ -93,11 +93,11 @@ def predict(
     moved_bytes = traffic.bytes if traffic else cost.bytes
     launches = sum(info.launches for info in compiled) or (traffic.launches if traffic else cost.launches)
     rate = ceilings.hbm_bytes_per_s * HBM_SUSTAINED_SHARE
-    least_s, sustained_s, memory_s = cost.bytes / ceilings.hbm_bytes_per_s, cost.bytes / rate, moved_bytes / rate
+    least_s, min_traffic_s, memory_s = cost.bytes / ceilings.hbm_bytes_per_s, cost.bytes / rate, moved_bytes / rate
     model_stages = [
         (LEAST_WORK, max(least_s, ideal_s), f"{'memory' if least_s >= ideal_s else 'arithmetic'} at the ceilings"),
         (LAUNCH, launches * ceilings.launch_floor_s, f"{launches} of {ceilings.launch_floor_s * 1e6:.2g} us"),
-        (SUSTAINED, max(sustained_s, arithmetic_s), _sustained_why(sustained_s >= arithmetic_s, chip)),
+        (SUSTAINED, max(min_traffic_s, arithmetic_s), _sustained_why(min_traffic_s >= arithmetic_s, chip)),
         (BYTES, max(memory_s, arithmetic_s), _bytes_why(cost, traffic)),
     ]
     works: tuple[LaunchWork, ...] = ()
@@ -118,12 +118,12 @@ def predict(
 
 def _arithmetic(limit: Bound, cost: Cost, ceilings: Ceilings, chip: Chip) -> tuple[float, float]:
     """Returns the seconds of the arithmetic twice: at the peak rates, and at the sustained rate of matrix products."""
-    sustained_s = sum(
+    tensor_s = sum(
         flops / ceilings.matrix_rate(dtype) / (chip.tensor_share if dtype in chip.tensor_flops_per_clock else 1.0)
         for dtype, flops in cost.tensor_flops.items()
     )
     others_s = [seconds for resource, seconds in limit.parts.items() if resource not in ("memory", "launch", "tensor")]
-    return max(limit.parts["tensor"], *others_s), max(sustained_s, *others_s)
+    return max(limit.parts["tensor"], *others_s), max(tensor_s, *others_s)
 
 
 def _sustained_why(by_memory: bool, chip: Chip) -> str:
@@ -140,8 +140,8 @@ def _differences(stages: Sequence[tuple[str, float, str]]) -> Iterator[TimeStep]
         if name == LAUNCH:
             yield TimeStep(name, seconds, reason)
             continue
-        added_s = seconds - previous_s
-        yield TimeStep(name, added_s if abs(added_s) > _ROUNDING_ERROR * seconds else 0.0, reason)
+        delta_s = seconds - previous_s
+        yield TimeStep(name, delta_s if abs(delta_s) > _ROUNDING_ERROR * seconds else 0.0, reason)
         previous_s = seconds
 
 
@@ -181,25 +181,25 @@ def _compiled_stages(
     arithmetic: float,
     chip: Chip,
 ) -> list[tuple[str, float, str]]:
-    balanced_s = busiest_sm_s = total_s = 0.0
-    flops = sum(share.matrix_flops for share in shares)
-    for work, share in zip(works, shares, strict=True):
-        kernel_bytes = share.read_bytes + share.write_bytes
+    mean_sm_s = busiest_sm_s = total_s = 0.0
+    flops = sum(work_share.matrix_flops for work_share in shares)
+    for work, work_share in zip(works, shares, strict=True):
+        kernel_bytes = work_share.read_bytes + work_share.write_bytes
         byte_share = kernel_bytes / moved if moved else 1.0
-        streaming_s = memory * byte_share
+        memory_s = memory * byte_share
         copy_time_s = _copies_s(work, chip)
-        least_s = arithmetic * (share.matrix_flops / flops if flops else byte_share)
+        least_s = arithmetic * (work_share.matrix_flops / flops if flops else byte_share)
         pipes_s = max(_pipe_s(work, chip, balanced=True), least_s, copy_time_s)
-        balanced_s += max(streaming_s, pipes_s)
-        streaming_s = max(streaming_s, _memory_s(work, kernel_bytes, rate, chip, in_flight=False))
+        mean_sm_s += max(memory_s, pipes_s)
+        memory_s = max(memory_s, _memory_s(work, kernel_bytes, rate, chip, in_flight=False))
         pipes_s = max(pipes_s, _pipe_s(work, chip, balanced=False))
-        busiest_sm_s += max(streaming_s, pipes_s)
-        streaming_s = max(streaming_s, _memory_s(work, kernel_bytes, rate, chip, in_flight=True))
+        busiest_sm_s += max(memory_s, pipes_s)
+        memory_s = max(memory_s, _memory_s(work, kernel_bytes, rate, chip, in_flight=True))
         latency_s = work.launches * chip.hbm_latency_s
-        total_s += latency_s + max(streaming_s, pipes_s, _dependent_s(work, chip) - latency_s)
+        total_s += latency_s + max(memory_s, pipes_s, _dependent_s(work, chip) - latency_s)
     largest_work = max(works, key=lambda work: max(work.pipe_cycles.values()) * work.ctas * work.launches)
     return [
-        (PIPE, balanced_s, _pipe_why(largest_work, chip)),
+        (PIPE, mean_sm_s, _pipe_why(largest_work, chip)),
         (WAVES, busiest_sm_s, _waves_why(largest_work)),
         (LATENCY, total_s, _latency_why(largest_work, moved, rate, chip)),
     ]
@@ -263,16 +263,16 @@ def _latency_why(work: LaunchWork, moved: float, rate: float, chip: Chip) -> str
     ctas_per_sm = work.occupancy.ctas_per_sm
     fit = f"{counted(ctas_per_sm, 'CTA')} per SM ({work.occupancy.limiter})"
     pipes_s = _pipe_s(work, chip, balanced=False)
-    streaming_s = _memory_s(work, moved, rate, chip, in_flight=True)
+    memory_s = _memory_s(work, moved, rate, chip, in_flight=True)
     steps = _dependent_s(work, chip)
     hbm_text = f"first bytes after {chip.hbm_latency_s * 1e9:.0f} ns"
-    if steps > max(pipes_s, streaming_s) + work.launches * chip.hbm_latency_s:
+    if steps > max(pipes_s, memory_s) + work.launches * chip.hbm_latency_s:
         num_waves = math.ceil(work.waves.waves)
         cta_us = work.cta_cycles / chip.clock_hz * 1e6
         return f"a CTA's dependent steps take {cta_us:.3g} us, {num_waves} CTA{'s' * (num_waves > 1)} in turn, {fit}"
     ctas = min(work.ctas, ctas_per_sm * chip.sms)
     limit = ctas * work.in_flight_bytes / chip.hbm_latency_s
-    if limit < rate and streaming_s > pipes_s:
+    if limit < rate and memory_s > pipes_s:
         flying = f"{work.in_flight_bytes / 1024:.1f} KiB in flight"
         return f"{fit}, {ctas} at once with {flying} each draw {limit / 1e12:.2g} of {rate / 1e12:.3g} TB/s; {hbm_text}"
     return hbm_text

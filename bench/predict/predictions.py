@@ -87,8 +87,8 @@ def _price(target: KernelCase) -> tuple[Cost, Traffic | None, float | None, str]
     if tuning is None or tuning.footprint is None:
         return cost, traffic, None, reason
     config = target.config if target.config is not None else tuning.heuristic(target.case, number_scheme)
-    cta_footprint = tuning.footprint(config, target.case, number_scheme)
-    padded_flops = cta_footprint.tensor_flops * cta_footprint.ctas
+    cta_resources = tuning.footprint(config, target.case, number_scheme)
+    padded_flops = cta_resources.tensor_flops * cta_resources.ctas
     return cost, traffic, max(padded_flops, sum(cost.tensor_flops.values())) if padded_flops else None, reason
 
 
@@ -197,8 +197,8 @@ def measured_in(
         target = target_by_name.get((record.op or "", record.kernel or "", record.case_id or "", record.scheme or ""))
         if not (target and record.stands_alone and record.latency_median_ms and timed_on(record) == device):
             continue
-        if configured_target := in_config(target, record):
-            by_target[target] = configured_target, record.latency_median_ms
+        if tuned_target := in_config(target, record):
+            by_target[target] = tuned_target, record.latency_median_ms
     if not by_target:
         cases = ", ".join(dict.fromkeys(target.case.id for target in targets))
         raise ValueError(f"records: expected a measured time on {device.name} at {cases}, got none")

@@ -38,7 +38,7 @@ from rooflab.bench.predict.chip import Chip, Pipe, bytes_in_flight, span_cycles,
 from rooflab.roofline.device import Device
 from rooflab.roofline.occupancy import WARP_THREADS, Occupancy, Waves, occupancy, waves
 
-Body = tuple[SassInstruction, ...]
+SassCode = tuple[SassInstruction, ...]
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Role:
     """Holds the code of one role: a group of warps in a CTA that run the same code."""
 
     warps: int
-    once: Body
-    rounds: Body
+    once: SassCode
+    rounds: SassCode
     """The code that runs once for each tile.  Empty if a CTA has one tile."""
-    loops: tuple[Body, ...]
+    loops: tuple[SassCode, ...]
     """For each loop that multiplies or loads, one turn of the loop."""
 
     @property
-    def turn(self) -> Body:
+    def turn(self) -> SassCode:
         """Returns the instructions of one iteration of each loop. The loops belong to one role, a group of warps that
         run the same code."""
         return tuple(entry for body in self.loops for entry in body)
@@ -76,23 +76,23 @@ def roles_of(code: Sequence[SassInstruction], threads: int, indirect: Mapping[in
     poll_addresses = {address for loop in loops if loop.waits for address in _own(loop)}
     code = [entry for entry in code if entry.address not in poll_addresses and entry.name != "NOP"]
     loops = [loop for loop in loops if not loop.waits]
-    turn_by_start = {loop.start: _turn(code, loop) for loop in _working(code, loops)}
-    turn_addresses = {entry.address for body in turn_by_start.values() for entry in body}
-    loop_addresses = {address for loop in loops if _own(loop) & turn_by_start.keys() for address in _own(loop)}
+    body_by_start = {loop.start: _turn(code, loop) for loop in _working(code, loops)}
+    body_addresses = {entry.address for body in body_by_start.values() for entry in body}
+    loop_addresses = {address for loop in loops if _own(loop) & body_by_start.keys() for address in _own(loop)}
     whole_kernel_role = Role(
         warps,
         tuple(entry for entry in code if entry.address not in loop_addresses),
-        tuple(entry for entry in code if entry.address in loop_addresses - turn_addresses),
-        tuple(turn_by_start.values()),
+        tuple(entry for entry in code if entry.address in loop_addresses - body_addresses),
+        tuple(body_by_start.values()),
     )
-    return _specialised(whole_kernel_role, turn_by_start, role_starts) if role_starts else _fed(whole_kernel_role)
+    return _specialised(whole_kernel_role, body_by_start, role_starts) if role_starts else _fed(whole_kernel_role)
 
 
 def _own(loop: Loop) -> set[int]:
     return {entry.address for entry in loop.instructions}
 
 
-def _inside(code: Sequence[SassInstruction], loop: Loop) -> Body:
+def _inside(code: Sequence[SassInstruction], loop: Loop) -> SassCode:
     addresses = _own(loop)
     return tuple(entry for entry in code if entry.address in addresses)
 
@@ -101,34 +101,34 @@ def _working(code: Sequence[SassInstruction], loops: Sequence[Loop]) -> list[Loo
     """Returns the innermost loops that multiply matrices. If these loops contain no asynchronous copies, adds the
     innermost loops with such copies. If no loop multiplies, returns the innermost loops that load."""
     inner_loops = [(loop, _inside(code, loop)) for loop in loops if loop.innermost]
-    multiplying_loops = [body for _, body in inner_loops if any(entry.mma_flops for entry in body)]
-    if not multiplying_loops:
+    mma_loops = [body for _, body in inner_loops if any(entry.mma_flops for entry in body)]
+    if not mma_loops:
         return [loop for loop, body in inner_loops if any(entry.loads_global or entry.loads_async for entry in body)]
-    needs_copy_loop = not any(entry.loads_async for body in multiplying_loops for entry in body)
+    has_no_copies = not any(entry.loads_async for body in mma_loops for entry in body)
     return [
         loop
         for loop, body in inner_loops
-        if any(entry.mma_flops for entry in body) or (needs_copy_loop and any(entry.loads_async for entry in body))
+        if any(entry.mma_flops for entry in body) or (has_no_copies and any(entry.loads_async for entry in body))
     ]
 
 
-def _turn(code: Sequence[SassInstruction], loop: Loop) -> Body:
+def _turn(code: Sequence[SassInstruction], loop: Loop) -> SassCode:
     """Returns the instructions of one loop iteration. Leaves out code that a branch can skip, unless it multiplies or
     loads."""
     body = _inside(code, loop)
     last_address = max((entry.address for entry in body if entry.target == loop.start), default=body[-1].address)
     has_copies = any(entry.loads_async for entry in body)
     skipped_addresses: set[int] = {entry.address for entry in body if entry.address > last_address}
-    for jump in body:
-        if jump.target is None or not jump.address < jump.target <= last_address:
+    for instr in body:
+        if instr.target is None or not instr.address < instr.target <= last_address:
             continue
-        skippable_code = [entry for entry in body if jump.address < entry.address < jump.target]
+        skippable_code = [entry for entry in body if instr.address < entry.address < instr.target]
         if not any(e.mma_flops or e.loads_async or (e.loads_global and not has_copies) for e in skippable_code):
             skipped_addresses |= {entry.address for entry in skippable_code}
     return tuple(entry for entry in body if entry.address not in skipped_addresses)
 
 
-def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) -> list[Role]:
+def _specialised(whole: Role, turns: Mapping[int, SassCode], cuts: Sequence[int]) -> list[Role]:
     """Splits a kernel's code into roles (groups of warps). A new code part begins at each `setmaxnreg`, which sets a
     register budget. Each part that contains a loop becomes a role. The last role gets the remaining code."""
     roles, shared_code = [], list(whole.once)
@@ -137,18 +137,18 @@ def _specialised(whole: Role, turns: Mapping[int, Body], cuts: Sequence[int]) ->
         loops = tuple(body for loop_start, body in turns.items() if start <= loop_start < role_end)
         if not loops:
             continue
-        code_run_once, code_per_round = (
+        one_time_code, tile_code = (
             tuple(entry for entry in code if start <= entry.address < role_end) for code in (whole.once, whole.rounds)
         )
         has_mma = any(entry.mma_flops for body in loops for entry in body)
-        role_code = (*code_run_once, *code_per_round, *(entry for body in loops for entry in body))
+        role_code = (*one_time_code, *tile_code, *(entry for body in loops for entry in body))
         num_warps = max(_counted(role_code), default=WARPGROUP_WARPS if has_mma else 1)
-        roles.append(Role(num_warps, code_run_once, code_per_round, loops))
+        roles.append(Role(num_warps, one_time_code, tile_code, loops))
         shared_code = [entry for entry in shared_code if not start <= entry.address < role_end]
-    multiplying_roles = [role for role in roles if role.multiplies]
-    if len(multiplying_roles) == 1 and multiplying_roles[0].warps == WARPGROUP_WARPS:
+    mma_roles = [role for role in roles if role.multiplies]
+    if len(mma_roles) == 1 and mma_roles[0].warps == WARPGROUP_WARPS:
         num_other_warpgroups = sum(math.ceil(role.warps / WARPGROUP_WARPS) for role in roles if not role.multiplies)
-        roles += (whole.warps // WARPGROUP_WARPS - num_other_warpgroups - 1) * multiplying_roles
+        roles += (whole.warps // WARPGROUP_WARPS - num_other_warpgroups - 1) * mma_roles
     return [*roles, Role(whole.warps, tuple(shared_code), (), ())]
 
 
@@ -163,11 +163,11 @@ def _fed(whole: Role) -> list[Role]:
     copy_loops = tuple(body for body in whole.loops if not any(entry.mma_flops for entry in body))
     if not whole.multiplies or not copy_loops or whole.warps <= WARPGROUP_WARPS:
         return [whole]
-    multiplying_loops = tuple(body for body in whole.loops if body not in copy_loops)
-    num_feeders = 1 if all(any(entry.fills_by_tma for entry in body) for body in copy_loops) else WARPGROUP_WARPS
+    mma_loops = tuple(body for body in whole.loops if body not in copy_loops)
+    num_copy_warps = 1 if all(any(entry.fills_by_tma for entry in body) for body in copy_loops) else WARPGROUP_WARPS
     return [
-        Role(whole.warps - num_feeders, (), (), multiplying_loops),
-        Role(num_feeders, (), (), copy_loops),
+        Role(whole.warps - num_copy_warps, (), (), mma_loops),
+        Role(num_copy_warps, (), (), copy_loops),
         Role(whole.warps, whole.once, whole.rounds, ()),
     ]
 
@@ -280,8 +280,8 @@ class _Loads:
 
     def in_flight(self, chip: Chip) -> float:
         """Returns the maximum bytes of loads that one CTA has in flight at one time."""
-        code_parts = [body for role in self._roles for body in (role.once, role.rounds, *role.loops)]
-        plain_bytes = float(max(bytes_in_flight(body, chip) for body in code_parts) * self._info.threads)
+        code_sections = [body for role in self._roles for body in (role.once, role.rounds, *role.loops)]
+        plain_bytes = float(max(bytes_in_flight(body, chip) for body in code_sections) * self._info.threads)
         if not self.copied and not any(entry.loads_async for entry in self._code):
             return plain_bytes
         shared_bytes = self._info.shared_bytes
@@ -302,8 +302,8 @@ class _Loads:
         if not any(entry.fills_by_tma for entry in body):
             return num_bytes
         # The code tells a barrier how many bytes TMA will copy; without a constant, the model takes one stage.
-        announced_bytes = sum(_told(self._code, entry) for entry in body)
-        return num_bytes + (announced_bytes or self._info.shared_bytes / max(1, self._info.num_stages))
+        expected_bytes = sum(_told(self._code, entry) for entry in body)
+        return num_bytes + (expected_bytes or self._info.shared_bytes / max(1, self._info.num_stages))
 
 
 def _told(code: Sequence[SassInstruction], arrival: SassInstruction) -> int:
@@ -353,14 +353,14 @@ def _rounds(roles: Sequence[Role], write_bytes: float) -> float:
 def _turns(roles: Sequence[Role], flops: float, read_bytes: float, loaded: float) -> float:
     if not any(role.loops for role in roles):
         return 0.0
-    flops_per_turn = sum(_flops(role.turn, role.warps) for role in roles)
-    outside_flops = sum(_flops(role.once, role.warps) for role in roles)
-    if not flops_per_turn and not outside_flops:
-        flops_per_turn = sum(_fma_flops(role.turn, role.warps) for role in roles)
-        outside_flops = sum(_fma_flops(role.once, role.warps) for role in roles)
-    turns_by_flops = max(0.0, flops - outside_flops) / flops_per_turn if flops_per_turn else 0.0
-    turns_by_bytes = read_bytes / loaded if loaded else 0.0
-    return max(1.0, turns_by_flops, turns_by_bytes)
+    flops_per_iter = sum(_flops(role.turn, role.warps) for role in roles)
+    non_loop_flops = sum(_flops(role.once, role.warps) for role in roles)
+    if not flops_per_iter and not non_loop_flops:
+        flops_per_iter = sum(_fma_flops(role.turn, role.warps) for role in roles)
+        non_loop_flops = sum(_fma_flops(role.once, role.warps) for role in roles)
+    flop_iterations = max(0.0, flops - non_loop_flops) / flops_per_iter if flops_per_iter else 0.0
+    byte_iterations = read_bytes / loaded if loaded else 0.0
+    return max(1.0, flop_iterations, byte_iterations)
 
 
 def _pipe_cycles(roles: Iterable[Role], once: float, rounds: float, turns: float, chip: Chip) -> dict[Pipe, float]:
@@ -386,14 +386,14 @@ def _cta_cycles(
         if not role.loops:
             shared_cycles += once_cycles + rounds * round_cycles  # all warps run this code
             continue
-        turn_cycles = sum(steady_cycles(body, chip, role.warps, load_latency) for body in role.loops)
+        iter_cycles = sum(steady_cycles(body, chip, role.warps, load_latency) for body in role.loops)
         has_copies = any(entry.loads_async for entry in role.turn)
         max_cycles = max(
-            max_cycles, once_cycles + rounds * round_cycles + turns * max(turn_cycles, has_copies * copy_cycles)
+            max_cycles, once_cycles + rounds * round_cycles + turns * max(iter_cycles, has_copies * copy_cycles)
         )
         begin_cycles, end_cycles = max(begin_cycles, once_cycles), max(end_cycles, round_cycles)
-    working_roles = [role for role in roles if role.loops]
-    if len(working_roles) > 1:
-        shared_pipes = _pipe_cycles(working_roles, 0, rounds, turns, chip)
+    loop_roles = [role for role in roles if role.loops]
+    if len(loop_roles) > 1:
+        shared_pipes = _pipe_cycles(loop_roles, 0, rounds, turns, chip)
         max_cycles = max(max_cycles, begin_cycles + max(shared_pipes.values()) + end_cycles)
     return shared_cycles + max_cycles

@@ -70,8 +70,8 @@ def predicted(record: Record) -> str:
     """Formats a record's predicted time and the predictor's error.  The text is empty without a prediction."""
     if record.predicted_ms is None:
         return ""
-    held_out_error = record.prediction_error
-    error_note = "uncalibrated" if held_out_error is None else f"held-out error {percent(held_out_error)}"
+    prediction_error = record.prediction_error
+    error_note = "uncalibrated" if prediction_error is None else f"held-out error {percent(prediction_error)}"
     return f"{digits(record.predicted_ms * 1e3, 4)} µs, {error_note}"
 
 

@@ -13,10 +13,10 @@ from rooflab.kernels.launcher import kernel
 from rooflab.kernels.takes import HALF_DTYPES
 from rooflab.reference.flash_attention import E4M3
 
-AUTHORS_PACKAGE, FORWARD_PACKAGE = "flash_attn_interface", "fa3_fwd_interface"
+AUTHORS_PACKAGE, FA3_FWD_PACKAGE = "flash_attn_interface", "fa3_fwd_interface"
 """The module of the authors' package, which some other packages have too, and the module of `fa3-fwd`.  `fa3-fwd` is a
 wheel of the forward pass alone, with the same functions."""
-PACKAGE = FORWARD_PACKAGE if find_spec(FORWARD_PACKAGE) else AUTHORS_PACKAGE
+PACKAGE = FA3_FWD_PACKAGE if find_spec(FA3_FWD_PACKAGE) else AUTHORS_PACKAGE
 
 
 def _descales(q: Tensor, k: Tensor, *scales: Tensor | None) -> dict[str, Tensor | None]:

@@ -75,7 +75,7 @@ def flashinfer(
     if not B * T * S:
         return unseen(q, return_lse)
     plan_options = adapter.plan_options(Arguments(q=q, softmax_scale=softmax_scale, window=window, softcap=softcap))
-    keyless_rows = None
+    no_key_rows = None
     if B == 1 and not (causal and T > S):
         del plan_options["q_data_type"], plan_options["kv_data_type"]
         prefill_function = import_module(adapter.PACKAGE).single_prefill_with_kv_cache
@@ -83,6 +83,6 @@ def flashinfer(
     else:
         plan = _planned(q.device, (B, T, S), (H, k.shape[2], q.shape[-1]), causal, tuple(plan_options.items()))
         attention_result = plan.wrapper.run(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), return_lse=return_lse)
-        keyless_rows = plan.unseeing
-    output = adapter.finished(attention_result, keyless_rows)
+        no_key_rows = plan.unseeing
+    output = adapter.finished(attention_result, no_key_rows)
     return (output[0].view(q.shape), output[1].view(B, T, H)) if isinstance(output, tuple) else output.view(q.shape)

@@ -50,9 +50,9 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     for some small head_dims. Above a head_dim of 128, a tile has 64 keys, because more would spill registers (read in
     the SASS)."""
     padded_dim = padded(int(case["D"]))
-    rows_and_warps = [(64, 4), (128, 8), *([(128, 4)] if padded_dim <= 64 else [])]
+    row_warp_pairs = [(64, 4), (128, 8), *([(128, 4)] if padded_dim <= 64 else [])]
     key_counts = (64, 128, 256) if padded_dim <= WIDEST_FP8_HEAD else (64,)
-    return tuple(Config(m, n, warps, stages) for m, warps in rows_and_warps for n in key_counts for stages in (2, 3, 4))
+    return tuple(Config(m, n, warps, stages) for m, warps in row_warp_pairs for n in key_counts for stages in (2, 3, 4))
 
 
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
@@ -63,11 +63,11 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     D = padded(int(case["D"]))
     has_fp8_values = values_in_fp8(bool(case.get("v_columns")), D)
     register_columns = D + (max(D, config.block_n) if has_fp8_values else config.block_n + config.block_n // 2)
-    shared_rows = config.block_m + (2 * config.num_stages + (not has_fp8_values)) * config.block_n
+    smem_rows = config.block_m + (2 * config.num_stages + (not has_fp8_values)) * config.block_n
     return Footprint(
         threads=32 * config.num_warps,
         registers=config.block_m * register_columns // (32 * config.num_warps) + ADDRESS_REGISTERS,
-        shared_bytes=shared_rows * D,
+        shared_bytes=smem_rows * D,
         ctas=query_tiles(config, case),
     )
 
@@ -75,7 +75,7 @@ def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
 MAX_WEIGHT_EXPONENT: tl.constexpr = tl.constexpr(8)
 """The exponent of the largest weight: weights reach down to 2**-17 of the largest, instead of 2**-9 with exponent 0."""
 WEIGHT_SCALE: tl.constexpr = tl.constexpr(2.0**-8)
-SMALLEST_FACTOR: tl.constexpr = tl.constexpr(SMALLEST_SCALE)
+MIN_SCORE_FACTOR: tl.constexpr = tl.constexpr(SMALLEST_SCALE)
 
 
 @triton.jit
@@ -108,16 +108,16 @@ def _attention(
     if CAP:
         scale *= qk_scale
     else:
-        factor = tl.maximum(factor * qk_scale, SMALLEST_FACTOR)
+        factor = tl.maximum(factor * qk_scale, MIN_SCORE_FACTOR)
     q = q_map.load([b, h, first_row, 0]).reshape(BLOCK_M, BLOCK_D)
     h_kv = h // group
     last_row = tl.minimum(first_row + BLOCK_M, T) - 1
     m_i = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     l_i = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    range_ends = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
+    key_bounds = key_tiles(first_row, last_row, T, S, window, CAUSAL, WINDOW, BLOCK_N)
     for range_index in tl.static_range(0 if WINDOW else 1, 3):  # the middle one of three ranges of keys needs no mask
-        for k_start in range(range_ends[range_index], range_ends[range_index + 1], BLOCK_N):
+        for k_start in range(key_bounds[range_index], key_bounds[range_index + 1], BLOCK_N):
             k = k_map.load([b, h_kv, k_start, 0]).reshape(BLOCK_N, BLOCK_D)
             scores = tl.dot(q, k.T)
             weights, rescale_factor, m_i, l_i = weigh(

@@ -45,8 +45,8 @@ def call(q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | N
         return torch.zeros_like(q)
     if causal and T > S:
         # The first T - S queries see no key, and torch's lower-right bias gives NaN for them; the rest is square.
-        tail_output = call(q[:, T - S :], k, v, True, softmax_scale)
-        return torch.cat((torch.zeros_like(q[:, : T - S]), tail_output), dim=1)
+        last_rows_output = call(q[:, T - S :], k, v, True, softmax_scale)
+        return torch.cat((torch.zeros_like(q[:, : T - S]), last_rows_output), dim=1)
     if _expands(q, k, kind_of(q)):
         k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
     causal_bias = _lower_right(T, S) if causal and 1 < T < S else None

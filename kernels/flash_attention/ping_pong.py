@@ -98,9 +98,9 @@ DEFAULTS = Defaults(
 def _tile(nth, order, CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
     """Returns the head and the first query row of tile number `nth` of this CTA, and the range of its key blocks. A
     tile without visible keys also gets one key block, so that the loops need no special case."""
-    T, S, H, heads, tiles_m, section_heads, window = order
+    T, S, H, heads, tiles_m, heads_in_l2, window = order
     tile = attention.nth_tile(nth, gl.program_id(0), gl.num_programs(0))
-    tile_m, head = attention.place(tile, tiles_m, heads, section_heads, CAUSAL)
+    tile_m, head = attention.place(tile, tiles_m, heads, heads_in_l2, CAUSAL)
     row = tile_m * (CONSUMERS * ROWS)
     range_start = 0
     range_end = S

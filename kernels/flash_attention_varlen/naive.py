@@ -14,7 +14,7 @@ from rooflab.kernels.launcher import kernel
 
 def spans(cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor) -> list[tuple[slice, slice]]:
     """Returns for each sequence the slice of its queries and the slice of its keys.  Waits for the device."""
-    q_spans, k_spans = ([slice(*row_pair) for row_pair in pairwise(cu.tolist())] for cu in (cu_seqlens_q, cu_seqlens_k))
+    q_spans, k_spans = ([slice(*span) for span in pairwise(cu.tolist())] for cu in (cu_seqlens_q, cu_seqlens_k))
     return list(zip(q_spans, k_spans, strict=True))
 
 

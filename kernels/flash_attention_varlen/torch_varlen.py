@@ -63,13 +63,13 @@ def call(q: Tensor, k: Tensor, v: Tensor, *where: Any, return_lse: bool, **optio
 def traffic(inputs: Arguments) -> Traffic:
     """Returns the bytes that a call moves.  Counts each operand once, because L2 keeps a sequence's keys for its
     queries.  torch always writes a log-sum-exp.  With `return_lse`, two more launches correct the log-sum-exp."""
-    base_traffic = moved_once(inputs.but(return_lse=True))
+    operand_traffic = moved_once(inputs.but(return_lse=True))
     if not inputs.return_lse:
-        return base_traffic
+        return operand_traffic
     lse = 4 * inputs.q.shape[0] * inputs.q.shape[1]
     mask_bytes = lse // 4
     return Traffic(
-        base_traffic.read_bytes + 2 * lse + mask_bytes, base_traffic.write_bytes + lse + mask_bytes, launches=3
+        operand_traffic.read_bytes + 2 * lse + mask_bytes, operand_traffic.write_bytes + lse + mask_bytes, launches=3
     )
 
 

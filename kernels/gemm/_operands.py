@@ -49,8 +49,8 @@ def tiles_traffic(inputs: Arguments) -> Traffic:
 def constants(of: Arguments, *mapped: Stored) -> dict[str, Any]:
     """Returns the constants of a tiled Triton kernel.  With tensor maps, adds the memory order of `a` and `b`."""
     addend_flags = {"HAS_BIAS": of.bias is not None, "HAS_RESIDUAL": of.residual is not None}
-    order_flags = {f"{letter}_TRANSPOSED": matrix.transposed for letter, matrix in zip("AB", mapped, strict=False)}
-    return {**order_flags, **addend_flags, "PRECISION": of.precision, **of.config.launch_arguments}
+    transpose_flags = {f"{name}_TRANSPOSED": matrix.transposed for name, matrix in zip("AB", mapped, strict=False)}
+    return {**transpose_flags, **addend_flags, "PRECISION": of.precision, **of.config.launch_arguments}
 
 
 def row_stride(addend: Tensor | None) -> int:
@@ -145,12 +145,12 @@ def why_not_by_tma(
         return f"precision: expected tf32 with torch.float32 operands, got {fp32_precision}"
     if not a.numel() or not b.numel():
         return None
-    needs_k_order = is_fp32 or fp32_precision is None
+    needs_k_major = is_fp32 or fp32_precision is None
     for operand_name, operand, matrix, k_dim in (("a", a, a, 1), ("b", b, b if b.ndim == 2 else b[0], 0)):
-        stored_matrix = stored_as(matrix, k_dim == 0) if needs_k_order else stored(matrix, k_dim)
+        stored_matrix = stored_as(matrix, k_dim == 0) if needs_k_major else stored(matrix, k_dim)
         pitch = operand.stride(0) * operand.element_size() if operand.ndim == 3 and len(operand) > 1 else ALIGNMENT
         if stored_matrix is None or pitch % ALIGNMENT or not 0 < pitch < STRIDE_LIMIT:
-            return _refusal(operand_name, operand, "K, in " if needs_k_order else "")
+            return _refusal(operand_name, operand, "K, in " if needs_k_major else "")
     columns = b.shape[-1] // (2 if gated else 1)
     if stores and a.shape[0] > 1 and columns * a.element_size() % ALIGNMENT:
         expected_size = f"{'I' if gated else 'N'} of whole {ALIGNMENT} bytes, so that TMA can store the result's rows"

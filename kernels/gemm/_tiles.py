@@ -72,9 +72,9 @@ def at_both_widths(*rows: tuple[Mapping[str, int], Any]) -> tuple[tuple[Mapping[
     """Returns a table of default configs for 16-bit and for 32-bit dtypes.  `rows` holds the table's rows for 16 bits.
     For 32 bits, the same rows follow with half of `block_k`.  A row may hold a tuple of configs; then each config gets
     a row."""
-    table = [(caps, config) for caps, choice in rows for config in (choice if isinstance(choice, tuple) else (choice,))]
-    rows_32bit = [(caps, replace(config, block_k=config.block_k // 2)) for caps, config in table]
-    return (*(({**caps, "itemsize": 2}, config) for caps, config in table), *rows_32bit)
+    table = [(caps, config) for caps, entry in rows for config in (entry if isinstance(entry, tuple) else (entry,))]
+    fp32_rows = [(caps, replace(config, block_k=config.block_k // 2)) for caps, config in table]
+    return (*(({**caps, "itemsize": 2}, config) for caps, config in table), *fp32_rows)
 
 
 TileSizes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]

@@ -41,7 +41,7 @@ THREADS = 384
 """Threads of a CTA: two consumers and the producer warp's warpgroup.  setmaxnreg moves registers between warpgroups."""
 ADDRESS_REGISTERS, BARRIERS = 24, 3
 """Registers per thread besides the accumulators; barriers of a slot: a `full`, and an `empty` for each consumer."""
-DEEP_K = 2048
+MIN_DEEP_K = 2048
 """From this K on, a fourth slot is predicted to gain more than staging a whole tile; not measured."""
 
 
@@ -93,12 +93,12 @@ def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
     """Returns two values that select a default config: `outputs` and `halves`.
 
     `outputs` is the number of elements of the result.  `halves` is 1 if a tile should be stored in two halves, which
-    saves shared memory.  This needs a K of at least 2048 (`DEEP_K`), and no residual."""
-    return {**outputs(case, scheme), "halves": int(int(case["K"]) >= DEEP_K and not case.get("residual"))}
+    saves shared memory.  This needs a K of at least 2048 (`MIN_DEEP_K`), and no residual."""
+    return {**outputs(case, scheme), "halves": int(int(case["K"]) >= MIN_DEEP_K and not case.get("residual"))}
 
 
 # Unmeasured.  Few outputs take narrow tiles, so that more SMs have one; the most slots that fit, fewer in 32 bits.
-_RING_64, _ONE_STORE = Ring(128, 64, 64, 8, 16, 64), Ring(128, 256, 64, 3, 16, 256)
+_TILE64, _TILE256 = Ring(128, 64, 64, 8, 16, 64), Ring(128, 256, 64, 3, 16, 256)
 _MIDDLE = tuple(Ring(128, 128, 64, stages, 16, 128) for stages in (6, 5))
 _IN_HALVES = tuple(Ring(128, 256, 64, stages, 16, 128) for stages in (4, 3))
 TUNING = Tuning(
@@ -108,8 +108,8 @@ TUNING = Tuning(
         store_n=(32, 64, 128, 256),
     ),
     Defaults(at_both_widths(
-        ({"M": 256, "N": 6144}, _RING_64), ({"M": 256, "halves": 0}, _ONE_STORE), ({"M": 256}, _IN_HALVES),
-        ({"outputs": 524288}, _RING_64), ({"outputs": 2097152}, _MIDDLE), ({"halves": 0}, _ONE_STORE), ({}, _IN_HALVES),
+        ({"M": 256, "N": 6144}, _TILE64), ({"M": 256, "halves": 0}, _TILE256), ({"M": 256}, _IN_HALVES),
+        ({"outputs": 524288}, _TILE64), ({"outputs": 2097152}, _MIDDLE), ({"halves": 0}, _TILE256), ({}, _IN_HALVES),
     ), sizes), footprint, rule,
 )  # fmt: skip
 
@@ -305,8 +305,8 @@ def by_maps(of: Arguments) -> Any:
             (residual, half_rows, config.store_n),
         )
     ]
-    order_flags = {"A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed}
-    return *tensor_maps, grid, (M, N, K), {**order_flags, "num_warps": 4, **config.launch_arguments}
+    transpose_flags = {"A_TRANSPOSED": a.transposed, "B_TRANSPOSED": b.transposed}
+    return *tensor_maps, grid, (M, N, K), {**transpose_flags, "num_warps": 4, **config.launch_arguments}
 
 
 @kernel(

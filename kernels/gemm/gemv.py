@@ -60,11 +60,11 @@ def pieces(K: int, scheme: Scheme) -> int:
 
 def footprint(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns a CTA's resources: registers for loaded vectors and sums, and shared memory for the sums of each warp."""
-    sum_count = config.rows * min(int(case["M"]), MOST_ROWS)
+    acc_count = config.rows * min(int(case["M"]), MOST_ROWS)
     return Footprint(
         threads=WARPS * WARP,
-        registers=config.rows * config.unroll * _operands.VECTOR_BYTES // 4 + sum_count + 8,
-        shared_bytes=4 * WARPS * sum_count,
+        registers=config.rows * config.unroll * _operands.VECTOR_BYTES // 4 + acc_count + 8,
+        shared_bytes=4 * WARPS * acc_count,
         ctas=cdiv(int(case["N"]), config.rows * (WARPS // config.warps_k)) * config.split,
     )
 
@@ -72,19 +72,19 @@ def footprint(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> Footprin
 def rule(config: GemvConfig, case: Case, scheme: Scheme = BF16) -> bool:
     """Tells whether a config is legal. A thread may have at most 16 vectors in flight. A weight row is read in pieces
     of 512 bytes, one load of a warp each. K may not be split into more parts than a row has pieces."""
-    share_count = config.warps_k * config.split
-    shares_fit = share_count == 1 or share_count <= pieces(int(case["K"]), scheme)
+    k_splits = config.warps_k * config.split
+    shares_fit = k_splits == 1 or k_splits <= pieces(int(case["K"]), scheme)
     return config.rows * config.unroll <= 16 and shares_fit
 
 
 def fewest_shares(case: Case, scheme: Scheme = BF16) -> GemvConfig:
     """Returns the default config.  It splits K into the fewest shares that give each SM `WARPS_PER_SM` warps."""
-    N, piece_count = int(case["N"]), pieces(int(case["K"]), scheme)
+    N, load_count = int(case["N"]), pieces(int(case["K"]), scheme)
     rows = 2 if int(case["M"]) <= 2 else 4
-    share_count = 1
-    while N * share_count < HOPPER_SMS * WARPS_PER_SM * rows and 2 * share_count <= min(piece_count, WARPS * 8):
-        share_count *= 2
-    return GemvConfig(rows, 8 // rows, warps_k=min(share_count, WARPS), split=max(share_count // WARPS, 1))
+    k_splits = 1
+    while N * k_splits < HOPPER_SMS * WARPS_PER_SM * rows and 2 * k_splits <= min(load_count, WARPS * 8):
+        k_splits *= 2
+    return GemvConfig(rows, 8 // rows, warps_k=min(k_splits, WARPS), split=max(k_splits // WARPS, 1))
 
 
 CONFIGS = space(GemvConfig, rows=(1, 2, 4), unroll=(1, 2, 4, 8), warps_k=(1, 2, 4, 8), split=(1, 2, 4, 8))

@@ -22,12 +22,12 @@ def product(
     addend = residual if bias is None else bias
     if precision == "ieee":
         return torch.mm(a, b, out=c) if addend is None else torch.addmm(addend, a, b, out=c)
-    saved_tf32 = torch.backends.cuda.matmul.allow_tf32
+    old_tf32_flag = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
         return product(a, b, bias, residual, "ieee", c)
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = saved_tf32
+        torch.backends.cuda.matmul.allow_tf32 = old_tf32_flag
 
 
 @kernel(backend="torch", holds=OPERAND_RULES, unsupported=padded_rows_refused, allocates=True)

@@ -66,7 +66,7 @@ def multicast(
     """Computes `a @ b + bias + residual` on tensor cores, in fp32, rounded once.  TMA multicasts `b` to two CTAs."""
     (a_rows, b_rows), c_rows = _operands.stored_operands(a, b), _operands.stored_output(c)
     addend = (c, c_rows) if residual is None else (residual, _operands.stored_as(residual, False))
-    cuda_maps = [CudaMap(base, *rows[:3]) for base, rows in ((a, a_rows), (b, b_rows), (c, c_rows), addend) if rows]
+    cuda_maps = [CudaMap(matrix, *rows[:3]) for matrix, rows in ((a, a_rows), (b, b_rows), (c, c_rows), addend) if rows]
     shared.launch(
         DTYPE_NAMES[a.dtype],
         config,

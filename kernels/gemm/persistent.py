@@ -25,7 +25,7 @@ from rooflab.reference.spec import Arguments, Case, Scheme
 
 LEAST_STORE_COLUMNS = 64
 """The least columns of a part, if a tile is stored in several parts: 128 bytes per row in 16 bits."""
-MOST_EXCHANGED = 128 * 128
+MAX_EXCHANGE_SIZE = 128 * 128
 """The most values that Triton exchanges at once (read in the kernels; tests/ops/test_gemm_ladder.py compares)."""
 WARP_ROWS = 16
 """The number of rows of one warp, of the 64 rows of a wgmma."""
@@ -47,7 +47,7 @@ def footprint(config: TileInParts, case: Case, scheme: Scheme = BF16) -> Footpri
     values through it: for a residual, and for a row that several warps share."""
     tile_bytes = config.block_m * config.block_n * scheme.output.itemsize
     part_bytes = tile_bytes // config.store_parts
-    exchanged_bytes = min(part_bytes, MOST_EXCHANGED * scheme.output.itemsize) if case.get("residual") else 0
+    exchanged_bytes = min(part_bytes, MAX_EXCHANGE_SIZE * scheme.output.itemsize) if case.get("residual") else 0
     if config.store_parts > 1 and config.block_m < WARP_ROWS * config.num_warps:
         exchanged_bytes = max(exchanged_bytes, tile_bytes)
     return one_wave(by_tma(config, case, scheme), part_bytes + exchanged_bytes)
@@ -64,8 +64,8 @@ def _tiles(*tile: int) -> tuple[TileInParts, ...]:
     """Returns three configs that differ in their number of pipeline stages. The first config has the values in `tile`.
     The second config has one stage less, and the third has two stages less. Fewer stages leave shared memory for a
     residual."""
-    full_config = TileInParts(*tile)
-    return tuple(replace(full_config, num_stages=full_config.num_stages - less_stages) for less_stages in range(3))
+    first_config = TileInParts(*tile)
+    return tuple(replace(first_config, num_stages=first_config.num_stages - cut_stages) for cut_stages in range(3))
 
 
 # As many stages as fit with a part of the result.

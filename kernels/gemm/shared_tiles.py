@@ -18,7 +18,7 @@ from rooflab.kernels.gemm._operands import panels_traffic, row_stride
 from rooflab.kernels.gemm.one_thread import ELEMENT_TYPES
 from rooflab.kernels.launcher import kernel
 
-TILE_SIZE, THREADS, GROUP = 128, 256, 4
+TILE_SIZE, THREADS, VEC_SIZE = 128, 256, 4
 """A CTA's outputs in each dimension, its threads, and the number of elements that move at once, as in the source."""
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 
@@ -26,8 +26,8 @@ SOURCE = Path(__file__).with_suffix(".cu").read_text()
 def _is_vector(matrix: torch.Tensor, contiguous: int) -> bool:
     """Returns True if one vector load can read four neighbours of `matrix`.  The neighbours lie along the dimension
     `contiguous`."""
-    vector_bytes = GROUP * matrix.element_size()
-    is_aligned = matrix.data_ptr() % vector_bytes == 0 and matrix.stride(1 - contiguous) % GROUP == 0
+    vector_bytes = VEC_SIZE * matrix.element_size()
+    is_aligned = matrix.data_ptr() % vector_bytes == 0 and matrix.stride(1 - contiguous) % VEC_SIZE == 0
     return matrix.stride(contiguous) == 1 and is_aligned
 
 

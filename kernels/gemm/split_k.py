@@ -49,8 +49,8 @@ def share_steps(K: int, config: SplitTile) -> int:
 def shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the resources of split_k's first launch, in which a tile's CTAs share its K: each computes a part."""
     needs = tile_needs(config, case, scheme)
-    share_k = share_steps(int(case["K"]), config) * config.block_k
-    return replace(needs, ctas=needs.ctas * config.split, tensor_flops=2.0 * config.block_m * config.block_n * share_k)
+    cta_k = share_steps(int(case["K"]), config) * config.block_k
+    return replace(needs, ctas=needs.ctas * config.split, tensor_flops=2.0 * config.block_m * config.block_n * cta_k)
 
 
 def is_shared_k(config: SplitTile, case: Case, scheme: Scheme = BF16) -> bool:
@@ -147,11 +147,11 @@ def _reduce(
 
 def traffic(inputs: Arguments) -> Traffic:
     """Counts the bytes of `b` once per row of tiles.  If K is split, adds the write and the read of partial sums."""
-    config, base_traffic = inputs.config, panels_traffic(inputs, inputs.config.block_m)
+    config, mm_traffic = inputs.config, panels_traffic(inputs, inputs.config.block_m)
     if config.split == 1:
-        return base_traffic
+        return mm_traffic
     partial_bytes = 4 * inputs.a.shape[0] * inputs.b.shape[1] * config.split
-    return Traffic(base_traffic.read_bytes + partial_bytes, base_traffic.write_bytes + partial_bytes, launches=2)
+    return Traffic(mm_traffic.read_bytes + partial_bytes, mm_traffic.write_bytes + partial_bytes, launches=2)
 
 
 def by_pointers(of: Arguments) -> Any:

@@ -138,10 +138,10 @@ def _fix_up(
 def traffic(inputs: Arguments) -> Traffic:
     """Counts the bytes of `b` once per row of tiles.  If CTAs share tiles, adds two fp32 partial tiles per SM."""
     a, config = inputs.a, inputs.config
-    base_traffic = panels_traffic(inputs, config.block_m)
-    _, program_count, cut = _shares(a.shape[0], a.shape[1], inputs.b.shape[1], config, a.device)
-    sum_bytes = 2 * program_count * config.block_m * config.block_n * 4 if cut else 0
-    return Traffic(base_traffic.read_bytes + sum_bytes, base_traffic.write_bytes + sum_bytes, launches=2 if cut else 1)
+    mm_traffic = panels_traffic(inputs, config.block_m)
+    _, program_count, is_split = _shares(a.shape[0], a.shape[1], inputs.b.shape[1], config, a.device)
+    sum_bytes = 2 * program_count * config.block_m * config.block_n * 4 if is_split else 0
+    return Traffic(mm_traffic.read_bytes + sum_bytes, mm_traffic.write_bytes + sum_bytes, launches=2 if is_split else 1)
 
 
 def _shares(M: int, K: int, N: int, config: StreamTile, device: torch.device) -> tuple[int, int, bool]:

@@ -25,9 +25,9 @@ from rooflab.kernels.tuning import BF16, Footprint, Tuning
 from rooflab.reference.spec import Arguments, Case, Scheme
 
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
-FIXED_THREADS = 128 + 32
+LOAD_THREADS = 128 + 32
 """The threads that load: 128 for the weight, 32 for `a`.  Another 128 threads multiply each 64 rows of the weight."""
-PIECE_BYTES = 128
+SWIZZLE_BYTES = 128
 """The bytes along K of a piece of a row: the widest swizzle."""
 TILE_COLUMNS = (8, 16, 32, 64)
 """The possible numbers of rows of `a` per tile.  Each further tile of rows reads the weight again."""
@@ -58,14 +58,14 @@ def columns(case: Case) -> int:
 def footprint(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns a CTA's resources.  Shared memory holds the ring buffer; the partial sums later use the same memory."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
-    share_k = cdiv(cdiv(K, config.block_k), config.split) * config.block_k
+    cta_k = cdiv(cdiv(K, config.block_k), config.split) * config.block_k
     tile = (config.block_m + config.block_n) * config.block_k
     return Footprint(
-        threads=FIXED_THREADS + 2 * config.block_n,
+        threads=LOAD_THREADS + 2 * config.block_n,
         registers=config.block_m // 2 + 24,
         shared_bytes=config.num_stages * tile * scheme.activation.itemsize,
         ctas=cdiv(M, config.block_m) * cdiv(N, config.block_n) * config.split,
-        tensor_flops=2.0 * config.block_m * config.block_n * share_k,
+        tensor_flops=2.0 * config.block_m * config.block_n * cta_k,
     )
 
 
@@ -75,8 +75,8 @@ def rule(config: SwapAbConfig, case: Case, scheme: Scheme = BF16) -> bool:
     The number of rows of `a` in a tile must be M, rounded up to a power of two from 8 to 64.  A row of the tile has 128
     or 256 bytes.  Each part of a split K must have at least `block_k` values.  The partial sums must fit into shared
     memory, in place of the operands."""
-    cta_needs, row_pieces = footprint(config, case, scheme), config.block_k * scheme.activation.itemsize / PIECE_BYTES
-    sums_fit = config.block_m * (config.block_n + 4) * 4 <= cta_needs.shared_bytes
+    resources, row_pieces = footprint(config, case, scheme), config.block_k * scheme.activation.itemsize / SWIZZLE_BYTES
+    sums_fit = config.block_m * (config.block_n + 4) * 4 <= resources.shared_bytes
     shares_fit = config.split == 1 or config.split * config.block_k <= int(case["K"])
     return config.block_m == columns(case) and row_pieces in (1, 2) and sums_fit and shares_fit
 
@@ -88,9 +88,9 @@ def one_wave_of_two(case: Case, scheme: Scheme = BF16) -> SwapAbConfig:
     is split into at most 8 parts, until 90% of the SMs have a CTA.  An SM has space for two CTAs.  The second costs no
     time, because both share the memory bandwidth."""
     M, N, K = int(case["M"]), int(case["N"]), int(case["K"])
-    block_m, piece_size = columns(case), PIECE_BYTES // scheme.activation.itemsize
+    block_m, swizzle_k = columns(case), SWIZZLE_BYTES // scheme.activation.itemsize
     block_n = 128 if block_m > 16 or N >= 128 * HOPPER_SMS else 64
-    block_k = 2 * piece_size if block_m + block_n <= 96 else piece_size  # two pieces of a row, if four stages still fit
+    block_k = 2 * swizzle_k if block_m + block_n <= 96 else swizzle_k  # two pieces of a row, if four stages still fit
     k_split = 1
     while cdiv(M, block_m) * cdiv(N, block_n) * k_split < LEAST_CTAS and k_split < 8 and 8 * k_split * block_k <= K:
         k_split *= 2
@@ -102,7 +102,7 @@ TUNING = Tuning(
     SwapAbConfig,
     space(
         SwapAbConfig,
-        (TILE_COLUMNS, (64, 128, 256), (PIECE_BYTES, 2 * PIECE_BYTES)),
+        (TILE_COLUMNS, (64, 128, 256), (SWIZZLE_BYTES, 2 * SWIZZLE_BYTES)),
         in_bytes=True,
         num_stages=(3, 4, 5, 6, 8, 12),
         split=(1, 2, 4, 8),
@@ -121,7 +121,7 @@ def divided(of: Arguments) -> Any:
         ELEMENT=_cuda.ELEMENT_CODES[a.dtype],
         BLOCK_M=config.block_m,
         WARPGROUPS=config.block_n // 64,
-        PIECES=config.block_k * item_bytes // PIECE_BYTES,
+        PIECES=config.block_k * item_bytes // SWIZZLE_BYTES,
         STAGES=config.num_stages,
         SPLIT=config.split,
     )
@@ -129,7 +129,7 @@ def divided(of: Arguments) -> Any:
     return (
         compiler_options,
         (cdiv(N, config.block_n) * config.split, cdiv(M, config.block_m)),
-        (FIXED_THREADS + 2 * config.block_n,),
+        (LOAD_THREADS + 2 * config.block_n,),
         (*map(np.int32, (M, N, K, share_steps)), *map(np.int64, _operands.row_strides(of))),
         config.num_stages * (config.block_m + config.block_n) * config.block_k * item_bytes,
     )

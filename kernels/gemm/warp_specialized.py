@@ -41,9 +41,9 @@ SPECIALIZED_BARRIERS = 6
 def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns a CTA's resources: accumulators in registers; tiles of `a`, `b` and the result in shared memory."""
     tile_values = config.block_m * config.block_n
-    cta_needs = _tiles.by_pointers(config, case, scheme, barriers=SPECIALIZED_BARRIERS)
-    cta_needs = replace(cta_needs, threads=THREADS, registers=tile_values // (2 * 128) + _tiles.ADDRESS_REGISTERS)
-    return one_wave(cta_needs, tile_values * scheme.output.itemsize)
+    resources = _tiles.by_pointers(config, case, scheme, barriers=SPECIALIZED_BARRIERS)
+    resources = replace(resources, threads=THREADS, registers=tile_values // (2 * 128) + _tiles.ADDRESS_REGISTERS)
+    return one_wave(resources, tile_values * scheme.output.itemsize)
 
 
 def rule(config: Config, case: Case, scheme: Scheme = BF16) -> bool:

@@ -71,6 +71,6 @@ def traffic(inputs: Arguments) -> Traffic:
 
 def tiles_traffic(inputs: Arguments) -> Traffic:
     """Counts the bytes of `a` once, and of `b` once per `group_m` rows of tiles, because L2 may not keep `b`."""
-    config, base_traffic = inputs.config, traffic(inputs)
+    config, operand_traffic = inputs.config, traffic(inputs)
     extra_b_reads = max(1, cdiv(len(inputs.a), config.block_m * config.group_m)) - 1
-    return Traffic(base_traffic.read_bytes + extra_b_reads * nbytes(inputs.b), base_traffic.write_bytes)
+    return Traffic(operand_traffic.read_bytes + extra_b_reads * nbytes(inputs.b), operand_traffic.write_bytes)

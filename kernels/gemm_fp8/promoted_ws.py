@@ -277,5 +277,5 @@ def promoted_ws(
 ) -> None:
     """Computes the same result as `promoted`, by specialized warps in persistent CTAs.  TMA stores `c` if possible."""
     a_map, b_map, c_map, stores_by_tma, grid, scalar_args, constexpr_args = bound
-    map_target = c if stores_by_tma else c.new_empty((1, 8))
-    _gemm[grid](a_map(a), b_map(b), c_map(map_target), a_scale, b_scale, bias, c, *scalar_args, **constexpr_args)
+    c_map_tensor = c if stores_by_tma else c.new_empty((1, 8))
+    _gemm[grid](a_map(a), b_map(b), c_map(c_map_tensor), a_scale, b_scale, bias, c, *scalar_args, **constexpr_args)

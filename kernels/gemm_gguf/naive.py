@@ -21,5 +21,5 @@ def naive(a: Tensor, b: Tensor, scale: Tensor, minimum: Tensor | None, bias: Ten
     weight = codes * spread(scale.float(), group, K)
     if minimum is not None:
         weight -= spread(minimum.float(), group, K)
-    transposed = weight.bfloat16().mT
-    return torch.mm(a, transposed, out=c) if bias is None else torch.addmm(bias, a, transposed, out=c)
+    weight_t = weight.bfloat16().mT
+    return torch.mm(a, weight_t, out=c) if bias is None else torch.addmm(bias, a, weight_t, out=c)

@@ -49,8 +49,8 @@ def pack(b: Tensor, scale: Tensor, minimum: Tensor | None) -> CodePanels:
     if b.dtype == torch.int8:
         row_bytes = row_bytes ^ 128  # as unsigned codes, 128 larger
     else:  # a byte of the codes k and k + 4, so that a word gives two vectors of four neighbours
-        halves = unpack_int4(b).view(len(b), -1, 2, WORD_BYTES)
-        row_bytes = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
+        codes = unpack_int4(b).view(len(b), -1, 2, WORD_BYTES)
+        row_bytes = (codes[:, :, 0] | codes[:, :, 1] << 4).flatten(1)
 
     def by_panel(values: Tensor) -> Tensor:
         padded_values = values.new_zeros(-(-len(b) // PANEL) * PANEL, values.shape[1])

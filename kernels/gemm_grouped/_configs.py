@@ -39,7 +39,7 @@ def sizes(case: Case, scheme: Scheme) -> dict[str, int]:
 
 
 # Every table is unmeasured.  Exact fp32 has no tensor core: FMAs hold both tiles in registers; larger tiles spill.
-_FP32_CONFIG_ROW = {"tensor_cores": 0}, Config(32, 64, 16, 4, 2)
+_FP32_DEFAULT_ROW = {"tensor_cores": 0}, Config(32, 64, 16, 4, 2)
 _LAUNCH_OPTIONS: dict[str, Any] = {"num_warps": (4, 8), "group_m": (1, 8, 16)}
 GROUPED = Tuning(
     Config,
@@ -52,7 +52,7 @@ GROUPED = Tuning(
     ),
     Defaults(
         (
-            _FP32_CONFIG_ROW,
+            _FP32_DEFAULT_ROW,
             # Few rows fit a tile of mma.sync; then only the bytes in flight matter.
             ({"rows": 12}, Config(16, 64, 128, 4, 5)),
             ({"rows": 32}, Config(32, 64, 128, 4, 5)),
@@ -72,7 +72,7 @@ TMA = Tuning(
         num_stages=(2, 3, 4, 6, 8), **_LAUNCH_OPTIONS,
     ),
     Defaults((
-        _FP32_CONFIG_ROW,
+        _FP32_DEFAULT_ROW,
         ({"outputs": 4096}, Config(64, 32, 64, 4, 8)), ({"N": 136}, Config(64, 32, 64, 4, 8)),
         ({"outputs": 8192}, Config(64, 64, 64, 4, 6)), ({"E": 8, "rows": 4}, Config(64, 256, 64, 4, 2)),
         ({"T": 8}, Config(64, 128, 64, 4, 4)), ({"rows": 4}, Config(64, 256, 64, 4, 2)),

@@ -57,7 +57,7 @@ def rule(config: Ring, case: Case, scheme: Scheme = BF16) -> bool:
 
 
 # Unmeasured.
-_LARGE, _MIDDLE, _SMALL = Ring(128, 256, 64, 4, 8, 128), Ring(128, 128, 64, 6, 8, 128), Ring(128, 64, 64, 8, 8, 64)
+_TILE256, _TILE128, _TILE64 = Ring(128, 256, 64, 4, 8, 128), Ring(128, 128, 64, 6, 8, 128), Ring(128, 64, 64, 8, 8, 64)
 TUNING = Tuning(
     Ring,
     space(
@@ -65,9 +65,9 @@ TUNING = Tuning(
         group_m=(4, 8, 16), store_n=(32, 64, 128, 256),
     ),
     Defaults(at_both_widths(
-        ({"outputs": 524288, "columns": 6144}, _SMALL), ({"T": 16, "E": 1}, _LARGE), ({"T": 8, "N": 2048}, _MIDDLE),
-        ({"K": 4096, "rows": 128}, _LARGE), ({"T": 2}, _SMALL), ({"T": 128}, _LARGE), ({"N": 3072}, _MIDDLE),
-        ({}, (_LARGE, _SMALL)),
+        ({"outputs": 524288, "columns": 6144}, _TILE64), ({"T": 16, "E": 1}, _TILE256), ({"T": 8, "N": 2048}, _TILE128),
+        ({"K": 4096, "rows": 128}, _TILE256), ({"T": 2}, _TILE64), ({"T": 128}, _TILE256), ({"N": 3072}, _TILE128),
+        ({}, (_TILE256, _TILE64)),
     ), sizes), footprint, rule,
 )  # fmt: skip
 

@@ -54,7 +54,7 @@ def _sizes(case: Case, scheme: Scheme) -> dict[str, int]:
 
 
 # Exact fp32 has no tensor core: FMAs hold both tiles in registers, and larger tiles spill.
-_FP32_LIMITS = {"tensor_cores": 0}
+_FP32_ROW_KEY = {"tensor_cores": 0}
 _LAUNCH_OPTIONS: dict[str, Any] = {"num_warps": (4, 8), "group_m": (1, 8, 16)}
 # By the rows of a and the columns of gate; unmeasured.  Smaller tiles where large ones would leave SMs without one.
 FUSED = Tuning(
@@ -68,7 +68,7 @@ FUSED = Tuning(
     ),
     Defaults(
         (
-            (_FP32_LIMITS, Config(32, 32, 16, 4, 2)),
+            (_FP32_ROW_KEY, Config(32, 32, 16, 4, 2)),
             # A decode batch fits rows of mma.sync; then only the bytes in flight matter: 200 KB for two CTAs.
             ({"M": 16, "I": 4223}, Config(16, 16, 128, 4, 5)),
             ({"M": 16}, Config(16, 32, 128, 4, 5)),
@@ -96,7 +96,7 @@ TMA = Tuning(
     _TMA_CONFIGS,
     Defaults(
         (
-            (_FP32_LIMITS, Config(32, 32, 16, 4, 2)),
+            (_FP32_ROW_KEY, Config(32, 32, 16, 4, 2)),
             ({"M": 256, "I": 1536}, Config(64, 16, 64, 4, 8)),
             ({"M": 256, "I": 3072}, Config(64, 32, 64, 4, 6)),
             ({"M": 256}, Config(64, 128, 64, 4, 2)),
@@ -112,7 +112,7 @@ PERSISTENT = Tuning(
     _TMA_CONFIGS,
     Defaults(
         (
-            (_FP32_LIMITS, Config(32, 32, 16, 4, 2, 16)),
+            (_FP32_ROW_KEY, Config(32, 32, 16, 4, 2, 16)),
             ({"M": 256, "I": 1536}, Config(64, 16, 64, 4, 8, 16)),
             ({"M": 256, "I": 3072}, Config(64, 32, 64, 4, 8, 16)),
             ({"M": 256}, Config(64, 128, 64, 4, 5, 16)),

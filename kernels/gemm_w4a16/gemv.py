@@ -26,7 +26,7 @@ from rooflab.reference.gemm_w4a16 import group_size
 from rooflab.reference.spec import Arguments
 
 BITS = 4
-MAX_ROWS_GROUP_32 = MAX_COLUMNS // subgroups(32)
+GROUP_32_MAX_ROWS = MAX_COLUMNS // subgroups(32)
 """The most rows of `a` that the kernel multiplies with groups of 32."""
 
 
@@ -46,7 +46,7 @@ def divided(of: Arguments) -> Any:
     holds={
         **CONDITIONS,
         f"M <= {MAX_M}": f"M of at most {MAX_M}",
-        f"M <= {MAX_ROWS_GROUP_32} or 64 * G < K + 64": f"at most {MAX_ROWS_GROUP_32} rows with groups of 32",
+        f"M <= {GROUP_32_MAX_ROWS} or 64 * G < K + 64": f"at most {GROUP_32_MAX_ROWS} rows with groups of 32",
     },
     aligned=("a",),
     bind=divided,

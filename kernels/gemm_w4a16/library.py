@@ -24,7 +24,7 @@ INNER_K_TILES = 8
 """The number of tiles of 16 along K that are stored together on CUDA: with eight, a thread loads 16 bytes at once."""
 SIZE_MULTIPLES = {"N": (8, 16), "K": (16 * INNER_K_TILES, 2)}
 """N and K must be multiples of these numbers: the first on CUDA, the second on a CPU."""
-CONDITIONS = {"G > 0 and K % G == 0 and K // G in (32, 64, 128)": "whole groups of 32, 64 or 128"} | {
+SIZE_RULES = {"G > 0 and K % G == 0 and K // G in (32, 64, 128)": "whole groups of 32, 64 or 128"} | {
     f"{name} % ({on_cuda} if device == 'cuda' else {on_cpu}) == 0 < {name}": (
         f"{name} in multiples of {on_cuda} on CUDA and of {on_cpu} on a CPU, as torch packs it"
     )
@@ -51,8 +51,8 @@ def pack(b: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> Tin
 
     Raises `ValueError` if torch cannot pack these sizes."""
     N, K = b.shape[0], 2 * b.shape[1]
-    for (name, (cuda_multiple, cpu_multiple)), size in zip(SIZE_MULTIPLES.items(), (N, K), strict=True):
-        size_multiple = cuda_multiple if b.is_cuda else cpu_multiple
+    for (name, (cuda_divisor, cpu_divisor)), size in zip(SIZE_MULTIPLES.items(), (N, K), strict=True):
+        size_multiple = cuda_divisor if b.is_cuda else cpu_divisor
         if size % size_multiple or not size:
             raise ValueError(f"b: expected {name} in multiples of {size_multiple}, as torch packs it here, got {size}")
     if b.device.type == "cuda":
@@ -77,7 +77,7 @@ def traffic(inputs: Arguments) -> Traffic:
     backend="torch",
     prepare=pack,
     packed=TinygemmWeight,
-    holds=CONDITIONS,
+    holds=SIZE_RULES,
     traffic=traffic,
     dtypes={"scale": (torch.bfloat16,)},
     contiguous=("a",),

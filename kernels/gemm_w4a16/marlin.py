@@ -20,7 +20,7 @@ from rooflab.reference.quantization import INT4_ZERO
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
-GROUP = 128
+GROUP_SIZE = 128
 SIZE_MULTIPLES = {"N": 256, "K": 128}
 SCALE_TILE = 8
 """The size of a tile of scales.  64 neighbours along N are stored as a transposed tile of 8 x 8."""
@@ -49,8 +49,8 @@ def pack(b: torch.Tensor, scale: torch.Tensor) -> MarlinWeight:
     fp16_linear = torch.nn.Linear(K, N, bias=False, dtype=torch.half, device=b.device)
     fp16_linear.weight.data = codes.half() - INT4_ZERO
     marlin_module: Any = import_module("marlin")
-    marlin_layer = marlin_module.Layer(K, N, groupsize=GROUP).to(b.device)
-    marlin_layer.pack(fp16_linear, torch.ones((N, K // GROUP), dtype=torch.half, device=b.device))
+    marlin_layer = marlin_module.Layer(K, N, groupsize=GROUP_SIZE).to(b.device)
+    marlin_layer.pack(fp16_linear, torch.ones((N, K // GROUP_SIZE), dtype=torch.half, device=b.device))
     scale_tiles = scale.mT.to(torch.half).reshape(scale.shape[1], -1, SCALE_TILE, SCALE_TILE)
     ordered_scales = scale_tiles.transpose(2, 3).reshape(scale.shape[1], N)
     return MarlinWeight(marlin_layer.B, (N, K // 2), b.dtype, ordered_scales, marlin_layer.workspace)
@@ -76,7 +76,7 @@ def traffic(inputs: Arguments) -> Traffic:
     packed=MarlinWeight,
     holds={
         "G > 1": "several groups, because Marlin reads a single one in the order of scales of channels",
-        f"G * {GROUP} == K": f"groups of {GROUP} for Marlin",
+        f"G * {GROUP_SIZE} == K": f"groups of {GROUP_SIZE} for Marlin",
         f"N % {SIZE_MULTIPLES['N']} == 0 < N": f"N in multiples of {SIZE_MULTIPLES['N']} for Marlin",
     },
     off={"zero": "Marlin has no zero points", "bias": "Marlin adds no bias"},

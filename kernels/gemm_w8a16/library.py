@@ -45,8 +45,8 @@ def why_not_taken(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: t
     if not a.is_contiguous() or not b.mT.is_contiguous():
         return f"a, b: expected contiguous a and b.mT, got strides {a.stride()} and {b.mT.stride()}"
     if a.device.type == "cuda":
-        too_large = max(a.numel(), b.numel(), a.shape[0] * b.shape[1]) >= CUDA_MAX_ELEMENTS
-        return "a, b: expected fewer than 2**31 elements for torch's kernel for CUDA, got more" if too_large else None
+        is_large = max(a.numel(), b.numel(), a.shape[0] * b.shape[1]) >= CUDA_MAX_ELEMENTS
+        return "a, b: expected fewer than 2**31 elements for torch's kernel for CUDA, got more" if is_large else None
     if scale.dtype != a.dtype:
         return f"scale: expected a scale of the activation's dtype on a CPU, got {scale.dtype}"
     if a.shape[1] % CPU_K_MULTIPLE:

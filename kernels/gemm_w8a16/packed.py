@@ -21,7 +21,7 @@ from rooflab.reference.rules import check_dtype, check_shape
 from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
-FEW_ROWS = 16
+MAX_INT8_ROWS = 16
 """The most rows for which torch's int8 call is not slower."""
 BUFFER_VALUES = 2**19
 """The number of weights that are converted at a time: 1 MiB in bf16, the L2 of a core."""
@@ -61,9 +61,9 @@ def unsupported(inputs: Arguments) -> str | None:
 
 
 def _few(a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Returns True if the activations `a` have at most `FEW_ROWS` rows and torch's int8 matmul takes the operands.
+    """Returns True if the activations `a` have at most `MAX_INT8_ROWS` rows and torch's int8 matmul takes the operands.
     That matmul is then fast."""
-    return a.shape[0] <= FEW_ROWS and library.why_not_taken(a, b, scale, bias) is None
+    return a.shape[0] <= MAX_INT8_ROWS and library.why_not_taken(a, b, scale, bias) is None
 
 
 @kernel(

@@ -28,7 +28,7 @@ WGMMA_ROWS = 64
 BLOCK_K_8_BITS = 128
 """The number of values along K in a tile of eight-bit codes.  A tile of four-bit codes has one group along K."""
 ADDRESS_REGISTERS = 24
-REDUCED = 1024
+SUM_TILE = 1024
 """The number of outputs of a CTA of the second launch, which adds the partial sums if K is split."""
 
 
@@ -226,7 +226,7 @@ def arranged(of: Arguments, bits: int, block_k: int) -> Any:
         "BLOCK_K": block_k,
         **config.launch_arguments,
     }
-    sum_args = (cdiv(M * N, REDUCED),), (M, N, c.stride(0)), {"HAS_BIAS": has_bias, "SPLIT": split, "BLOCK": REDUCED}
+    sum_args = (cdiv(M * N, SUM_TILE),), (M, N, c.stride(0)), {"HAS_BIAS": has_bias, "SPLIT": split, "BLOCK": SUM_TILE}
     return grid, int_arguments, constant_args, sum_args if split > 1 else None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-LOW = 0xFFFFFFFF
+MASK_32 = 0xFFFFFFFF
 M0, M1 = 0xD2511F53, 0xCD9E8D57
 W0, W1 = 0x9E3779B9, 0xBB67AE85
 
@@ -20,18 +20,18 @@ def philox(
 
     The key is `seed`, and the counter is `(position, block, stream, 0)`.  The arguments are int64 tensors that
     broadcast to one shape, which the words have."""
-    k0, k1 = seed & LOW, (seed >> 32) & LOW
-    c0 = (position & LOW) + 0 * (seed + block)  # of the full shape
+    k0, k1 = seed & MASK_32, (seed >> 32) & MASK_32
+    c0 = (position & MASK_32) + 0 * (seed + block)  # of the full shape
     shape = c0.shape
     c1 = block.expand(shape)
     c2 = (stream if isinstance(stream, torch.Tensor) else block.new_full((), stream)).expand(shape)
     c3 = block.new_zeros(()).expand(shape)
     for _ in range(10):
         first_product, second_product = c0 * M0, c2 * M1
-        c0 = (second_product >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(LOW)
-        c2 = (first_product >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(LOW)
-        c1, c3 = second_product.bitwise_and_(LOW), first_product.bitwise_and_(LOW)
-        k0, k1 = (k0 + W0) & LOW, (k1 + W1) & LOW
+        c0 = (second_product >> 32).bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(MASK_32)
+        c2 = (first_product >> 32).bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(MASK_32)
+        c1, c3 = second_product.bitwise_and_(MASK_32), first_product.bitwise_and_(MASK_32)
+        k0, k1 = (k0 + W0) & MASK_32, (k1 + W1) & MASK_32
     return c0, c1, c2, c3
 
 

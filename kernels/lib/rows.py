@@ -25,7 +25,7 @@ OP_CODES = {"rmsnorm": 0, "fused_add_rmsnorm": 1, "layernorm": 2, "softmax": 3, 
 """The number that stands for each op in the CUDA source."""
 QUANTIZED_DTYPE_CODES = {torch.int8: 1, torch.float8_e4m3fn: 2}
 """The number that stands for each dtype of quantised results in the CUDA source."""
-TWO_INPUTS = ("fused_add_rmsnorm", "silu_and_mul", "gelu_and_mul")
+TWO_INPUT_OPS = ("fused_add_rmsnorm", "silu_and_mul", "gelu_and_mul")
 WEIGHT_COUNTS = {"rmsnorm": 1, "fused_add_rmsnorm": 1, "layernorm": 2}
 """The number of weight or bias vectors that are loaded with each vector of a row, by op."""
 VECTOR_BYTES = 16
@@ -70,7 +70,7 @@ def vectors_of(case: Case, scheme: Scheme = BF16) -> int:
 def most_vectors(op: str, itemsize: int) -> int:
     """Returns the largest number of 16-byte vectors of an input per thread.  They hold at most 64 values.  If an op has
     two inputs, a thread has at most eight vectors of each."""
-    return min(MAX_THREAD_VALUES * itemsize // VECTOR_BYTES, MAX_PAIRED_VECTORS if op in TWO_INPUTS else 16)
+    return min(MAX_THREAD_VALUES * itemsize // VECTOR_BYTES, MAX_PAIRED_VECTORS if op in TWO_INPUT_OPS else 16)
 
 
 def may_persist(config: Config) -> bool:
@@ -90,19 +90,19 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[Config, ...]:
     A CTA has whole warps and at most 512 threads.  In a cluster, a CTA has one row and at least four warps."""
     row_vectors = vectors_of(case, scheme)
     row_configs: list[Config] = []
-    for vectors, cluster, persistent in itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8), (False, True)):
+    for vectors, cluster, is_persistent in itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8), (False, True)):
         lanes = next_power_of_2(cdiv(row_vectors, vectors * cluster))
         if lanes <= MAX_LANES and (cluster == 1 or lanes >= 4 * WARP_THREADS):
             min_rows = max(1, WARP_THREADS // lanes)
             max_rows = 1 if cluster > 1 else max(min_rows, MAX_LANES // lanes)
             rows = [rows for rows in (1, 2, 4, 8, 16, 32, 64) if min_rows <= rows <= max_rows]
-            row_configs += [Config(lanes, vectors, cta_rows, cluster, persistent) for cta_rows in rows]
+            row_configs += [Config(lanes, vectors, cta_rows, cluster, is_persistent) for cta_rows in rows]
     return tuple(row_configs)
 
 
 def tuning(op: str) -> Tuning:
     """Returns the tuning of the kernel `cluster` of `op`."""
-    inputs = 1 + (op in TWO_INPUTS)
+    inputs = 1 + (op in TWO_INPUT_OPS)
 
     def footprint(config: Config, case: Case, scheme: Scheme = BF16) -> Footprint:
         """Returns the resources of a CTA.  Registers hold the row and the weights, and in a persistent grid also the
@@ -154,13 +154,13 @@ def rung(op: str, over_fused: str, wide: str | None = None, **takes: Any) -> Cal
     `over_fused` states the improvement: a condition on instruction counts in the compiled code of `cluster` and
     `fused`.  `wide` names a case with rows so long that a cluster of CTAs shares each row.  `takes` are further
     arguments of the decorator `kernel`."""
-    code_claims = {"": f"LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store; {over_fused}"}
-    if op in TWO_INPUTS:
+    sass_checks = {"": f"LDG_E_NA_128 in (4, 8) and LDG == LDG__128; STG_E_128 == global_store; {over_fused}"}
+    if op in TWO_INPUT_OPS:
         width_name = "H" if op == "fused_add_rmsnorm" else "I"
         width_limit_text = f"rows of at most {MAX_PAIR_BYTES} bytes, which registers hold"
         takes["holds"] = {f"{width_name} * itemsize <= {MAX_PAIR_BYTES}": width_limit_text}
     if wide is not None:
-        code_claims[wide] = "UCGABAR_ARV >= 2 and barrier > 0 and stack_bytes == 0"
+        sass_checks[wide] = "UCGABAR_ARV >= 2 and barrier > 0 and stack_bytes == 0"
     return kernel(
         backend="cuda",
         min_sm=90,
@@ -169,7 +169,7 @@ def rung(op: str, over_fused: str, wide: str | None = None, **takes: Any) -> Cal
         traffic=get_op(op).least,
         tuning=tuning(op),
         over="fused",
-        shows=code_claims,
+        shows=sass_checks,
         **takes,
     )
 

@@ -33,7 +33,7 @@ LANE_QUAD_BYTES = 64
 """Bytes of a weight row that a warp loads at once."""
 OTHER_REGISTERS = 32
 """The least number of registers for addresses, scales and dequantized codes."""
-BF16_128_PAIR = 0x43004300
+BF16X2_128 = 0x43004300
 """A word that holds 128 in bf16 twice."""
 
 
@@ -148,7 +148,7 @@ def divided(of: Arguments, bits: int, subgroups: int) -> Any:
         CTAS_PER_SM=max(warps_per_sm(tiles, has_zero_points) // config.warps, 1),
     )
     strides = a.stride(0) if M > 1 else 0, 4 * codes.stride(0), scale.stride(0) if N > 1 else 0, of.c.stride(0)
-    kernel_scalars = *map(np.int32, (N, K, scale.shape[-1])), *map(np.int64, strides), np.uint32(BF16_128_PAIR)
+    kernel_scalars = *map(np.int32, (N, K, scale.shape[-1])), *map(np.int64, strides), np.uint32(BF16X2_128)
     grid = (cdiv(N, WARP_ROWS * (config.warps // config.warps_k)) * config.split,)
     return compile_options, grid, (WARP_THREADS * config.warps,), kernel_scalars
 

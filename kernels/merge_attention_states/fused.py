@@ -56,10 +56,10 @@ def fused_kernel(
         part_values = tl.load(part_ptrs, mask=value_mask[:, None, :] & has_keys[:, :, None], other=0.0).to(tl.float32)
         m_new = tl.maximum(m_i, tl.max(lse, 1))
         exponent_shift = tl.where(m_new == float("-inf"), 0.0, m_new)
-        rescale = tl.exp2((m_i - exponent_shift) * TO_LOG2)
+        acc_scale = tl.exp2((m_i - exponent_shift) * TO_LOG2)
         weight = tl.exp2((lse - exponent_shift[:, None]) * TO_LOG2)
-        l_i = l_i * rescale + tl.sum(weight, 1)
-        acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * part_values, 1)
+        l_i = l_i * acc_scale + tl.sum(weight, 1)
+        acc = acc * acc_scale[:, None] + tl.sum(weight[:, :, None] * part_values, 1)
         m_i = m_new
     divisor = tl.where(l_i == 0.0, 1.0, l_i)
     result = (acc * (1 / divisor)[:, None]).to(out_ptr.dtype.element_ty)

@@ -18,7 +18,7 @@ from rooflab.kernels.launcher import kernel
 from rooflab.kernels.mla_decode.split_kv import latents_once
 from rooflab.reference.spec import Arguments
 
-LATENT_DIM, ROTARY = 512, 64
+LATENT_DIM, ROTARY_DIM = 512, 64
 """The sizes of DeepSeek-V2.  FlashInfer's kernels are built only for these sizes."""
 
 
@@ -38,7 +38,7 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
         kv_len_arr=page_lists.lengths,
         num_heads=H,
         head_dim_ckv=LATENT_DIM,
-        head_dim_kpe=ROTARY,
+        head_dim_kpe=ROTARY_DIM,
         page_size=kv_cache.shape[1],
         causal=False,  # the one query sees its whole sequence
         sm_scale=inputs.softmax_scale,
@@ -54,7 +54,7 @@ def plan_of(inputs: Arguments, wrapper_of: Callable[..., Any] = adapter.make_wra
     min_sm=80,
     devices=("cuda",),
     requires=(adapter.PACKAGE,),
-    limits={"latent_dim": (LATENT_DIM,), "D": (LATENT_DIM + ROTARY,)},
+    limits={"latent_dim": (LATENT_DIM,), "D": (LATENT_DIM + ROTARY_DIM,)},
     whole={"q": -1, "kv_cache": -1},
     traffic=adapter.with_base_e(latents_once),
     plan=plan_of,

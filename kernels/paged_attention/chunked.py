@@ -101,11 +101,11 @@ def chunked_kernel(
             scores = tl.dot(q, k, input_precision="ieee")
             if k_scale_ptr is not None:
                 scores *= tl.load(k_scale_ptr + kv_head)
-            weights, rescale, m_i, l_i = weigh(
+            weights, acc_scale, m_i, l_i = weigh(
                 scores, m_i, l_i, key_start, rows // GROUP, length, queries, window, scale, factor, cap, CAUSAL, WINDOW,
                 CAP, NEGATED, key_range != 1, BLOCK_N,
             )  # fmt: skip
-            acc = tl.dot(weights.to(q.dtype), v, acc * rescale[:, None], input_precision="ieee")
+            acc = tl.dot(weights.to(q.dtype), v, acc * acc_scale[:, None], input_precision="ieee")
     if v_scale_ptr is not None:
         acc *= tl.load(v_scale_ptr + kv_head)
     out_rows = token * out_stride_t + head * out_stride_h

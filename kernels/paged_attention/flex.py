@@ -60,15 +60,15 @@ def attend(
         return_aux=AuxRequest(lse=True),
     )
     assert aux_outputs.lse is not None, "return_aux requests it"
-    merged = out[:, :, 0].float(), aux_outputs.lse[:, :, 0]
+    result = out[:, :, 0].float(), aux_outputs.lse[:, :, 0]
     block_size, first_key = k_cache.shape[1], _first(seq_lens, window)
     last_page = seq_lens // block_size
     edge_pages = [(last_page, seq_lens)]
     if window is not None:  # a page in which it begins, unless that is the last one or is seen whole
         edge_pages.append((first_key // block_size, torch.where(first_key % block_size > 0, last_page * block_size, 0)))
     for column, key_end in edge_pages:
-        merged = _merged(*merged, *_page(q, k_cache, v_cache, block_table, column, first_key, key_end, scale, softcap))
-    return merged
+        result = _merged(*result, *_page(q, k_cache, v_cache, block_table, column, first_key, key_end, scale, softcap))
+    return result
 
 
 def _first(seq_lens: Tensor, window: int | None) -> Tensor:
@@ -89,18 +89,18 @@ def _whole_pages(block_table: Tensor, seq_lens: Tensor, k_cache: Tensor, window:
     first_page = (_first(seq_lens, window) + block_size - 1) // block_size
     page_count = (seq_lens // block_size - first_page).clamp(min=0)
     index = torch.arange(table_width, dtype=torch.int32, device=block_table.device).expand(B, table_width)
-    valid = index < page_count[:, None]
+    mask = index < page_count[:, None]
     block_table = block_table.gather(1, (index + first_page[:, None]).clamp(max=table_width - 1).long())
     # One more column, for table entries that are not full pages of the sequence.
     positions = torch.full((B, num_blocks + 1), -1, dtype=torch.int32, device=block_table.device)
-    positions = positions.scatter(1, torch.where(valid, block_table, num_blocks).long(), torch.where(valid, index, -1))
+    positions = positions.scatter(1, torch.where(mask, block_table, num_blocks).long(), torch.where(mask, index, -1))
 
     def seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return positions[b, key // block_size] >= 0
 
     return BlockMask.from_kv_blocks(
         page_count[:, None, None].int(),
-        torch.where(valid, block_table, 0)[:, None, None].contiguous(),
+        torch.where(mask, block_table, 0)[:, None, None].contiguous(),
         BLOCK_SIZE=(QUERY_BLOCK, block_size),
         mask_mod=seen,
         seq_lengths=(1, num_blocks * block_size),

@@ -52,12 +52,12 @@ def gqa_packed_kernel(
         scores = tl.where(key_mask[None, :], scores, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(scores, 1))
         weights = tl.exp2(scores - m_new[:, None])
-        rescale = tl.exp2(m_i - m_new)
-        l_i = l_i * rescale + tl.sum(weights, 1)
+        acc_scale = tl.exp2(m_i - m_new)
+        l_i = l_i * acc_scale + tl.sum(weights, 1)
         # Values are masked too: a page's unused slots may hold NaN, and 0 * NaN is NaN.
         v_offsets = page_ids * v_stride_block + page_slot * v_stride_slot + kv_head * v_stride_h
         v = tl.load(v_ptr + v_offsets[:, None] + dims[None, :], mask=key_mask[:, None], other=0.0)
-        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
+        acc = tl.dot(weights.to(v.dtype), v, acc * acc_scale[:, None], input_precision="ieee")
         m_i = m_new
 
     result = acc / tl.where(l_i == 0.0, 1.0, l_i)[:, None]

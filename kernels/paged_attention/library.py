@@ -102,11 +102,11 @@ def _whole_table(
     visible keys."""
     num_slots = block_table.shape[1] * caches[0].shape[1]
     table = block_table.clamp(0, len(caches[0]) - 1)
-    hidden = torch.arange(num_slots, device=queries.device) >= seq_lens[:, None]  # (B, slots)
+    not_seen = torch.arange(num_slots, device=queries.device) >= seq_lens[:, None]  # (B, slots)
     if window is not None:
-        hidden |= torch.arange(num_slots, device=queries.device) < seq_lens[:, None] - window
-    keys, values = (_gather(cache, table, 0, num_slots).masked_fill_(hidden[:, None, :, None], 0) for cache in caches)
-    is_seen = ~hidden[:, None, None]
+        not_seen |= torch.arange(num_slots, device=queries.device) < seq_lens[:, None] - window
+    keys, values = (_gather(cache, table, 0, num_slots).masked_fill_(not_seen[:, None, :, None], 0) for cache in caches)
+    is_seen = ~not_seen[:, None, None]
     attention_out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=is_seen, scale=scale)
     return attention_out.masked_fill_((seq_lens == 0)[:, None, None, None], 0)
 
@@ -120,8 +120,8 @@ def library(
     this read would wait for the device, so a decode step gathers all pages of the table and masks unused tokens."""
     caches, scale = (k_cache, v_cache), never_zero(softmax_scale)
     if cu_seqlens_q is not None:
-        bounds = cu_seqlens_q.tolist()
-        for b, (query_start, end, length) in enumerate(zip(bounds[:-1], bounds[1:], seq_lens.tolist(), strict=True)):
+        offsets = cu_seqlens_q.tolist()
+        for b, (query_start, end, length) in enumerate(zip(offsets[:-1], offsets[1:], seq_lens.tolist(), strict=True)):
             if query_start == end:  # then the table may hold anything, as it may before a window
                 continue
             first_key, pages = _first(length, end - query_start, window), block_table[b : b + 1]

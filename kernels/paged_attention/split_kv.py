@@ -87,9 +87,9 @@ def configs(case: Case, scheme: Scheme = BF16) -> tuple[SplitConfig, ...]:
 
 def footprint(config: SplitConfig, case: Case, scheme: Scheme = BF16) -> Footprint:
     """Returns the registers for accumulators and queries, and the shared memory for the rings of the warps."""
-    D, H, H_kv, context = (int(case[name]) for name in ("D", "H", "H_kv", "context"))
+    D, H, H_kv, kv_len = (int(case[name]) for name in ("D", "H", "H_kv", "context"))
     group_size, head_sets = H // H_kv, virtual_heads(H, H_kv) // config.warps
-    max_units = int(case["B"]) * head_sets * -(-min(context, int(case.get("window", 0)) or context) // UNIT_KEYS)
+    max_units = int(case["B"]) * head_sets * -(-min(kv_len, int(case.get("window", 0)) or kv_len) // UNIT_KEYS)
     return Footprint(
         threads=32 * config.warps,
         registers=D // 2 + D // (8 if group_size <= 8 else 4 if D <= 128 else 64) + OTHER_REGISTERS,
@@ -115,10 +115,10 @@ def heuristic(case: Case, scheme: Scheme = BF16) -> SplitConfig:
     warps if a buffer would hold less than three units of 16 keys."""
     D, H, H_kv = (int(case[name]) for name in ("D", "H", "H_kv"))
     for warps_per_sm in (16, 8, 4, 2, 1) if D <= 64 else (8, 4, 2, 1):
-        warps = max(count for count in range(1, min(warps_per_sm, 8) + 1) if virtual_heads(H, H_kv) % count == 0)
+        warps = max(divisor for divisor in range(1, min(warps_per_sm, 8) + 1) if virtual_heads(H, H_kv) % divisor == 0)
         ring_limit = min(HOPPER.shared_bytes // (warps_per_sm // warps) - SHARED_RESERVED, HOPPER.shared_bytes_per_cta)
         rings = [SplitConfig(warps, num_stages, warps_per_sm // warps, least=4) for num_stages in range(8, 0, -1)]
-        config = next((ring for ring in rings if ring_bytes(ring, D, H // H_kv, scheme) <= ring_limit), rings[-1])
+        config = next((option for option in rings if ring_bytes(option, D, H // H_kv, scheme) <= ring_limit), rings[-1])
         if config.num_stages >= 3:
             break
     return config

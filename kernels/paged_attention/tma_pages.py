@@ -162,7 +162,7 @@ def _produce(
     BLOCK_N: gl.constexpr = keys.shape[1]
     # A new barrier counts the phase before its first as complete: with a phase of 1 the first wait returns at once.
     slot, phase, v_slot, v_phase = 0, 1, 0, 1
-    bytes_phase = 0
+    partial_phase = 0
     for tile_round in range(gl.cdiv(tiles * H_kv - gl.program_id(0), gl.num_programs(0))):
         kv_head, b, _, _, _, length, first_block, end_block, first_key = _place(tile_round, work, GROUP, BLOCK_N)
         table_row = table + b.to(gl.int64) * table_stride
@@ -185,8 +185,8 @@ def _produce(
                 _load(v, v_full.index(gl.where(is_partial, STAGES, v_slot)), values.index(v_slot), pages_before, v_page,
                       kv_head * v_head, block_start % BLOCK_SIZE, box_count, BOX, COPIES)  # fmt: skip
                 if is_partial:
-                    mbarrier.wait(v_full.index(STAGES), bytes_phase)
-                    bytes_phase ^= 1
+                    mbarrier.wait(v_full.index(STAGES), partial_phase)
+                    partial_phase ^= 1
                     _clear(values.index(v_slot), length - block_start, COPIES)
                     mbarrier.arrive(v_full.index(v_slot))
                 v_slot, v_phase = advance(v_slot, v_phase, values)
@@ -201,7 +201,7 @@ def _steps(
 ):  # fmt: skip
     """Computes attention for the key blocks from `from_block - 1` down to `to_block`.  The exponentials of a block
     overlap the value matmul of the block before it.  Each step but the tile's last, `low`, waits for the next keys."""
-    weights, rescale, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase = state
+    weights, acc_scale, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase = state
     keys, values, k_full, k_empty, v_full, v_empty = memory
     BLOCK_N: gl.constexpr = keys.shape[1]
     weight_layout: gl.constexpr = weights.type.layout
@@ -211,13 +211,13 @@ def _steps(
         key_tile = _tile(keys, k_slot, COPIES)
         scores = warpgroup_mma(q_tile, key_tile.permute((1, 0)), zero_scores, use_acc=False, is_async=True)
         mbarrier.wait(v_full.index(v_slot), v_phase)
-        accumulator = attention.rescaled(accumulator, rescale)
+        accumulator = attention.rescaled(accumulator, acc_scale)
         weight_operand = attention.as_factor(weights, keys.dtype, accumulator.type.layout)
         accumulator = warpgroup_mma(weight_operand, _tile(values, v_slot, COPIES), accumulator, is_async=True)
         scores = warpgroup_mma_wait(num_outstanding=1, deps=(scores,))
         mbarrier.arrive(k_empty.index(k_slot))
         last_key = (positions - key_block * BLOCK_N)[:, None]
-        weights, m_i, l_i, rescale = attention.softmax(scores, m_i, l_i, scales, last_key, None, window, MASKED)
+        weights, m_i, l_i, acc_scale = attention.softmax(scores, m_i, l_i, scales, last_key, None, window, MASKED)
         k_slot, k_phase = advance(k_slot, k_phase, keys)
         # This wait is a loop, over which the assembler moves no wait for products.  Without it here, it moved that wait
         # before the exponentials, which then overlapped no product of this warpgroup.
@@ -225,7 +225,7 @@ def _steps(
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(v_empty.index(v_slot))
         v_slot, v_phase = advance(v_slot, v_phase, values)
-    return weights, rescale, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase
+    return weights, acc_scale, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase
 
 
 @gluon.jit
@@ -272,23 +272,23 @@ def _consume(
             scores = warpgroup_mma_wait(num_outstanding=0, deps=(scores,))
             mbarrier.arrive(k_empty.index(k_slot))
             last_key = (positions - (high - 1) * BLOCK_N)[:, None]
-            weights, m_i, l_i, rescale = attention.softmax(scores, m_i, l_i, scales, last_key, None, window, True)
+            weights, m_i, l_i, acc_scale = attention.softmax(scores, m_i, l_i, scales, last_key, None, window, True)
             k_slot, k_phase = advance(k_slot, k_phase, keys)
             mbarrier.wait(k_full.index(k_slot), k_phase, pred=high - 1 > low)
-            first_limit = length - queries + row // GROUP
-            last_limit = length - queries + gl.minimum((row + ROWS - 1) // GROUP, queries - 1)
-            diagonal_blocks, full_blocks, _ = attention.block_kinds(first_limit, last_limit, low, high, window, BLOCK_N)
+            first_pos = length - queries + row // GROUP
+            last_pos = length - queries + gl.minimum((row + ROWS - 1) // GROUP, queries - 1)
+            diagonal_blocks, full_blocks, _ = attention.block_kinds(first_pos, last_pos, low, high, window, BLOCK_N)
             edges = (high - 1, high - 1 - diagonal_blocks, high - 1 - diagonal_blocks - full_blocks, low)
-            state = (weights, rescale, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase)
+            state = (weights, acc_scale, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase)
             for kind in gl.static_range(3):
                 if kind < 2 or window is not None:
                     state = _steps(
                         q_tile, memory, state, edges[kind], edges[kind + 1], low, positions, scales, window, kind != 1,
                         COPIES,
                     )  # fmt: skip
-            weights, rescale, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase = state
+            weights, acc_scale, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase = state
             mbarrier.wait(v_full.index(v_slot), v_phase)
-            accumulator = attention.rescaled(accumulator, rescale)
+            accumulator = attention.rescaled(accumulator, acc_scale)
             weight_operand = attention.as_factor(weights, keys.dtype, acc_layout)
             accumulator = warpgroup_mma(weight_operand, _tile(values, v_slot, COPIES), accumulator, is_async=True)
             accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))

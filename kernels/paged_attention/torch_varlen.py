@@ -29,7 +29,7 @@ from rooflab.roofline.model import Traffic
 
 PAGE_SIZE_MULTIPLE = 256
 """A page of FlashAttention-2 has a multiple of this number of tokens."""
-ANY_PAGE_IMPL = "FA3"
+FA3_NAME = "FA3"
 """torch's name for FlashAttention-3, which takes pages of any size."""
 NEEDED_ARGUMENTS = ("window_size", "scale", "block_table", "seqused_k", "num_splits")
 
@@ -50,14 +50,14 @@ def traffic(inputs: Arguments) -> Traffic:
 def why_not_taken(inputs: Arguments) -> str | None:
     """Returns why torch's `varlen_attn` cannot take these inputs, or None."""
     block_size = inputs.k_cache.shape[1]
-    lacking_text = why_lacking(*NEEDED_ARGUMENTS)
-    if lacking_text or _active() == ANY_PAGE_IMPL:
-        return lacking_text
+    refusal_text = why_lacking(*NEEDED_ARGUMENTS)
+    if refusal_text or _active() == FA3_NAME:
+        return refusal_text
     if _active() is not None:
-        return f"kernel: expected FlashAttention-2 or {ANY_PAGE_IMPL}, got {_active()} activated"
+        return f"kernel: expected FlashAttention-2 or {FA3_NAME}, got {_active()} activated"
     if block_size % PAGE_SIZE_MULTIPLE:
         page_text = f"pages of a multiple of {PAGE_SIZE_MULTIPLE} tokens for FlashAttention-2"
-        return f"k_cache: expected {page_text}, got {block_size}; {ANY_PAGE_IMPL}, which is not activated, takes any"
+        return f"k_cache: expected {page_text}, got {block_size}; {FA3_NAME}, which is not activated, takes any"
     return None
 
 
@@ -95,7 +95,7 @@ def torch_varlen(
     query_offsets, max_query_len = cu_seqlens_q, len(q)
     if query_offsets is None:
         query_offsets, max_query_len = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device), 1
-    takes_any_page = _active() == ANY_PAGE_IMPL
+    takes_any_page = _active() == FA3_NAME
     is_unmasked = cu_seqlens_q is None and window is None
     may_split_keys = takes_any_page or (is_unmasked and q.shape[1] > k_cache.shape[2])
     # FlashAttention-3 refuses key offsets together with a table; FlashAttention-2 needs them, but uses `seqused_k`.

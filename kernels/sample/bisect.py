@@ -63,15 +63,15 @@ def find_cut(row_ptr, limit, best, temperature, V, BY_MASS: tl.constexpr, BLOCK:
     for digit_step in range(8):
         bit_shift = 28 - 4 * digit_step
         thresholds = key_prefix | (digit_values << bit_shift).to(tl.uint32, bitcast=True) | ((1 << bit_shift) - 1)
-        above = tl.zeros((BLOCK, 16), tl.float32)
+        sums_above = tl.zeros((BLOCK, 16), tl.float32)
         for block_start in range(0, V, BLOCK):
             tokens, logits = load_row(row_ptr, block_start, V, BLOCK)
             weight = tl.where(tokens < V, 1.0, 0.0)
             if BY_MASS:
                 weight = weigh(logits, best, temperature)
-            above += tl.where(to_key(logits)[:, None] > thresholds[None, :], weight[:, None], 0.0)
+            sums_above += tl.where(to_key(logits)[:, None] > thresholds[None, :], weight[:, None], 0.0)
         # `above` falls as the digit rises, and the step before made it less than `limit` at the last digit.
-        key_digit = tl.min(tl.where(tl.sum(above, 0) < limit, digit_values, 15), 0)
+        key_digit = tl.min(tl.where(tl.sum(sums_above, 0) < limit, digit_values, 15), 0)
         key_prefix = key_prefix | (key_digit << bit_shift).to(tl.uint32, bitcast=True)
     return key_prefix
 

@@ -29,8 +29,8 @@ from rooflab.roofline.occupancy import HOPPER
 SOURCE = Path(__file__).with_suffix(".cu").read_text()
 THREADS = 512
 SMALL_CTA_THREADS = 128
-"""The number of threads for a part of at most `FEW_TOKENS` tokens, so that fewer sums are added."""
-FEW_TOKENS = 2048
+"""The number of threads for a part of at most `SMALL_PART_TOKENS` tokens, so that fewer sums are added."""
+SMALL_PART_TOKENS = 2048
 STATIC_SHARED_BYTES = 12 * 1024
 """The bytes of static shared memory, for sums and for the tokens at the end of a search."""
 MAX_CLUSTER_CTAS = 8
@@ -74,7 +74,7 @@ def few_ctas(case: Case, scheme: Scheme = BF16) -> ClusterConfig:
         share_of(V, cluster) > TARGET_CTA_TOKENS or (B * cluster < HOPPER_SMS and share_of(V, cluster) > 4 * THREADS)
     ):
         cluster *= 2
-    return ClusterConfig(cluster, SMALL_CTA_THREADS if share_of(V, cluster) <= FEW_TOKENS else THREADS)
+    return ClusterConfig(cluster, SMALL_CTA_THREADS if share_of(V, cluster) <= SMALL_PART_TOKENS else THREADS)
 
 
 CONFIGS = space(ClusterConfig, cluster=(1, 2, 4, 8), threads=(128, 256, 512))

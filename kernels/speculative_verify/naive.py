@@ -34,8 +34,8 @@ def naive(
     uniform_draws = random_words.float().mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
     p = target_probs[:, :K].gather(2, drafted_ids).squeeze(2)
     q = draft_probs.gather(2, drafted_ids).squeeze(2)
-    accepted_so_far = (draft_mask & (uniform_draws * q < p)).long().cumprod(1)
-    accepted_count = accepted_so_far.sum(1)
+    accepted_mask = (draft_mask & (uniform_draws * q < p)).long().cumprod(1)
+    accepted_count = accepted_mask.sum(1)
     # The law after the accepted drafts: what the draft left of the target, or after all drafts the target.
     rows = torch.arange(B, device=seed.device)
     target_row = target_probs[rows, accepted_count]
@@ -45,6 +45,6 @@ def naive(
     draw_stream = torch.where(accepted_count < num_drafts, RECOVERY_STREAM, 0)
     scores = weights.log() - log_exponential(words_of_rows(seed, position + accepted_count, V, draw_stream))
     tokens.fill_(-1)
-    tokens[:, :K] = torch.where(accepted_so_far > 0, draft_tokens, -1)
+    tokens[:, :K] = torch.where(accepted_mask > 0, draft_tokens, -1)
     tokens[rows, accepted_count] = scores.argmax(1)
     num_accepted.copy_(accepted_count)

@@ -74,8 +74,8 @@ def tampered(threads: int | None = None) -> str | None:
         current_fn = getattr(owner, name, None)
         is_builtin = owner is time and isinstance(current_fn, BuiltinFunctionType) and current_fn.__name__ == name
         code = getattr(current_fn, "__code__", None)
-        not_from_torch = owner is _cuda.Event and code is not None and _TORCH_PATH not in Path(code.co_filename).parents
-        if not_from_torch or (current_fn is not saved_function and not is_builtin):
+        is_foreign = owner is _cuda.Event and code is not None and _TORCH_PATH not in Path(code.co_filename).parents
+        if is_foreign or (current_fn is not saved_function and not is_builtin):
             setattr(owner, name, saved_function)
             code_location = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
             faults.append(f"{function_path} was replaced{code_location}")

@@ -70,17 +70,17 @@ def observed(call: Function, cuda: CudaCalls) -> dict[str, Any]:
     with cuda.use():
         cuda.synchronize()
         _cuda.reset_peak_memory_stats(cuda.device)
-        bytes_before = _cuda.memory_allocated(cuda.device)
+        start_bytes = _cuda.memory_allocated(cuda.device)
         call_result = call()
         cuda.synchronize()
-        peak_bytes, bytes_after = _cuda.max_memory_allocated(cuda.device), _cuda.memory_allocated(cuda.device)
+        peak_bytes, end_bytes = _cuda.max_memory_allocated(cuda.device), _cuda.memory_allocated(cuda.device)
         del call_result
         with launched_code() as launch_hashes, profiled() as device_recording:
             call()
             cuda.synchronize()
     kernels = kernels_in(_events(device_recording)) if device_recording else []
     return {
-        "peak_memory_bytes": float(max(0, peak_bytes - max(bytes_after, bytes_before))),
+        "peak_memory_bytes": float(max(0, peak_bytes - max(end_bytes, start_bytes))),
         "device_kernels": tuple(kernel.name for kernel in kernels),
         "activity_hash": activity_hash(kernels, launch_hashes),
     }

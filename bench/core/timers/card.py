@@ -93,14 +93,14 @@ class ClockWatch(ExitStack):
             return [gpu_reading[name] for gpu_reading in self._readings if gpu_reading[name] is not None]
 
         flags = reduce(or_, read("throttle_reasons")) if read("throttle_reasons") else None
-        unread_reason = "NVML gave no reasons" if self._readings else "NVML was not asked"
+        absence_reason = "NVML gave no reasons" if self._readings else "NVML was not asked"
         return {
             "readings": len(self._readings),
             **{name: [min(read(name)), max(read(name))] if read(name) else None for name in MIN_MAX_FIELDS},
             "throttle_reasons": flags,
             "throttle_names": [name for flag, name in REASONS.items() if (flags or 0) & flag],
             "throttled": None if flags is None else [name for flag, name in REASONS.items() if flags & flag & INVALID],
-            **({"throttle_unread": unread_reason} if flags is None else {}),
+            **({"throttle_unread": absence_reason} if flags is None else {}),
             "other_processes": others_among({pid for pids in read("processes") for pid in pids}),
             "sm_clock_hz": statistics.median(sm_clocks) if sm_clocks else None,
             "sm_clock_range_hz": [min(sm_clocks), max(sm_clocks)] if sm_clocks else None,

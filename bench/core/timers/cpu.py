@@ -89,16 +89,16 @@ def _threads(count: int) -> tuple[int, ...]:
     cache_key = caller_id, _ = threading.get_native_id(), count
     if cache_key in _thread_ids and all((_TASK_FOLDER / str(thread)).is_dir() for thread in _thread_ids[cache_key]):
         return _thread_ids[cache_key]
-    busy_tensor = torch.ones(2**22)
-    busy_tensor.add_(1.0)  # starts the threads
+    work_tensor = torch.ones(2**22)
+    work_tensor.add_(1.0)  # starts the threads
     old_run_times = run_times()
     for _ in range(4):
-        busy_tensor.add_(1.0)
-    run_time_of = {thread: times[0] - old_run_times.get(thread, (0, 0))[0] for thread, times in run_times().items()}
-    min_run_time = BUSY_SHARE * run_time_of.get(caller_id, 0)
+        work_tensor.add_(1.0)
+    time_by_thread = {thread: times[0] - old_run_times.get(thread, (0, 0))[0] for thread, times in run_times().items()}
+    min_run_time = BUSY_SHARE * time_by_thread.get(caller_id, 0)
     worker_threads = sorted(
-        (thread for thread in run_time_of if thread != caller_id and run_time_of[thread] > min_run_time),
-        key=lambda t: -run_time_of[t],
+        (thread for thread in time_by_thread if thread != caller_id and time_by_thread[thread] > min_run_time),
+        key=lambda t: -time_by_thread[t],
     )
     threads = (caller_id, *worker_threads[: count - 1])
     if len(threads) == count:

@@ -33,7 +33,7 @@ MIN_BACKLOG_S, MAX_BACKLOG_S = 1e-4, 0.02
 """The shortest and the longest wait before a sample.  A function that needs more is assumed to wait for the device."""
 WAIT_TO_HOST_RATIO = 2.0
 """The wait divided by the longest host time of the last samples."""
-MAX_HOST_TIMES = 8
+HOST_TIME_COUNT = 8
 """The host times of this many last samples set the wait.  After so many samples an outlier has no effect."""
 CALIBRATION_CYCLES = 2_000_000
 WAKE_UP_S = 0.05
@@ -141,12 +141,12 @@ class EventTimer(Timer):
         wait_s = self.wait_s(name)
         start_s = self.cuda.clock()
         self.cuda.sleep(int(wait_s * self.cycles_per_s))
-        release_event = self.cuda.event()
+        wait_end_event = self.cuda.event()
         event_pair = self._sample(call)
-        wait_ended = self.cuda.passed(release_event)
+        wait_ended = self.cuda.passed(wait_end_event)
         host_s = self.cuda.clock() - start_s
         # A wait that ran out although it was long enough by this clock was shorter than it was meant to be.
-        self._host.setdefault(name, deque(maxlen=MAX_HOST_TIMES)).append(max(host_s, wait_s) if wait_ended else host_s)
+        self._host.setdefault(name, deque(maxlen=HOST_TIME_COUNT)).append(max(host_s, wait_s) if wait_ended else host_s)
         if wait_ended and wait_s >= MAX_BACKLOG_S:
             self.gaps.add(name)
         return not wait_ended or name in self.gaps, event_pair

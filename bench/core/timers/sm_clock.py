@@ -72,8 +72,8 @@ class DeviceClock:
 
     def readings_hz(self) -> list[float]:
         """Waits for the device, and returns all SM clock readings in Hz, in order."""
-        count_pairs = self._counts[: self._taken].cpu().tolist()
-        return [1e9 * cycle_count / elapsed_ns for cycle_count, elapsed_ns in count_pairs if elapsed_ns]
+        readings = self._counts[: self._taken].cpu().tolist()
+        return [1e9 * cycle_count / elapsed_ns for cycle_count, elapsed_ns in readings if elapsed_ns]
 
 
 def sm_clock_under_load(device: torch.device) -> float:

@@ -24,11 +24,11 @@ STEPS_PER_SAMPLE = 10
 """The least number of timer steps per sample.  A shorter sample would measure the resolution of the timer."""
 MAX_CALLS_PER_SAMPLE = 1000
 MAX_SAMPLES = 1000
-FIRST_CALL_COUNT = 2
+SETUP_CALL_COUNT = 2
 """Calls of each function before the warm-up.  The second call may also compile, for other inputs or other sizes."""
 WARM_UP_SHARE = 0.3
 """The warm-up ends at the latest after this share of the budget."""
-FINAL_ROUNDS = 3
+N_LAST_ROUNDS = 3
 """The number of last rounds with equal values.  In these rounds a `calls.Rotation` uses each set of inputs once."""
 MIN_STEADY_RATIO = 0.95
 """The warm-up goes on while a round lowers the fastest time of a function below this share of the earlier value."""
@@ -92,7 +92,7 @@ def time_functions(
     device is neither cpu nor cuda."""
     _check_arguments(functions, budget_s, min_samples)
     active_timer = timer or timer_for(torch.device(device), cold, flush)
-    threads, last_rounds, limit = torch.get_num_threads(), FINAL_ROUNDS if renew else 0, max(MAX_SAMPLES, min_samples)
+    threads, last_rounds, limit = torch.get_num_threads(), N_LAST_ROUNDS if renew else 0, max(MAX_SAMPLES, min_samples)
     samples_s: dict[str, list[float]] = {name: [] for name in functions}
     round_starts_s: list[float] = []
     function_orders = _orders(list(functions), seed)
@@ -111,17 +111,17 @@ def time_functions(
         if gc.isenabled():
             exit_stack.callback(gc.enable)
             gc.disable()
-        for function in [*functions.values()] * FIRST_CALL_COUNT:
+        for function in [*functions.values()] * SETUP_CALL_COUNT:
             active_timer.first_call(function)
         start_s = perf_counter()
         fastest_times = _warm_up(active_timer, functions, start_s + WARM_UP_SHARE * budget_s)
         calls_per_sample = {name: _calls_per_sample(active_timer, fastest_times[name]) for name in functions}
-        with active_timer.sampling() as waiting_reader:
+        with active_timer.sampling() as wait_meter:
             while (sample_count := min(map(len, samples_s.values()))) < limit - last_rounds:
                 round_starts_s.append(perf_counter())
                 spent = round_starts_s[-1] - start_s
                 if sample_count >= min_samples - last_rounds and spent > budget_s:
-                    few_text, noise_by_name = judged(waiting_reader())
+                    few_text, noise_by_name = judged(wait_meter())
                     if spent > budget_s + max(more_s, budget_s if few_text else 0.0) or not any(noise_by_name.values()):
                         break
                 if renew:
@@ -129,7 +129,7 @@ def time_functions(
                 take()
             for _ in range(last_rounds):
                 take()
-            few_text, noise_by_name = judged(waiting_reader())
+            few_text, noise_by_name = judged(wait_meter())
         tampering = tampered(threads)
         samples_by_name = {}
         for name, sample_times in samples_s.items():

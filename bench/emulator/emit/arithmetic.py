@@ -308,11 +308,11 @@ def dots(g: Generator, instruction: Instruction) -> None:
     opcode_parts, operands = instruction.parts, instruction.operands
     name, dtype = opcode_parts[0], dtype_of(kind_of(instruction))
     if name in ("dp4a", "dp2a"):
-        sign_types = [modifier for modifier in opcode_parts if modifier in ("u32", "s32")]
+        int_types = [modifier for modifier in opcode_parts if modifier in ("u32", "s32")]
         high_argument = f", {'hi' in opcode_parts}" if name == "dp2a" else ""
-        result_dtype = "i4" if "s32" in sign_types else "u4"
+        result_dtype = "i4" if "s32" in int_types else "u4"
         a, b, c = g.value(operands[1], "u4"), g.value(operands[2], "u4"), g.value(operands[3], result_dtype)
-        call_text = f"integers.{name}({a}, {b}, {c}, {sign_types[0] == 's32'}, {sign_types[1] == 's32'}{high_argument})"
+        call_text = f"integers.{name}({a}, {b}, {c}, {int_types[0] == 's32'}, {int_types[1] == 's32'}{high_argument})"
         g.define(operands[0], call_text, result_dtype)
         return
     values_text = ", ".join(g.value(input_operand, dtype) for input_operand in operands[1:])

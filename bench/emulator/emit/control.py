@@ -71,7 +71,7 @@ def sleep(g: Generator, instruction: Instruction) -> None:
 def barrier(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `bar.sync`, `bar.arrive`, `bar.red`, `bar.warp.sync` and `barrier.cluster`."""
     opcode_parts, operands = instruction.parts, list(instruction.operands)
-    following = instruction.number + 1
+    next_pc = instruction.number + 1
     if opcode_parts[1] == "warp":
         (_,) = operands  # the scheduler reads the mask, and brings these lanes here together
     elif opcode_parts[1] == "cluster":
@@ -79,7 +79,7 @@ def barrier(g: Generator, instruction: Instruction) -> None:
         has_release = "relaxed" not in opcode_parts
         g.unguarded(instruction)
         if name == "cluster_wait":
-            g.line(f"return waiting_of(c.group).clusters.wait(c, {following}, {instruction.number})")
+            g.line(f"return waiting_of(c.group).clusters.wait(c, {next_pc}, {instruction.number})")
             g.ends()
         else:
             g.line(f"waiting_of(c.group).clusters.arrive(c, {has_release}, {instruction.number})")
@@ -90,7 +90,7 @@ def barrier(g: Generator, instruction: Instruction) -> None:
         count = g.value(operands[1], "u4") if len(operands) > 1 else "None"
         name = "arrive" if "arrive" in opcode_parts else "sync"
         g.line(
-            f"return synchronising.{name}(c, {bar_id}, {count}, {following}, {instruction.number}, {g.guard or 'None'})"
+            f"return synchronising.{name}(c, {bar_id}, {count}, {next_pc}, {instruction.number}, {g.guard or 'None'})"
         )
         g.ends()
 
@@ -132,10 +132,10 @@ def mbarrier(g: Generator, instruction: Instruction) -> None:
     elif operation_name == "inval":
         g.line(f"waiting_of(c.group).mbarriers.inval(c, {address}, {mask}, {number})")
     elif operation_name in ("arrive", "arrive_drop"):
-        expect = value_texts[0] if "expect_tx" in opcode_parts else "None"
+        n_bytes = value_texts[0] if "expect_tx" in opcode_parts else "None"
         count = value_texts[0] if value_texts and "expect_tx" not in opcode_parts else default_count
         options = f"drop={operation_name == 'arrive_drop'}, may_complete={'noComplete' not in opcode_parts}"
-        code = f"synchronising.update_mbarrier(c, 'arrive', {address}, {count}, {expect}, {mask}, {number}, {options})"
+        code = f"synchronising.update_mbarrier(c, 'arrive', {address}, {count}, {n_bytes}, {mask}, {number}, {options})"
         g.define(target_operand, code, "u8")
     elif operation_name == "expect_tx":
         g.line(f"synchronising.update_mbarrier(c, 'expect', {address}, {value_texts[0]}, {mask}, {number})")
@@ -181,11 +181,11 @@ def shuffle(g: Generator, instruction: Instruction) -> None:
     result_register = target_operand.items[0] if isinstance(target_operand, OperandGroup) else target_operand
     dtype = g.dtypes[value_operand.index] if isinstance(value_operand, Register) else "u4"
     arguments = f"{g.value(value_operand, dtype)}, {g.value(source_lane, 'u4')}, {g.value(clamp_operand, 'u4')}"
-    result_name, valid_name = g.temporary(), g.temporary()
-    g.line(f"{result_name}, {valid_name} = warps.shuffle(c, {shuffle_mode!r}, {arguments}, {has_predicate})")
+    result_name, predicate_name = g.temporary(), g.temporary()
+    g.line(f"{result_name}, {predicate_name} = warps.shuffle(c, {shuffle_mode!r}, {arguments}, {has_predicate})")
     g.define(result_register, result_name, dtype)
     if isinstance(target_operand, OperandGroup):
-        g.define(target_operand.items[1], valid_name, "?")
+        g.define(target_operand.items[1], predicate_name, "?")
 
 
 @emits("vote")
@@ -203,11 +203,11 @@ def match(g: Generator, instruction: Instruction) -> None:
     match_mode = instruction.parts[1]
     target_operand, value, mask = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
-    name, all_equal_name = g.temporary(), g.temporary()
-    g.line(f"{name}, {all_equal_name} = warps.match(c, {match_mode!r}, {g.value(value, dtype)}, {g.value(mask, 'u4')})")
+    name, predicate_name = g.temporary(), g.temporary()
+    g.line(f"{name}, {predicate_name} = warps.match(c, {match_mode!r}, {g.value(value, dtype)}, {g.value(mask, 'u4')})")
     g.define(target_operand.items[0] if isinstance(target_operand, OperandGroup) else target_operand, name, "u4")
     if isinstance(target_operand, OperandGroup):
-        g.define(target_operand.items[1], all_equal_name, "?")
+        g.define(target_operand.items[1], predicate_name, "?")
 
 
 @emits("redux")

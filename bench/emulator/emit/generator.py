@@ -228,8 +228,8 @@ class Generator:
         # A result narrower than its register is extended by zeros or by its sign, as its own type says (ld, cvt).
         wide_type = f"i{target[1]}" if dtype[0] == "i" else f"u{target[1]}"
         bits_text = f"({expression}).view(u{dtype[1]})" if dtype[0] == "f" else f"({expression})"
-        wide_text = f"{bits_text}.astype({wide_type})"
-        return wide_text if wide_type == target else f"{wide_text}.view({target})"
+        cast_text = f"{bits_text}.astype({wide_type})"
+        return cast_text if wide_type == target else f"{cast_text}.view({target})"
 
     def _register(self, register: syntax.Register, dtype: str) -> str:
         register_index, register_dtype = register.index, self.dtypes[register.index]
@@ -302,8 +302,8 @@ class Generator:
             predicate_text = self._register(instruction.predicate, "?")
             self._guard = f"~{predicate_text}" if instruction.negated else predicate_text
             if instruction.predicate in syntax.definitions(instruction):
-                old_guard, self._guard = self._guard, self.temporary()
-                self.line(f"{self._guard} = {old_guard}")
+                guard_text, self._guard = self._guard, self.temporary()
+                self.line(f"{self._guard} = {guard_text}")
         if self._accumulators:
             self._look_at(instruction)
         emitter(self, instruction)

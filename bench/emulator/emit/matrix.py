@@ -43,10 +43,10 @@ def multiply(g: Generator, instruction: Instruction) -> None:
     if len(matrix_types) != 4 or "sp" in opcode_parts or "row" not in opcode_parts:
         raise unknown(instruction)
     d_type, a_type, b_type, c_type = matrix_types
-    dtype_by_type = {"f32": "f4", "f64": "f8"}
-    result_dtype, input_dtype = dtype_by_type.get(d_type, "u4"), "f8" if a_type == "f64" else "u4"
+    dtype_by_ptx_type = {"f32": "f4", "f64": "f8"}
+    result_dtype, input_dtype = dtype_by_ptx_type.get(d_type, "u4"), "f8" if a_type == "f64" else "u4"
     a, b = (", ".join(g.value(item, input_dtype) for item in g.items(operand)) for operand in instruction.operands[1:3])
-    c = ", ".join(g.value(item, dtype_by_type.get(c_type, "u4")) for item in g.items(instruction.operands[3]))
+    c = ", ".join(g.value(item, dtype_by_ptx_type.get(c_type, "u4")) for item in g.items(instruction.operands[3]))
     call_text = (
         f"matrices.multiply(c, {shape_text!r}, {a_type!r}, {b_type!r}, {d_type!r}, ({a},), ({b},), ({c},),"
         f" {'satfinite' in opcode_parts}, {instruction.number})"
@@ -65,9 +65,9 @@ def warpgroup(g: Generator, instruction: Instruction) -> None:
     if operation_name == "commit_group":
         g.line(f"matrices.commit(c, {instruction.number})")
     elif operation_name == "wait_group":
-        newest_count = instruction.operands[0]
-        assert isinstance(newest_count, Immediate)
-        g.line(f"matrices.wait(c, {newest_count.value}, {instruction.number})")
+        pending_limit = instruction.operands[0]
+        assert isinstance(pending_limit, Immediate)
+        g.line(f"matrices.wait(c, {pending_limit.value}, {instruction.number})")
     elif operation_name == "mma_async" and "sp" not in opcode_parts:
         _multiply_async(g, instruction)
     else:
@@ -75,10 +75,10 @@ def warpgroup(g: Generator, instruction: Instruction) -> None:
 
 
 def _multiply_async(g: Generator, instruction: Instruction) -> None:
-    parts, operands = instruction.parts, instruction.operands
-    shape_index = next(part_no for part_no, modifier in enumerate(parts) if re.fullmatch(r"m64n\d+k\d+", modifier))
-    n, k = map(int, re.findall(r"\d+", parts[shape_index])[1:])
-    d_type, a_type, b_type = [modifier for modifier in parts[shape_index + 1 :] if modifier != "satfinite"]
+    op_parts, operands = instruction.parts, instruction.operands
+    shape_index = next(part_no for part_no, modifier in enumerate(op_parts) if re.fullmatch(r"m64n\d+k\d+", modifier))
+    n, k = map(int, re.findall(r"\d+", op_parts[shape_index])[1:])
+    d_type, a_type, b_type = [modifier for modifier in op_parts[shape_index + 1 :] if modifier != "satfinite"]
     if a_type in ELEMENT_BYTES and k * ELEMENT_BYTES[a_type] != K_BYTES:
         raise PtxError(
             f"PTX: expected a K of {K_BYTES // ELEMENT_BYTES[a_type]} for {a_type}, got {instruction.text!r}"
@@ -89,7 +89,7 @@ def _multiply_async(g: Generator, instruction: Instruction) -> None:
     a_in_registers = isinstance(operands[1], OperandGroup)
     a_transposed = transpose_flags[0] if transpose_flags and not a_in_registers else False
     b_transposed = transpose_flags[-1] if transpose_flags else False
-    shape = WgmmaShape(n, d_type, a_type, b_type, scale_a, scale_b, a_transposed, b_transposed, "satfinite" in parts)
+    shape = WgmmaShape(n, d_type, a_type, b_type, scale_a, scale_b, a_transposed, b_transposed, "satfinite" in op_parts)
     result_dtype = {"f32": "f4"}.get(d_type, "u4")
     d = ", ".join(g.value(operand, result_dtype) for operand in g.items(operands[0]))
     if isinstance(operands[1], OperandGroup):

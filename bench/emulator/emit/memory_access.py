@@ -24,16 +24,16 @@ def space_of(instruction: syntax.Instruction) -> str:
 def address(g: Generator, operand: syntax.Address, space: str) -> str:
     """Returns the Python expression of an address in the state space `space`: uint32 if it is `shared`, else uint64."""
     size = "u4" if space == "shared" else "u8"
-    base_op, base_offset = operand.base, operand.offset
-    if isinstance(base_op, syntax.Symbol):
-        address_text = f"c.address({base_op.name!r}, {size})"
-    elif isinstance(base_op, syntax.Immediate):
-        address_text = g.constant(base_op.value, size)
+    base, base_offset = operand.base, operand.offset
+    if isinstance(base, syntax.Symbol):
+        address_text = f"c.address({base.name!r}, {size})"
+    elif isinstance(base, syntax.Immediate):
+        address_text = g.constant(base.value, size)
     else:
-        dtype = g.dtypes[base_op.index]
+        dtype = g.dtypes[base.index]
         # Some compilers keep a shared address in 64 bits, or a generic address in 32 bits.
         is_narrow = int(dtype[1]) < int(size[1])
-        address_text = f"{g.value(base_op, 'u' + dtype[1])}.astype({size})" if is_narrow else g.value(base_op, size)
+        address_text = f"{g.value(base, 'u' + dtype[1])}.astype({size})" if is_narrow else g.value(base, size)
     return f"{address_text} + {g.constant(base_offset, size)}" if base_offset else address_text
 
 
@@ -124,13 +124,13 @@ def atomic(g: Generator, instruction: syntax.Instruction) -> None:
 @emits("fence", "membar")
 def fence(g: Generator, instruction: syntax.Instruction) -> None:
     """Emits Python code for fences.  Proxy fences are also reported to the race detector."""
-    parts = instruction.parts
-    if "proxy" in parts or any(modifier.startswith("mbarrier_init") for modifier in parts):
-        kind, guard_text = ".".join(parts[1:]), g.guard or "None"
-        if "tensormap::generic" in parts and isinstance(pointer := (*instruction.operands, None)[0], syntax.Address):
+    op_parts = instruction.parts
+    if "proxy" in op_parts or any(modifier.startswith("mbarrier_init") for modifier in op_parts):
+        kind, guard_text = ".".join(op_parts[1:]), g.guard or "None"
+        if "tensormap::generic" in op_parts and isinstance(pointer := (*instruction.operands, None)[0], syntax.Address):
             g.line(f"tensor_maps.fence(c, {address(g, pointer, 'generic')}, {guard_text})")
         g.line(f"synchronising.proxy_fence(c, {kind!r}, {guard_text})")
-    elif "cta" not in parts:  # in this model only barriers order accesses within a CTA
+    elif "cta" not in op_parts:  # in this model only barriers order accesses within a CTA
         g.unguarded(instruction)
         g.line(f"synchronising.fence(c, {instruction.number})")
 
@@ -200,32 +200,32 @@ def _constant(operand: syntax.Operand) -> int:
 
 
 def _bulk(g: Generator, instruction: syntax.Instruction, mask: str, number: int) -> None:
-    opcode, operands, parts = instruction.opcode, instruction.operands, instruction.parts
-    if "commit_group" in parts:
+    opcode, operands, op_parts = instruction.opcode, instruction.operands, instruction.parts
+    if "commit_group" in op_parts:
         g.line(f"bulk.commit_bulk(c, {mask})")
         return
-    if "wait_group" in parts:
-        g.line(f"bulk.wait_bulk(c, {_constant(operands[0])}, {'read' in parts}, {mask})")
+    if "wait_group" in op_parts:
+        g.line(f"bulk.wait_bulk(c, {_constant(operands[0])}, {'read' in op_parts}, {mask})")
         return
-    op_name = next((part for part in parts if part in _REDUCTIONS), None) if opcode.startswith("cp.reduce") else None
+    op_name = next((part for part in op_parts if part in _REDUCTIONS), None) if opcode.startswith("cp.reduce") else None
     if ".global" not in opcode:
         _between(g, instruction, mask)
         return
-    into_shared = opcode.index(".shared") < opcode.index(".global")
-    if "tensor" in parts:
-        if any(part.startswith(("im2col", "tile::")) for part in parts):
+    is_load = opcode.index(".shared") < opcode.index(".global")
+    if "tensor" in op_parts:
+        if any(part.startswith(("im2col", "tile::")) for part in op_parts):
             raise unknown(instruction)
-        _tensor(g, instruction, into_shared, op_name, mask)
+        _tensor(g, instruction, is_load, op_name, mask)
         return
     size = g.value(operands[2], "u4")
-    if into_shared:
+    if is_load:
         target, source = located(g, operands[0], "shared", instruction), located(g, operands[1], "global", instruction)
         barrier_text = located(g, operands[3], "shared", instruction)
         cta_mask = g.value(operands[4], "u2") if "multicast::cluster" in opcode else "None"
         g.line(f"bulk.bulk_load(c, {target}, {source}, {size}, {barrier_text}, {cta_mask}, {mask}, {number})")
     else:
         target, source = located(g, operands[0], "global", instruction), located(g, operands[1], "shared", instruction)
-        kind = parts[-1] if op_name else ""
+        kind = op_parts[-1] if op_name else ""
         g.line(f"bulk.bulk_store(c, {target}, {source}, {size}, {op_name!r}, {kind!r}, {mask}, {number})")
 
 

@@ -24,7 +24,7 @@ _COMPARISONS = {
 }
 _NEGATED_COMPARISONS = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
 """For a comparison that is also true for NaN, except equ and neu: the opposite comparison, which is false for NaN."""
-_WINDOW_BY_SPACE = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
+_BASE_BY_SPACE = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
 
 
 @emits("mov")
@@ -137,8 +137,8 @@ def set_predicate(g: Generator, instruction: Instruction) -> None:
     if kind.endswith("x2"):
         # Each half has a predicate.
         value_texts[1] = g.temporary()
-        half_shift = g.constant(16, "u4")
-        for value_text, shift in zip(value_texts, ("", f" >> {half_shift}"), strict=True):
+        shift_text = g.constant(16, "u4")
+        for value_text, shift in zip(value_texts, ("", f" >> {shift_text}"), strict=True):
             halves = (_flushed(f"({g.value(operand, 'u4')}{shift}).astype(u2)", kind[:-2], ftz) for operand in (a, b))
             g.line(f"{value_text} = {_compared(name, kind[:-2], *halves)}")
     else:
@@ -176,18 +176,18 @@ def set_value(g: Generator, instruction: Instruction) -> None:
 @emits("cvt")
 def convert(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for the conversion `cvt`."""
-    parts, operands = instruction.parts, instruction.operands
-    ptx_types = [part for part in parts if part in DTYPES]
+    op_parts, operands = instruction.parts, instruction.operands
+    ptx_types = [part for part in op_parts if part in DTYPES]
     target, source = ptx_types[0], ptx_types[-1]
-    if "pack" in parts:
-        target = parts[parts.index("sat") + 1]
+    if "pack" in op_parts:
+        target = op_parts[op_parts.index("sat") + 1]
         values_text = ", ".join(g.value(operand, "i4") for operand in operands[1:3])
         extra_argument = f", {g.value(operands[3], 'u4')}" if len(operands) == 4 else ""
         g.define(operands[0], f"formats.cvt_pack({values_text}, {target!r}{extra_argument})", "u4")
         return
-    active_flags = [name for name in ("ftz", "sat", "relu", "satfinite") if name in parts]
+    active_flags = [name for name in ("ftz", "sat", "relu", "satfinite") if name in op_parts]
     modifiers = "".join(f", {name}=True" for name in active_flags)
-    round_mode = rounding_of(parts) or next((part for part in parts if part in ("rni", "rzi", "rmi", "rpi")), "")
+    round_mode = rounding_of(op_parts) or next((part for part in op_parts if part in ("rni", "rzi", "rmi", "rpi")), "")
     result_dtype = dtype_of(target)
     if target[0] in "us" and source[0] not in "us" and round_mode in ROUNDINGS:
         raise PtxError(f"PTX: expected cvt.rni, .rzi, .rmi or .rpi from {source} to {target}, got {instruction.text!r}")
@@ -228,22 +228,22 @@ def _only(flags: Sequence[str], *names: str) -> str:
 @emits("cvta", "isspacep", "mapa", "getctarank")
 def addresses(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for the address instructions `cvta`, `isspacep`, `mapa` and `getctarank`."""
-    parts, operands = instruction.parts, instruction.operands
-    name = parts[0]
-    space_names = (modifier.split("::")[0] for modifier in parts[1:])
-    space = next((space_name for space_name in space_names if space_name in (*_WINDOW_BY_SPACE, "global", "const")), "")
-    address_dtype = "u8" if parts[-1].endswith("64") else "u4"
+    op_parts, operands = instruction.parts, instruction.operands
+    name = op_parts[0]
+    space_names = (modifier.split("::")[0] for modifier in op_parts[1:])
+    space = next((space_name for space_name in space_names if space_name in (*_BASE_BY_SPACE, "global", "const")), "")
+    address_dtype = "u8" if op_parts[-1].endswith("64") else "u4"
     if name == "cvta":
         address_text = g.value(operands[1], address_dtype)
-        if space in _WINDOW_BY_SPACE:
+        if space in _BASE_BY_SPACE:
             offset_mask = g.constant((1 << 60) - 1, address_dtype)
-            window_base = g.constant(_WINDOW_BY_SPACE[space], address_dtype)
-            address_text = f"{address_text} & {offset_mask}" if "to" in parts else f"{address_text} | {window_base}"
+            window_base = g.constant(_BASE_BY_SPACE[space], address_dtype)
+            address_text = f"{address_text} & {offset_mask}" if "to" in op_parts else f"{address_text} | {window_base}"
         g.define(operands[0], address_text, address_dtype)
     elif name == "isspacep":
         if space == "const":
             raise PtxError(f"PTX: expected a space that addresses tell apart, got {instruction.text!r}")
-        window_number = g.constant(_WINDOW_BY_SPACE.get(space, 0) >> 60, "u8")
+        window_number = g.constant(_BASE_BY_SPACE.get(space, 0) >> 60, "u8")
         g.define(operands[0], f"({g.value(operands[1], 'u8')} >> {g.constant(60, 'u8')}) == {window_number}", "?")
     elif name == "mapa":
         address_mask = (1 << RANK_SHIFT) - 1 | (SHARED_WINDOW if address_dtype == "u8" else 0)

@@ -39,25 +39,25 @@ def atomic(
         return old_result
     lane_addresses = c.vector(addresses)
     op_values = [c.vector(operand)[lanes] for operand in operands]
-    launch_run, lane_mask = c.group.run, np.zeros(c.size, np.bool_)
+    launch, lane_mask = c.group.run, np.zeros(c.size, np.bool_)
     lane_mask[lanes] = True
-    observer, launch_run.observer = launch_run.observer, None
-    changes_before = launch_run.changes
+    observer, launch.observer = launch.observer, None
+    change_count = launch.changes
     try:
         (loaded_values,) = access.load(c, space, lane_addresses, lane_mask, dtype.itemsize, 1, instruction)
         old_values = loaded_values[lanes].view(dtype)
-        lane_places = _places(c, space, lane_addresses, lanes, instruction)
+        location_keys = _places(c, space, lane_addresses, lanes, instruction)
         flush_mask = _flushed(operation, kind, space, lane_addresses[lanes])
-        old_result[lanes], new_values = _one_by_one(operation, kind, lane_places, old_values, op_values, flush_mask)
+        old_result[lanes], new_values = _one_by_one(operation, kind, location_keys, old_values, op_values, flush_mask)
         has_changed = new_values.tobytes() != old_values.tobytes()
         stored_values = np.zeros(c.size, _UNSIGNED_DTYPES[dtype.itemsize])
         stored_values[lanes] = new_values.view(stored_values.dtype)
         access.store(c, space, lane_addresses, (stored_values,), lane_mask, dtype.itemsize, instruction)
     finally:
-        launch_run.observer = observer
+        launch.observer = observer
     _observe(c, space, lane_addresses[lanes], lanes, dtype.itemsize, order, instruction)
     if not has_changed:
-        launch_run.changes = changes_before
+        launch.changes = change_count
         c.polls(instruction, lane_addresses[lanes])
     return old_result
 
@@ -109,8 +109,8 @@ def _one_by_one(
     """Runs an atomic operation lane by lane. Returns the old value that each lane reads, and the final value at its
     memory location."""
     sort_order = np.argsort(places, kind="stable")
-    sorted_places = places[sort_order]
-    is_group_start = np.r_[True, sorted_places[1:] != sorted_places[:-1]]
+    sorted_keys = places[sort_order]
+    is_group_start = np.r_[True, sorted_keys[1:] != sorted_keys[:-1]]
     if is_group_start.all():
         return before, np.ascontiguousarray(_combined(operation, kind, before, values, flushed))
     group_starts = np.flatnonzero(is_group_start)
@@ -148,20 +148,20 @@ def _flushed_sums(steps: Any, values: Any) -> Any:
     if (flush(steps) == steps).all() and (flush(values) == values).all():
         return steps
     running_sums = steps.copy()
-    for value_no, next_value in enumerate(flush(values)):
-        running_sums[value_no + 1 : value_no + 2] = flush(flush(running_sums[value_no : value_no + 1]) + next_value)
+    for index, next_value in enumerate(flush(values)):
+        running_sums[index + 1 : index + 2] = flush(flush(running_sums[index : index + 1]) + next_value)
     return running_sums
 
 
 def _combined(operation: str, kind: str, old: Any, values: list[Any], flushed: Bools | None) -> Any:
     operand_values = values[0]
     if flushed is not None:
-        flushed_total = flush(flush(old) + flush(operand_values))
-        return flushed_total if flushed.all() else np.where(flushed, flushed_total, old + operand_values)
+        flushed_sum = flush(flush(old) + flush(operand_values))
+        return flushed_sum if flushed.all() else np.where(flushed, flushed_sum, old + operand_values)
     if kind.startswith(("f16", "bf16")):
         half_type = kind.removesuffix("x2")
-        half_functions: dict[str, Any] = {"add": half.add, "min": half.fmin, "max": half.fmax}
-        return half_functions[operation](old, operand_values, half_type)
+        function_by_op: dict[str, Any] = {"add": half.add, "min": half.fmin, "max": half.fmax}
+        return function_by_op[operation](old, operand_values, half_type)
     if operation == "cas":
         return np.where(old == operand_values, values[1], old)
     if operation == "inc":

@@ -21,7 +21,7 @@ from rooflab.bench.emulator.races.vector_clocks import TMA_LOAD
 from rooflab.bench.emulator.tiles import tensor_map
 from rooflab.bench.emulator.tiles.tensor_map import TileIndex, tile_index
 
-Units = npt.NDArray[Any]
+UnitArray = npt.NDArray[Any]
 """The data of a copy: an array of items of 1 to 16 bytes."""
 MAP_ALIGNMENT = 64
 """The alignment in bytes of the address of a tensor map that a copy uses (`alignas` of the driver's CUtensorMap)."""
@@ -72,7 +72,7 @@ def tensor_load(
         box = _tensor(c, value_of(tensor, lane), lane, instruction)
         cta_slot, offset = _place_of(lane_slot, value_of(shared, lane))
         box_coordinates = [value_of(coordinate, lane) for coordinate in coordinates]
-        barrier_slot, mbar_pos = _place_of(lane_slot, value_of(barrier, lane))
+        barrier_slot, mbar_start = _place_of(lane_slot, value_of(barrier, lane))
         cta_mask = None if multicast is None else value_of(multicast, lane)
         tile = _tile(box, box_coordinates, offset, instruction)
         read_data = cache(partial(_gathered, c, box, tile, lane, instruction))  # reads once, even for several receivers
@@ -81,7 +81,7 @@ def tensor_load(
             cta_base, unit = target_cta * cta_group.shared_size, tile.unit_bytes
             unit_ids = (tile.shared_addresses + cta_base) >> SHIFT[unit]
             _start_load(
-                c, lane, cta_base + offset, box.box_bytes, unit, unit_ids, read_data, cta_base + mbar_pos, instruction
+                c, lane, cta_base + offset, box.box_bytes, unit, unit_ids, read_data, cta_base + mbar_start, instruction
             )
 
 
@@ -104,7 +104,7 @@ def _start_load(
     size: int,
     unit: int,
     index: Any,
-    read: Callable[[], Units],
+    read: Callable[[], UnitArray],
     barrier: int,
     instruction: int,
 ) -> None:
@@ -134,7 +134,7 @@ def _check_room(group: CtaGroup, shared: int, size: int, instruction: int) -> No
         raise Fault(f"a box of {size} bytes at shared address 0x{shared:x} ends outside the CTA's memory", instruction)
 
 
-def _gathered(c: LaneContext, tensor: tensor_map.TensorMap, tile: TileIndex, lane: int, instruction: int) -> Units:
+def _gathered(c: LaneContext, tensor: tensor_map.TensorMap, tile: TileIndex, lane: int, instruction: int) -> UnitArray:
     unit_bytes = tile.unit_bytes
     addresses = tile.global_addresses.astype(np.uint64)
     if tile.inside is None:
@@ -226,12 +226,12 @@ def bulk_load(
         if not n_bytes:
             continue
         _check_room(group, offset, n_bytes, instruction)
-        barrier_slot, mbar_pos = _place_of(lane_slot, value_of(barrier, lane))
+        barrier_slot, mbar_start = _place_of(lane_slot, value_of(barrier, lane))
         cta_mask = None if multicast is None else value_of(multicast, lane)
         addresses = np.arange(0, n_bytes, 16, dtype=np.uint64) + np.uint64(value_of(source, lane))
         read_data = cache(partial(tensor_maps.load_bytes, c, addresses, 16, instruction, lane=lane))
         for target_cta in _destinations(group, cta_slot, barrier_slot, cta_mask, instruction):
-            start, barrier_offset = target_cta * group.shared_size + offset, target_cta * group.shared_size + mbar_pos
+            start, barrier_offset = target_cta * group.shared_size + offset, target_cta * group.shared_size + mbar_start
             _start_load(c, lane, start, n_bytes, 16, _chunks(start, n_bytes), read_data, barrier_offset, instruction)
 
 
@@ -250,8 +250,8 @@ def bulk_store(
         addresses = np.arange(0, n_bytes, 16, dtype=np.uint64) + np.uint64(value_of(target, lane))
         element_type = {"b": "u"}.get(kind[:1], kind[:1]) + kind[1:] if kind else "u8"
         copy_tile = TileIndex(addresses.view(np.int64), np.arange(source_start, source_start + n_bytes, 16), None, 16)
-        flat_map = _Flat(element_type, n_bytes, tensor_map.ELEMENT_BYTES[element_type])
-        _start_store(c, lane, source_start, copy_tile, 0, flat_map, operation, instruction)  # type: ignore[arg-type]
+        flat_copy = _Flat(element_type, n_bytes, tensor_map.ELEMENT_BYTES[element_type])
+        _start_store(c, lane, source_start, copy_tile, 0, flat_copy, operation, instruction)  # type: ignore[arg-type]
 
 
 class _Flat(NamedTuple):
@@ -291,7 +291,7 @@ def copy_between(
             check_written(c, np.arange(first, first + count, 16), 16, instruction)
         barrier_slot, mbar_offset = _place_of(lane_slot, value_of(barrier, lane))
 
-        def read(first: int = first, count: int = count) -> Units:
+        def read(first: int = first, count: int = count) -> UnitArray:
             return cta_group.views[16][_chunks(first, count)].copy()
 
         barrier_offset = barrier_slot * cta_group.shared_size + mbar_offset
@@ -303,17 +303,17 @@ def store_remote(
     c: LaneContext, addresses: Any, values: access.Values, width: int, barrier: Any, guard: Any, instruction: int
 ) -> None:
     """Runs `st.async`, a store that reports its bytes to an mbarrier.  The emulator does the store immediately."""
-    launch_run, mbarriers = c.group.run, waiting_of(c.group).mbarriers
+    launch, mbarriers = c.group.run, waiting_of(c.group).mbarriers
     barriers = mbarriers.lots(c, barrier, guard, instruction)
-    store_bytes = width * len(values)
-    _watch(c, addresses, store_bytes, [barrier_offset for barrier_offset, _ in barriers], guard, instruction)
-    observer, launch_run.observer = launch_run.observer, None
+    lane_bytes = width * len(values)
+    _watch(c, addresses, lane_bytes, [barrier_offset for barrier_offset, _ in barriers], guard, instruction)
+    observer, launch.observer = launch.observer, None
     try:
         access.store(c, "shared", addresses, values, guard, width, instruction)
     finally:
-        launch_run.observer = observer
+        launch.observer = observer
     for barrier_offset, lanes in barriers:
-        mbarriers.complete_bytes(barrier_offset, len(lanes) * store_bytes, instruction)
+        mbarriers.complete_bytes(barrier_offset, len(lanes) * lane_bytes, instruction)
     waiting_of(c.group).wake_mbarriers()
 
 

@@ -15,7 +15,7 @@ from rooflab.bench.emulator.machine.run import Fault
 from rooflab.bench.emulator.machine.transfers import Copies, Transfer
 from rooflab.bench.emulator.machine.waiting import waiting_of
 
-_POISON_UNITS = {size: np.full(size, POISON, np.uint8).view(kind)[0] for size, kind in UNIT_DTYPES.items()}
+_POISON_BY_SIZE = {size: np.full(size, POISON, np.uint8).view(kind)[0] for size, kind in UNIT_DTYPES.items()}
 
 
 def copy(c: LaneContext, targets: Any, sources: Any, size: int, taken: Any, guard: Any, instruction: int) -> None:
@@ -35,15 +35,15 @@ def copy(c: LaneContext, targets: Any, sources: Any, size: int, taken: Any, guar
     if cta_group.run.observer is not None:
         cta_group.run.observer.copy_async(c, lanes, target_offsets, size, instruction)
     if cta_group.run.checks.asynchronous:
-        cta_group.views[size][target_offsets >> SHIFT[size]] = _POISON_UNITS[size]
+        cta_group.views[size][target_offsets >> SHIFT[size]] = _POISON_BY_SIZE[size]
     if cta_group.written is not None:
         cta_group.written.view(UNIT_DTYPES[size])[target_offsets >> SHIFT[size]] = WRITTEN_UNITS[size]
     unit_indices = target_offsets >> SHIFT[size]
 
     def run(mask: npt.NDArray[np.bool_] | None) -> None:
         lane_index = slice(None) if mask is None else mask
-        read_units = _read_some(c, source[lane_index], byte_counts[lane_index], size, lanes[lane_index], instruction)
-        cta_group.views[size][unit_indices[lane_index]] = read_units
+        values = _read_some(c, source[lane_index], byte_counts[lane_index], size, lanes[lane_index], instruction)
+        cta_group.views[size][unit_indices[lane_index]] = values
 
     waiting_of(cta_group).transfers.copy(Copies(c.lanes[lanes], 0, run))
 
@@ -78,17 +78,17 @@ def _read_some(
     is_full_copy = counts == size
     if is_full_copy.all():
         return np.asarray(load_located(c, sources, size, lanes, instruction, copy=True))
-    units = np.zeros(len(sources), UNIT_DTYPES[size])
+    values = np.zeros(len(sources), UNIT_DTYPES[size])
     if is_full_copy.any():
-        units[is_full_copy] = load_located(c, sources[is_full_copy], size, lanes[is_full_copy], instruction, copy=True)
+        values[is_full_copy] = load_located(c, sources[is_full_copy], size, lanes[is_full_copy], instruction, copy=True)
     for index in np.flatnonzero(~is_full_copy & (counts > 0)):
         # This goes byte by byte, because a part of a copy may have any length.
         byte_count = int(counts[index])
         unit_bytes = np.zeros(size, np.uint8)
         addresses = sources[index] + np.arange(byte_count, dtype=np.uint64)
         unit_bytes[:byte_count] = load_located(c, addresses, 1, lanes[index].repeat(byte_count), instruction, copy=True)
-        units[index] = unit_bytes.view(UNIT_DTYPES[size])[0]
-    return units
+        values[index] = unit_bytes.view(UNIT_DTYPES[size])[0]
+    return values
 
 
 def commit(c: LaneContext) -> None:

@@ -208,7 +208,7 @@ def _fresh(group: CtaGroup, results: list[Any], shape: WgmmaShape, lanes: int) -
     new_chain = Accumulators(buffer, results, shape.d_type, list(buffer), [0] * len(results))
     # The newest chains are enough: an older chain continues from the values of its registers, once they are filled.
     if len(group.accumulators) > 64:
-        idle_keys = (idle_key for idle_key, wgmma_chain in group.accumulators.items() if not any(wgmma_chain.in_flight))
+        idle_keys = (key for key, wgmma_chain in group.accumulators.items() if not any(wgmma_chain.in_flight))
         if (oldest_key := next(idle_keys, None)) is not None:
             del group.accumulators[oldest_key]
     group.accumulators[id(buffer)] = new_chain
@@ -279,11 +279,11 @@ def wait(c: LaneContext, newest: int, instruction: int) -> None:
         for wgmma_group in warpgroup.groups[:done_count]:
             for accumulators, index in wgmma_group:
                 accumulators.settle(index)
-        marks = [race_record for race_record in warpgroup.marks[:done_count] if race_record is not None]
+        race_marks = [race_record for race_record in warpgroup.marks[:done_count] if race_record is not None]
         warpgroup.groups, warpgroup.marks = warpgroup.groups[done_count:], warpgroup.marks[done_count:]
-        if marks and c.group.run.observer is not None:
+        if race_marks and c.group.run.observer is not None:
             c.group.run.observer.wgmma_done(
-                c.group, np.unique(c.warps[c.group.pieces(c.lanes, 128) == warpgroup_number]), marks
+                c.group, np.unique(c.warps[c.group.pieces(c.lanes, 128) == warpgroup_number]), race_marks
             )
 
 

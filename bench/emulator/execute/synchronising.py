@@ -117,9 +117,9 @@ def rank_of(c: LaneContext, address: Any) -> Any:
 
 def update_mbarrier(c: LaneContext, operation: str, *arguments: Any, **options: bool) -> Any:
     """Calls a method of `MBarriers`, such as `arrive`.  Then resumes lanes if the phase that they wait for is over."""
-    group_waits = waiting_of(c.group)
-    call_result = getattr(group_waits.mbarriers, operation)(c, *arguments, **options)
-    group_waits.wake_mbarriers()
+    wait_state = waiting_of(c.group)
+    call_result = getattr(wait_state.mbarriers, operation)(c, *arguments, **options)
+    wait_state.wake_mbarriers()
     return call_result
 
 
@@ -130,13 +130,13 @@ def mbarrier_wait(c: LaneContext, addresses: Any, state: Any, blocks: bool, guar
     Otherwise a lane with an unfinished phase gets False, as after a time-out."""
     mbarriers = waiting_of(c.group).mbarriers
     awaited_phases: list[tuple[int, int]] = []
-    complete_lanes: list[Lanes] = []
+    done_lanes: list[Lanes] = []
     pending_count = 0
     for mbarrier_offset, lanes in mbarriers.lots(c, addresses, guard, instruction):
         for parity, phase_lanes in _by_parity(state, lanes):
             if mbarriers.is_complete(mbarrier_offset, parity, instruction):
                 mbarriers.acquired(c, mbarrier_offset, phase_lanes, instruction)
-                complete_lanes.append(phase_lanes)
+                done_lanes.append(phase_lanes)
             else:
                 awaited_phases.append((mbarrier_offset, parity))
                 pending_count += len(phase_lanes)
@@ -146,11 +146,11 @@ def mbarrier_wait(c: LaneContext, addresses: Any, state: Any, blocks: bool, guar
         waiting_of(c.group).park_at_mbarriers(c, awaited_phases)
         return None
     c.polls(instruction, addresses)
-    if not complete_lanes:
+    if not done_lanes:
         return np.bool_(False)
-    complete_mask = np.zeros(c.size, np.bool_)
-    complete_mask[np.concatenate(complete_lanes)] = True
-    return complete_mask
+    done_mask = np.zeros(c.size, np.bool_)
+    done_mask[np.concatenate(done_lanes)] = True
+    return done_mask
 
 
 def _by_parity(state: Any, lanes: Lanes) -> list[tuple[int, Lanes]]:

@@ -64,10 +64,10 @@ def shared_map(c: LaneContext, address: int, lane: int, instruction: int) -> byt
     cta_group, chunk_offsets = c.group, np.arange(map_start, map_start + tensor_map.MAP_BYTES, 16)
     if cta_group.run.observer is not None:
         cta_group.run.observer.shared_read(c, np.full(len(chunk_offsets), lane), chunk_offsets, 16, instruction)
-    map_bytes_copy = cta_group.shared[map_start : map_start + tensor_map.MAP_BYTES].copy()
+    map_copy = cta_group.shared[map_start : map_start + tensor_map.MAP_BYTES].copy()
     if cta_group.written is not None:
-        map_bytes_copy[~cta_group.written[map_start : map_start + tensor_map.MAP_BYTES]] = 0
-    return map_bytes_copy.tobytes()
+        map_copy[~cta_group.written[map_start : map_start + tensor_map.MAP_BYTES]] = 0
+    return map_copy.tobytes()
 
 
 def write_map(c: LaneContext, address: int, data: bytes, lane: int, instruction: int) -> None:
@@ -110,15 +110,15 @@ def replace(
     """Runs `tensormap.replace`."""
     for lane in map(int, c.lanes_under(guard)):
         address = value_of(addresses, lane)
-        load_map, store_map = (shared_map, write_shared_map) if space == "shared" else (map_bytes, write_map)
+        reader, writer = (shared_map, write_shared_map) if space == "shared" else (map_bytes, write_map)
         stride_unit = 16 if c.group.run.old_strides else 1
         try:
             new_map = tensor_map.replace(
-                load_map(c, address, lane, instruction), field, ordinal, value_of(value, lane), stride_unit=stride_unit
+                reader(c, address, lane, instruction), field, ordinal, value_of(value, lane), stride_unit=stride_unit
             )
         except ValueError as error:
             raise Fault(str(error), instruction) from None
-        store_map(c, address, new_map, lane, instruction)
+        writer(c, address, new_map, lane, instruction)
 
 
 def copy(c: LaneContext, targets: Any, sources: Any, guard: Any, instruction: int) -> None:

@@ -36,9 +36,9 @@ def _places(c: LaneContext) -> npt.NDArray[np.intp] | None:
     if not c.warps_known:
         c.warps_known = True
         _, warp_index = np.unique(c.warps, return_inverse=True)
-        lane_places = warp_index * WARP + (c.lanes & (WARP - 1))
-        is_full = c.size == (int(lane_places[-1]) // WARP + 1) * WARP and bool((lane_places == np.arange(c.size)).all())
-        c.warp_places = None if is_full else lane_places
+        lane_index = warp_index * WARP + (c.lanes & (WARP - 1))
+        is_full = c.size == (int(lane_index[-1]) // WARP + 1) * WARP and bool((lane_index == np.arange(c.size)).all())
+        c.warp_places = None if is_full else lane_index
     return c.warp_places
 
 

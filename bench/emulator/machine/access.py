@@ -40,8 +40,8 @@ def load(c: LaneContext, space: str, addresses: Any, mask: Any, width: int, coun
     if active_lanes is not None and not len(active_lanes):
         return (_UNSIGNED_DTYPES[width](0),) * count
     lane_addresses = addresses if active_lanes is None or isinstance(addresses, np.generic) else addresses[active_lanes]
-    loaded_units = _LOADERS[space](c, lane_addresses, width * count, active_lanes, instruction)
-    values = _unpacked(loaded_units, width, count)
+    lane_data = _LOADERS[space](c, lane_addresses, width * count, active_lanes, instruction)
+    values = _unpacked(lane_data, width, count)
     if active_lanes is None:
         return values
     return tuple(_scattered(element_value, active_lanes, c.size) for element_value in values)
@@ -105,18 +105,18 @@ def shared_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instr
     """Returns offsets in the CTAs' shared memory.  Raises `Fault` if an address is misaligned or outside the memory."""
     max_address = c.group.run.shared_limit - size
     is_scalar = isinstance(addresses, np.generic)
-    top_address = int(addresses) if is_scalar else int(addresses.max())
-    address_bits = top_address if is_scalar else int(np.bitwise_or.reduce(addresses))
+    peak_address = int(addresses) if is_scalar else int(addresses.max())
+    address_bits = peak_address if is_scalar else int(np.bitwise_or.reduce(addresses))
     if address_bits & (size - 1):
-        bad_address = top_address if is_scalar else int(addresses[(addresses & (size - 1)) != 0][0])
+        bad_address = peak_address if is_scalar else int(addresses[(addresses & (size - 1)) != 0][0])
         lane = lane_of(c, addresses, bad_address, active)
         raise Fault(f"shared address 0x{bad_address:x} is not a multiple of {size} bytes", instruction, lane)
     base_offset = c.shared_base
-    if top_address > max_address:
-        if 1 <= top_address >> RANK_SHIFT <= len(c.group.ctas) and _reaches_cluster(c, instruction):
+    if peak_address > max_address:
+        if 1 <= peak_address >> RANK_SHIFT <= len(c.group.ctas) and _reaches_cluster(c, instruction):
             return _cluster_offsets(c, addresses, max_address, active, instruction)
-        message = f"{size} bytes at shared address 0x{top_address:x} lie outside the {c.group.run.shared_limit} there"
-        raise Fault(message, instruction, lane_of(c, addresses, top_address, active))
+        message = f"{size} bytes at shared address 0x{peak_address:x} lie outside the {c.group.run.shared_limit} there"
+        raise Fault(message, instruction, lane_of(c, addresses, peak_address, active))
     if isinstance(base_offset, int):
         return addresses if not base_offset else addresses + np.int64(base_offset)
     base_offset = base_offset if active is None else base_offset[active]
@@ -192,11 +192,11 @@ def _local_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instr
         group.local = np.full(len(group.alive) * local_bytes, POISON, np.uint8)
         group.local_written = np.zeros(len(group.local), np.bool_) if group.run.checks.uninitialised else None
     lane_offsets = np.asarray(addresses).astype(np.int64) & WINDOW_MASK
-    top_offset = int(lane_offsets.max())
-    if top_offset > local_bytes - size:
-        lane = lane_of(c, lane_offsets, top_offset, active)
+    max_offset = int(lane_offsets.max())
+    if max_offset > local_bytes - size:
+        lane = lane_of(c, lane_offsets, max_offset, active)
         raise Fault(
-            f"{size} bytes at local address 0x{top_offset:x} lie outside the {local_bytes} there", instruction, lane
+            f"{size} bytes at local address 0x{max_offset:x} lie outside the {local_bytes} there", instruction, lane
         )
     _check_aligned(lane_offsets, size, "local", instruction)
     lane_numbers = c.lanes if active is None else c.lanes[active]
@@ -241,8 +241,8 @@ def load_param(c: LaneContext, addresses: Any, size: int, active: Any, instructi
     if int(byte_offsets.max()) > len(parameter_data) - size:
         raise Fault(f"{size} bytes at parameter address 0x{int(byte_offsets.max()):x} lie behind the last", instruction)
     _check_aligned(byte_offsets, size, "parameter", instruction)
-    loaded_units = parameter_data.view(UNIT_DTYPES[size])[byte_offsets >> SHIFT[size]]
-    return loaded_units if isinstance(loaded_units, np.ndarray) and loaded_units.ndim else loaded_units[()]
+    lane_data = parameter_data.view(UNIT_DTYPES[size])[byte_offsets >> SHIFT[size]]
+    return lane_data if isinstance(lane_data, np.ndarray) and lane_data.ndim else lane_data[()]
 
 
 def store_param(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
@@ -274,12 +274,12 @@ def _load_generic(c: LaneContext, addresses: Any, size: int, active: Any, instru
     if not lane_windows.ndim or (lane_windows == first_window).all():
         space = _SPACE_NAMES.get(first_window, "global")
         return _LOADERS[space](c, _inner(space, addresses), size, active, instruction)
-    units = np.empty(len(addresses), UNIT_DTYPES[size])
+    lane_data = np.empty(len(addresses), UNIT_DTYPES[size])
     for window in np.unique(lane_windows):
         lane_indices = np.flatnonzero(lane_windows == window)
         space, lanes = _SPACE_NAMES.get(int(window), "global"), lane_indices if active is None else active[lane_indices]
-        units[lane_indices] = _LOADERS[space](c, _inner(space, addresses[lane_indices]), size, lanes, instruction)
-    return units
+        lane_data[lane_indices] = _LOADERS[space](c, _inner(space, addresses[lane_indices]), size, lanes, instruction)
+    return lane_data
 
 
 def _store_generic(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:

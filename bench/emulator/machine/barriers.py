@@ -38,9 +38,9 @@ def _meet(group: CtaGroup, warps: Lanes, instruction: int, together: int, gone: 
     all threads at the barrier.
 
     `together` is the number of lanes of the CTA or cluster.  `gone` marks the lanes that have ended."""
-    passed_warps = group.met.setdefault(instruction, np.zeros(len(group.alive) // 32, np.bool_))
-    passed_warps[warps] = True
-    ended_warps = np.flatnonzero(passed_warps & gone.reshape(-1, 32).all(axis=1))
+    has_passed = group.met.setdefault(instruction, np.zeros(len(group.alive) // 32, np.bool_))
+    has_passed[warps] = True
+    ended_warps = np.flatnonzero(has_passed & gone.reshape(-1, 32).all(axis=1))
     if np.isin(ended_warps // (together // 32), warps // (together // 32)).any():
         group.run.uneven_barriers[instruction] = None
 
@@ -201,9 +201,9 @@ class Barriers:
         del self._states[(slot, number)]
         for result_setter in state.settlers:
             result_setter(state.votes, state.voters)
-        waiters = np.concatenate(state.waiters) if state.waiters else np.empty(0, np.int64)
+        warp_ids = np.concatenate(state.waiters) if state.waiters else np.empty(0, np.int64)
         if cta_group.races is not None:
-            warps = np.unique(waiters % cta_group.race_warps)
+            warps = np.unique(warp_ids % cta_group.race_warps)
             cta_group.races.barrier(cta_group.race_slot(slot), warps, ("barrier", slot, number))
         resumed_contexts = []
         for context in state.parked:

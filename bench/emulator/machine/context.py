@@ -75,10 +75,10 @@ class LaneContext:
 
     def branch(self, predicate: Any, target: int, following: int) -> int:
         """Runs a branch.  Lanes with a true predicate continue at `target`, the other lanes at `following`."""
-        taken_count = int(np.count_nonzero(predicate))
-        if taken_count == self.size:
+        true_count = int(np.count_nonzero(predicate))
+        if true_count == self.size:
             return target
-        if not taken_count:
+        if not true_count:
             return following
         self.children = [self.part(predicate, target), self.part(~predicate, following)]
         return SPLIT
@@ -210,8 +210,8 @@ def _whole_row(group: CtaGroup, values: Sequence[Any]) -> Any:
 def _joined(values: list[Any], contexts: Sequence[LaneContext], order: Any) -> Any:
     cta_group = contexts[0].group
     if cta_group.accumulators:
-        if (whole_row := _whole_row(cta_group, values)) is not None:
-            return whole_row
+        if (accumulator_row := _whole_row(cta_group, values)) is not None:
+            return accumulator_row
         _land(cta_group, values)
     first_value = next((value for value in values if value is not None), None)
     if first_value is None:

@@ -85,10 +85,10 @@ class Counter:
         self.add("atomic_bytes", size * len(addresses), instruction)
         found = memory.locate(addresses, size)
         lots = [(found[0], addresses)] if found is not None else [(memory.find(int(at)), at[None]) for at in addresses]
-        for allocation, lot_addresses in lots:
+        for allocation, group_addresses in lots:
             assert allocation is not None  # the operation itself has accessed it
-            touch(allocation, lot_addresses, "read")
-            touch(allocation, lot_addresses, "write")
+            touch(allocation, group_addresses, "read")
+            touch(allocation, group_addresses, "write")
 
     def shared_access(self, c: Acting, active: Any, offsets: Any, size: int, instruction: int, kind: str) -> None:
         """Counts an access to shared memory; `kind` is `read` or `write`."""
@@ -98,11 +98,11 @@ class Counter:
         if len(offset_array) == 1:
             wavefronts = min_wavefronts = len(np.unique(_lanes(c, active) // (32 // max(1, size // BANK_BYTES))))
         else:
-            rel_offsets = offset_array - offset_array[0]
+            offset_deltas = offset_array - offset_array[0]
             bank_byte = int(offset_array[0]) % (BANK_COUNT * BANK_BYTES)
-            key = _key(c, active, instruction, bank_byte, rel_offsets)
+            key = _key(c, active, instruction, bank_byte, offset_deltas)
             if key not in self._wavefronts:
-                self._wavefronts[key] = _wavefronts(rel_offsets.astype(np.int64) + bank_byte, _lanes(c, active), size)
+                self._wavefronts[key] = _wavefronts(offset_deltas.astype(np.int64) + bank_byte, _lanes(c, active), size)
             wavefronts, min_wavefronts = self._wavefronts[key]
         self.add("shared_wavefronts", wavefronts, instruction)
         self.add("shared_wavefronts_least", min_wavefronts, instruction)
@@ -143,10 +143,10 @@ def _wavefronts(offsets: npt.NDArray[np.int64], lanes: Ints, size: int) -> tuple
     # The distinct words that each phase needs.
     distinct_words = np.unique((lane_phases[:, None] * word_span + (lane_words - low_word)).ravel())
     phase_ids, word_offsets = np.divmod(distinct_words, word_span)
-    bank_passes = np.bincount(
+    word_counts = np.bincount(
         phase_ids * BANK_COUNT + (word_offsets + low_word) % BANK_COUNT, minlength=(int(phase_ids[-1]) + 1) * BANK_COUNT
     )
-    pass_counts = bank_passes.reshape(-1, BANK_COUNT).max(axis=1)
+    pass_counts = word_counts.reshape(-1, BANK_COUNT).max(axis=1)
     return int(pass_counts.sum()), int(np.count_nonzero(pass_counts))
 
 

@@ -73,9 +73,9 @@ def store_located(
         raise Fault(f"a store to {allocation.name}, which is constant", instruction)
     if c.group.run.observer is not None:
         unit_view = allocation.view(size)
-        old_reader = lambda: unit_view[unit_index] if isinstance(unit_index, int) else unit_view.take(unit_index)
+        memory_reader = lambda: unit_view[unit_index] if isinstance(unit_index, int) else unit_view.take(unit_index)
         c.group.run.observer.global_write(
-            c, active, allocation, addresses, size, instruction, copy, reduces, value, old_reader
+            c, active, allocation, addresses, size, instruction, copy, reduces, value, memory_reader
         )
     if allocation.written is not None:
         unit_starts = np.atleast_1d(addresses).astype(np.int64) - allocation.base

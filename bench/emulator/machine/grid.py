@@ -22,7 +22,7 @@ MAX_BATCH_BYTES = 64 << 20
 """The most bytes of shared and local memory of CTAs that run at once."""
 MOST_POLLS = 5000
 """The most rounds in which all threads only poll and no memory changes; after them the threads count as stuck."""
-MAX_DEADLINE_BATCHES = 5
+MAX_TIME_FACTOR = 5
 """The time limit for the next CTA to end grows with the number of running batches, but not beyond this number."""
 SURE = 4
 """The number of rounds without a change after which threads that repeat their states count as stuck."""
@@ -52,7 +52,7 @@ def _clusters(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
     lots: dict[tuple[int, ...], list[int]] = {}
     for cta in ctas:
         cta_xyz = (cta % run.grid[0], cta // run.grid[0] % run.grid[1], cta // (run.grid[0] * run.grid[1]))
-        lots.setdefault(tuple(coord // size for coord, size in zip(cta_xyz, run.cluster, strict=True)), []).append(cta)
+        lots.setdefault(tuple(index // size for index, size in zip(cta_xyz, run.cluster, strict=True)), []).append(cta)
     cta_count = run.cluster[0] * run.cluster[1] * run.cluster[2]
     for cluster_ctas in lots.values():
         if len(cluster_ctas) != cta_count:
@@ -67,17 +67,17 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
     """
     batch_iterator = _lots(run, ctas)
     batches: list[tuple[Schedule, Iterator[bool]]] = []
-    gpu_places, next_batch, idle_turns, begun_ctas = _Places(run, registers), next(batch_iterator, None), 0, 0
+    gpu_room, next_batch, idle_rounds, started_count = _Places(run, registers), next(batch_iterator, None), 0, 0
     with np.errstate(all="ignore"):
         while batches or next_batch is not None:
-            free_ctas = gpu_places.free(sum(len(schedule.group.ctas) for schedule, _ in batches), len(next_batch or ()))
+            free_ctas = gpu_room.free(sum(len(schedule.group.ctas) for schedule, _ in batches), len(next_batch or ()))
             if next_batch is not None and (not batches or free_ctas >= (len(next_batch) if run.has_clusters else 1)):
                 batch_ctas = next_batch if run.has_clusters else next_batch[:free_ctas]
                 batches.append(_begin(run, batch_ctas))
-                begun_ctas += len(batch_ctas)
+                started_count += len(batch_ctas)
                 _wait_again(run, batches)
                 next_batch = next_batch[len(batch_ctas) :] or next(batch_iterator, None)
-            changes_before, idle_turns = run.changes, idle_turns + 1
+            change_count, idle_rounds = run.changes, idle_rounds + 1
             for running_batch in list(batches):
                 schedule, pause_iterator = running_batch
                 is_polling = next(pause_iterator, None)
@@ -86,20 +86,20 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
                     batches.remove(running_batch)
                     _wait_again(run, batches)
                 if not is_polling:
-                    idle_turns = 0
-            if run.changes != changes_before:
-                idle_turns = 0
-            if idle_turns > MOST_POLLS or (idle_turns > SURE and all(schedule.stuck() for schedule, _ in batches)):
+                    idle_rounds = 0
+            if run.changes != change_count:
+                idle_rounds = 0
+            if idle_rounds > MOST_POLLS or (idle_rounds > SURE and all(schedule.stuck() for schedule, _ in batches)):
                 text = _waits_for_ever(run, [schedule for schedule, _ in batches])
-                if (unbegun := len(ctas) - begun_ctas) > 0:
+                if (n_left := len(ctas) - started_count) > 0:
                     running = sum(len(schedule.group.ctas) for schedule, _ in batches)
-                    text += f"; an H100 holds these {running} CTAs at once, and {unbegun} of {len(ctas)} have not begun"
+                    text += f"; an H100 holds these {running} CTAs at once, and {n_left} of {len(ctas)} have not begun"
                 raise EmulationError(text)
 
 
 def _wait_again(run: Run, going: Sequence[object]) -> None:
     """Restarts the time limit of the emulated run. The limit is longer if more batches of CTAs take turns."""
-    run.deadline = time.thread_time() + most_seconds() * min(len(going), MAX_DEADLINE_BATCHES)
+    run.deadline = time.thread_time() + most_seconds() * min(len(going), MAX_TIME_FACTOR)
 
 
 class _Places:

@@ -88,16 +88,16 @@ class MBarriers:
         barrier_lanes = self.lots(context, addresses, mask, instruction)
         phase_tokens = np.zeros(context.size, np.uint64)
         for mbar_offset, lanes in barrier_lanes:
-            state, n_arrived = self._state(mbar_offset, instruction), _total(count, lanes)
+            state, n_arrivals = self._state(mbar_offset, instruction), _total(count, lanes)
             phase_tokens[lanes] = state.phase
             self._signal(context, mbar_offset, lanes, instruction)
             if expect is not None:
                 self._expect(mbar_offset, _total(expect, lanes), instruction)
             if drop:
-                if n_arrived > state.count:
-                    raise Fault(f"{n_arrived} arrivals are dropped of the {state.count} of an mbarrier", instruction)
-                state.count -= n_arrived
-            self.arrived(mbar_offset, n_arrived, instruction)
+                if n_arrivals > state.count:
+                    raise Fault(f"{n_arrivals} arrivals are dropped of the {state.count} of an mbarrier", instruction)
+                state.count -= n_arrivals
+            self.arrived(mbar_offset, n_arrivals, instruction)
             if not may_complete and state.phase != phase_tokens[lanes[0]]:
                 raise Fault("an arrival with .noComplete ends the phase of its mbarrier", instruction)
         return phase_tokens if len(barrier_lanes) > 1 else phase_tokens[barrier_lanes[0][1][0] if barrier_lanes else 0]
@@ -123,10 +123,10 @@ class MBarriers:
         self._settle(place, barrier_state)
 
     def _expect(self, place: int, size: int, instruction: int) -> None:
-        bar_state = self._state(place, instruction)
-        bar_state.bytes += size
-        if bar_state.bytes > MAX_PENDING_BYTES:
-            raise Fault(f"an mbarrier expects {bar_state.bytes} bytes, more than its {MAX_PENDING_BYTES}", instruction)
+        state = self._state(place, instruction)
+        state.bytes += size
+        if state.bytes > MAX_PENDING_BYTES:
+            raise Fault(f"an mbarrier expects {state.bytes} bytes, more than its {MAX_PENDING_BYTES}", instruction)
 
     def arrived(self, place: int, count: int, instruction: int) -> None:
         """Counts `count` arrivals at an mbarrier, by threads or by finished copies."""

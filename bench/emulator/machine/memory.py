@@ -24,7 +24,7 @@ RANK_SHIFT = 24
 """In a shared::cluster address, the CTA's rank plus one starts at this bit; 0 there means the CTA's own memory."""
 POISON = 0xFF
 """The value of each byte in memory that was never written: it makes NaN in every floating type."""
-MAX_HINT_BYTES = 1 << 16
+HINT_RANGE_BYTES = 1 << 16
 """A message relates a wild address to an allocation that is at most this many bytes away."""
 SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
 """The binary logarithm of each access width."""
@@ -151,7 +151,7 @@ class GlobalMemory:
         alloc = min(near_ranges, key=lambda item: min(abs(address - item.base), abs(address - item.end)), default=None)
         if not address >> 12:
             return f"{width} bytes at 0x{address:x}: a null pointer, or little behind one"
-        if alloc is None or min(abs(address - alloc.base), abs(address - alloc.end)) > MAX_HINT_BYTES:
+        if alloc is None or min(abs(address - alloc.base), abs(address - alloc.end)) > HINT_RANGE_BYTES:
             hint_text = "if a pointer in memory led there, name its tensor (memory=)"
             return f"{width} bytes at 0x{address:x} lie far from every argument; {hint_text}"
         if address >= alloc.base:

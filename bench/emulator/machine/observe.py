@@ -88,8 +88,8 @@ class Observer:
         if c.group.races is not None:
             slots, warps = self._who(c, active)
             lane_offsets = _addresses(offsets, len(warps))
-            old_reader = None if value is None else lambda: c.group.views[size].take(lane_offsets // size)
-            c.group.races.write(slots, warps, lane_offsets, size, instruction, value, old_reader)
+            memory_reader = None if value is None else lambda: c.group.views[size].take(lane_offsets // size)
+            c.group.races.write(slots, warps, lane_offsets, size, instruction, value, memory_reader)
 
     def shared_atomic(self, c: Watched, active: Any, offsets: Any, size: int, instruction: int) -> None:
         """Reports that lanes do an atomic operation on shared memory."""

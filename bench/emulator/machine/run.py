@@ -26,7 +26,7 @@ SMS = 132
 """The number of multiprocessors of an H100."""
 SHARED_LIMIT = 227 << 10
 """The most bytes of shared memory that a CTA may have on Hopper."""
-SECONDS, MOST_SECONDS = "ROOFLAB_EMULATE_SECONDS", "120"
+SECONDS, DEFAULT_SECONDS = "ROOFLAB_EMULATE_SECONDS", "120"
 """The environment variable for the seconds of processor time in which a CTA must end, and its default."""
 Lanes = npt.NDArray[np.int64]
 """An array of lane numbers."""
@@ -34,7 +34,7 @@ Lanes = npt.NDArray[np.int64]
 
 def most_seconds() -> float:
     """Reads a CTA's limit in processor seconds from the environment.  Raises `ValueError` if it is not a number."""
-    limit_text = os.environ.get(SECONDS, MOST_SECONDS)
+    limit_text = os.environ.get(SECONDS, DEFAULT_SECONDS)
     if not re.fullmatch(r"\d+\.?\d*", limit_text):
         raise ValueError(f"{SECONDS}: expected a number of seconds, got {limit_text!r}")
     return float(limit_text)
@@ -215,8 +215,8 @@ class CtaGroup:
         if grain == 32:
             return lanes >> 5
         slots, lane_offsets = np.divmod(lanes, self.lanes_per_cta)
-        piece_numbers: Lanes = slots * self.pieces_per_cta + (lane_offsets >> 7)
-        return piece_numbers
+        warpgroup_ids: Lanes = slots * self.pieces_per_cta + (lane_offsets >> 7)
+        return warpgroup_ids
 
     def whole(self, lanes: Lanes, grain: int) -> bool:
         """Returns whether `lanes` are complete warps (`grain` 32) or warpgroups (`grain` 128).  Ended lanes are
@@ -237,8 +237,8 @@ class CtaGroup:
 
     def time(self, name: str) -> Any:
         """Returns the number of basic blocks that have run, as a clock.  It grows, but its rate means nothing."""
-        blocks_run = self.run.steps
-        return np.uint64(blocks_run) if name in ("clock64", "globaltimer") else np.uint32(blocks_run % (1 << 32))
+        step_count = self.run.steps
+        return np.uint64(step_count) if name in ("clock64", "globaltimer") else np.uint32(step_count % (1 << 32))
 
     def special(self, name: str, lanes: Lanes, slots: Lanes) -> Any:
         """Returns the value of the special register `name` for `lanes`.  `slots` gives the CTA of each lane."""
@@ -317,13 +317,13 @@ def _scalar_if_same(values: npt.NDArray[np.uint32]) -> Any:
 
 
 def _lane_mask(kind: str, lane: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
-    word_one, warp_mask = np.uint64(1), np.uint64(0xFFFFFFFF)
-    lower_mask = (word_one << lane) - word_one
+    one, warp_mask = np.uint64(1), np.uint64(0xFFFFFFFF)
+    lt_mask = (one << lane) - one
     mask_by_name = {
-        "eq": word_one << lane,
-        "lt": lower_mask,
-        "le": lower_mask | word_one << lane,
-        "gt": warp_mask & ~(lower_mask | word_one << lane),
-        "ge": warp_mask & ~lower_mask,
+        "eq": one << lane,
+        "lt": lt_mask,
+        "le": lt_mask | one << lane,
+        "gt": warp_mask & ~(lt_mask | one << lane),
+        "ge": warp_mask & ~lt_mask,
     }
     return mask_by_name[kind].astype(np.uint32)

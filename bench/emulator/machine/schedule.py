@@ -21,7 +21,7 @@ from rooflab.bench.emulator.text.syntax import Immediate, Instruction, Register
 MASKED_INSTRUCTIONS = ("shfl.sync", "vote.sync", "match", "redux.sync", "bar.warp.sync", "elect.sync")
 BLOCKS_PER_TURN = 2000
 """The number of basic blocks that a context runs before other contexts run: it may wait for them in a loop."""
-BLOCKS_PER_SHORT_TURN = 20
+SPIN_BLOCK_LIMIT = 20
 """The number of basic blocks that a spinning context runs before other contexts run."""
 MEET_PROBABILITY = 0.9
 """In a random order, the probability that the part of a warp that is furthest back in the program runs next."""
@@ -110,11 +110,11 @@ class Schedule:
             if time.thread_time() > self.group.run.deadline:
                 raise EmulationError(self._endless())
             context = self._next()
-            for _ in range(BLOCKS_PER_SHORT_TURN if context.spins else BLOCKS_PER_TURN):
-                steps_before = context.steps
+            for _ in range(SPIN_BLOCK_LIMIT if context.spins else BLOCKS_PER_TURN):
+                step_count = context.steps
                 if not self._step(context):
                     break
-                if context.steps > steps_before:
+                if context.steps > step_count:
                     self.ready.append(context)
                     context.repeats()
                     self._wake()
@@ -198,35 +198,35 @@ class Schedule:
         """Runs one basic block with a group of lanes. Returns whether the same group can run its next block."""
         if not context.size:
             return False
-        entry_no, program = context.place, self.program
-        if entry_no >= program.size:  # the context waited at the last instruction
+        entry_pc, program = context.place, self.program
+        if entry_pc >= program.size:  # the context waited at the last instruction
             self._end(context)
             return False
-        if program.together[entry_no] > context.grain and not may_run(context, program.kernel.instructions[entry_no]):
+        if program.together[entry_pc] > context.grain and not may_run(context, program.kernel.instructions[entry_pc]):
             self.meeting.append(context)
-            self._meet(entry_no)
+            self._meet(entry_pc)
             return False
-        launch_run = self.group.run
-        launch_run.count(entry_no, context.grain, context.size)
+        launch = self.group.run
+        launch.count(entry_pc, context.grain, context.size)
         try:
-            next_place = program.function(entry_no, context.grain)(context, context.registers)
+            next_pc = program.function(entry_pc, context.grain)(context, context.registers)
         except Fault as fault:
             raise EmulationError(self._where(context, fault)) from None
-        if next_place >= program.size:
+        if next_pc >= program.size:
             self._end(context)
             return False
-        if next_place >= 0:
-            context.place = next_place
+        if next_pc >= 0:
+            context.place = next_pc
             return True
-        if next_place == SPLIT:
+        if next_pc == SPLIT:
             for child_context in context.children:
                 child_context.steps = context.steps
             self.ready += [child_context for child_context in context.children if child_context.place < program.size]
             for child_context in context.children:
                 if child_context.place >= program.size:
                     self._end(child_context)
-        elif next_place != PARKED:
-            raise AssertionError(f"a block returned {next_place}")
+        elif next_pc != PARKED:
+            raise AssertionError(f"a block returned {next_pc}")
         return False
 
     def _end(self, context: LaneContext) -> None:
@@ -240,15 +240,15 @@ class Schedule:
         whether a group can continue."""
         has_resumed = False
         meeting_places = {context.place for context in self.meeting} if place is None else {place}
-        for meeting_place in meeting_places:
-            waiting_contexts = [context for context in self.meeting if context.place == meeting_place]
-            needed_lanes = self.program.together[meeting_place]
-            instruction = self.program.kernel.instructions[meeting_place]
-            for piece_contexts in self._pieces(waiting_contexts, needed_lanes):
-                joined_context = piece_contexts[0] if len(piece_contexts) == 1 else merged(piece_contexts)
+        for instruction_index in meeting_places:
+            waiting_contexts = [context for context in self.meeting if context.place == instruction_index]
+            needed_lanes = self.program.together[instruction_index]
+            instruction = self.program.kernel.instructions[instruction_index]
+            for peer_contexts in self._pieces(waiting_contexts, needed_lanes):
+                joined_context = peer_contexts[0] if len(peer_contexts) == 1 else merged(peer_contexts)
                 joined_context.regrain()
                 if joined_context.grain >= needed_lanes or may_run(joined_context, instruction):
-                    self.meeting = [context for context in self.meeting if context not in piece_contexts]
+                    self.meeting = [context for context in self.meeting if context not in peer_contexts]
                     self.ready.append(joined_context)
                     has_resumed = True
         return has_resumed
@@ -260,13 +260,13 @@ class Schedule:
         for context in contexts:
             piece_numbers = set(map(int, np.unique(self.group.pieces(context.lanes, need))))
             overlapping_groups = [context_group for context_group in context_groups if context_group[0] & piece_numbers]
-            piece_contexts = [context]
+            peer_contexts = [context]
             for context_group in overlapping_groups:
                 piece_numbers |= context_group[0]
-                piece_contexts = context_group[1] + piece_contexts
+                peer_contexts = context_group[1] + peer_contexts
                 context_groups.remove(context_group)
-            context_groups.append((piece_numbers, piece_contexts))
-        return [piece_contexts for _, piece_contexts in context_groups]
+            context_groups.append((piece_numbers, peer_contexts))
+        return [peer_contexts for _, peer_contexts in context_groups]
 
     def _where(self, context: LaneContext, fault: Fault) -> str:
         if fault.lane is None:
@@ -282,8 +282,8 @@ class Schedule:
 
     def describe(self) -> list[str]:
         """Returns a text for each group of lanes, which says what the group runs or what it waits for."""
-        ready_places = [(context, min(context.place, self.program.size - 1)) for context in self.ready]
-        states = [(context, "polling" if context.spins else "running", position) for context, position in ready_places]
+        ready_pairs = [(context, min(context.place, self.program.size - 1)) for context in self.ready]
+        states = [(context, "polling" if context.spins else "running", position) for context, position in ready_pairs]
         wait_text = "waiting for the rest of its warp or warpgroup"
         states += [(context, wait_text, context.place) for context in self.meeting]
         states += [(context, f"waiting {text}", number) for context, text, number in self.waiting.describe()]

@@ -107,10 +107,10 @@ class Transfers:
 
     def commit_bulk(self, lanes: Lanes) -> None:
         """Runs `cp.async.bulk.commit_group` for the threads `lanes`.  Does nothing for threads without copies."""
-        for lane, lane_bulk in self._bulk.items():
+        for lane, bulk_groups in self._bulk.items():
             if lane in lanes:
-                lane_bulk.groups.append(lane_bulk.open)
-                lane_bulk.open = []
+                bulk_groups.groups.append(bulk_groups.open)
+                bulk_groups.open = []
 
     def wait_bulk(self, lanes: Lanes, newest: int, *, only_reads: bool) -> list[Transfer]:
         """Runs `cp.async.bulk.wait_group` for the threads `lanes`.  `newest` is the number of newest groups that may
@@ -154,14 +154,14 @@ class Transfers:
         is_same_limit = group_limits is None or bool((group_limits == group_limits[0]).all())
         has_all_threads = context.size == int(np.count_nonzero(self._group.alive))
         pending_copies: list[Copies] = []
-        for copy_group in self._copies:
-            if has_all_threads and is_same_limit and isinstance(copy_group.group, int):
-                if group_limits is None or copy_group.group < int(group_limits[0]):
-                    copy_group.run(None)
+        for copies in self._copies:
+            if has_all_threads and is_same_limit and isinstance(copies.group, int):
+                if group_limits is None or copies.group < int(group_limits[0]):
+                    copies.run(None)
                 else:
-                    pending_copies.append(copy_group)
+                    pending_copies.append(copies)
                 continue
-            pending_copies += self._wait_some(copy_group, self._limits(context.lanes, group_limits))
+            pending_copies += self._wait_some(copies, self._limits(context.lanes, group_limits))
         self._copies = pending_copies
 
     def _limits(self, lanes: Lanes, limit: Lanes | None) -> Lanes:
@@ -174,14 +174,14 @@ class Transfers:
 
     @staticmethod
     def _wait_some(copies: Copies, limits: Lanes) -> list[Copies]:
-        due_lanes = limits[copies.lanes] > copies.group
-        if not due_lanes.any():
+        is_awaited = limits[copies.lanes] > copies.group
+        if not is_awaited.any():
             return [copies]
-        if due_lanes.all():
+        if is_awaited.all():
             copies.run(None)
             return []
-        copies.run(due_lanes)
-        pending_lanes = ~due_lanes
+        copies.run(is_awaited)
+        pending_lanes = ~is_awaited
 
         def run_rest(mask: npt.NDArray[np.bool_] | None) -> None:
             lane_mask = pending_lanes.copy()
@@ -203,6 +203,6 @@ class Transfers:
             if bulk_transfer.read is not None and not bulk_transfer.has_read:
                 raise Fault("the CTA ended while this copy may still read its shared memory", bulk_transfer.instruction)
             self._finish(bulk_transfer)
-        for copy_group in self._copies:
-            copy_group.run(None)
+        for copies in self._copies:
+            copies.run(None)
         self._copies = []

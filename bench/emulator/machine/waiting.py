@@ -15,8 +15,8 @@ Resume = Callable[[list[LaneContext]], None]
 
 def waiting_of(group: CtaGroup) -> Waiting:
     """Returns the barriers and transfers of a group of CTAs."""
-    group_waiting: Waiting = group.waiting
-    return group_waiting
+    wait_state: Waiting = group.waiting
+    return wait_state
 
 
 class Waiting:
@@ -63,9 +63,9 @@ class Waiting:
 
     def describe(self) -> list[tuple[LaneContext, str, int]]:
         """Lists the waiting groups of lanes as triples `(context, reason_text, instruction_number)`."""
-        mbarrier_waits = [
+        mbarrier_entries = [
             (context, f"for {self.mbarriers.describe(phases)}", context.place) for context, phases in self._at_mbarriers
         ]
         # At these barriers a context's place is already the next instruction.
-        barrier_waits = self.barriers.describe() + self.clusters.describe()
-        return mbarrier_waits + [(context, wait_text, context.place - 1) for context, wait_text in barrier_waits]
+        barrier_entries = self.barriers.describe() + self.clusters.describe()
+        return mbarrier_entries + [(context, wait_text, context.place - 1) for context, wait_text in barrier_entries]

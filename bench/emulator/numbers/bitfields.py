@@ -14,8 +14,8 @@ import numpy as np
 from rooflab.bench.emulator.numbers.bits import UNSIGNED, Value, is_signed, pick, unsigned
 
 _BYTE_MASK = np.uint32(0xFF)
-_NOT_FOUND = np.uint32(0xFFFFFFFF)
-_WORD_ONE, _WORD_BITS = np.uint32(1), np.uint32(32)
+_NO_POSITION = np.uint32(0xFFFFFFFF)
+_UINT32_ONE, _WORD_BITS = np.uint32(1), np.uint32(32)
 _BIT_SWAPS = ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F))
 _LOGIC_FUNCTIONS: tuple[Callable[[Value, Value], Value], ...] = (
     lambda a, b: a & np.uint32(0),
@@ -59,9 +59,9 @@ def bfe(a: Value, position: Value, length: Value) -> Value:
     if not is_signed(a):
         return (a >> start_bit) & _ones(bit_count)
     word_bits = word_dtype.type(8 * a.itemsize)
-    bits_above = word_bits - np.minimum(start_bit + bit_count, word_bits)
-    dropped_bits = np.minimum(start_bit + bits_above, word_bits - word_dtype.type(1))
-    extracted_bits = (unsigned(a) << bits_above).view(a.dtype) >> dropped_bits.view(a.dtype)
+    left_shift = word_bits - np.minimum(start_bit + bit_count, word_bits)
+    dropped_bits = np.minimum(start_bit + left_shift, word_bits - word_dtype.type(1))
+    extracted_bits = (unsigned(a) << left_shift).view(a.dtype) >> dropped_bits.view(a.dtype)
     return pick(bit_count == 0, a.dtype.type(0), extracted_bits)
 
 
@@ -77,8 +77,8 @@ def bfi(a: Value, b: Value, position: Value, length: Value) -> Value:
 
 def _ones(count: Value) -> Value:
     """Returns words with their lowest `count` bits set. A large `count` sets all bits."""
-    word_one = count.dtype.type(1)
-    return (word_one << count) - word_one
+    one = count.dtype.type(1)
+    return (one << count) - one
 
 
 def bfind(a: Value, shift_amount: bool = False) -> Value:
@@ -89,8 +89,8 @@ def bfind(a: Value, shift_amount: bool = False) -> Value:
         a = a ^ (a >> (8 * a.itemsize - 1))
     bit_length = _bit_length(unsigned(a))
     if shift_amount:
-        return pick(bit_length == 0, _NOT_FOUND, np.uint32(8 * a.itemsize) - bit_length)
-    return bit_length - _WORD_ONE
+        return pick(bit_length == 0, _NO_POSITION, np.uint32(8 * a.itemsize) - bit_length)
+    return bit_length - _UINT32_ONE
 
 
 def clz(a: Value) -> Value:
@@ -130,14 +130,14 @@ def fns(mask: Value, base: Value, offset: Value) -> Value:
     `offset` is int32: positive counts upward, negative downward, 0 tests only bit `base`.  Returns 0xffffffff if no bit
     fits."""
     mask, base, offset = unsigned(mask), unsigned(base), offset.view(np.int32)
-    is_upward, is_at_base = offset > 0, offset == 0
+    is_upward, is_zero_offset = offset > 0, offset == 0
     remaining_bits = np.abs(offset).astype(np.int64)
-    remaining_bits = pick(is_at_base, 1, remaining_bits)
-    found_position = _NOT_FOUND
+    remaining_bits = pick(is_zero_offset, 1, remaining_bits)
+    found_position = _NO_POSITION
     for bit_step in range(32):
         candidate_bit = pick(offset < 0, base - np.uint32(bit_step), base + np.uint32(bit_step)).astype(np.uint32)
         is_in_word = (candidate_bit < _WORD_BITS) & ((is_upward | (offset < 0)) if bit_step else True)
-        is_set_bit = is_in_word & (((mask >> (candidate_bit & np.uint32(31))) & _WORD_ONE) == _WORD_ONE)
+        is_set_bit = is_in_word & (((mask >> (candidate_bit & np.uint32(31))) & _UINT32_ONE) == _UINT32_ONE)
         remaining_bits = remaining_bits - is_set_bit
         found_position = pick(is_set_bit & (remaining_bits == 0), candidate_bit, found_position)
     return found_position.astype(np.uint32)
@@ -160,10 +160,10 @@ def szext(a: Value, bits: Value, clamp: bool) -> Value:
     returns `a`."""
     if not clamp:
         bits = bits & np.uint32(31)
-    bits_above = _WORD_BITS - np.minimum(bits, _WORD_BITS)
+    shift = _WORD_BITS - np.minimum(bits, _WORD_BITS)
     if not is_signed(a):
         return a & _ones(bits)
-    extracted_bits = (unsigned(a) << bits_above).view(np.int32) >> np.minimum(bits_above, np.uint32(31)).view(np.int32)
+    extracted_bits = (unsigned(a) << shift).view(np.int32) >> np.minimum(shift, np.uint32(31)).view(np.int32)
     return pick(bits == 0, np.int32(0), extracted_bits)
 
 
@@ -200,13 +200,13 @@ def prmt(a: Value, b: Value, selector: Value, mode: str = "") -> Value:
     if np.ndim(selector) == 0:
         return _permuted(a, b, int(selector) & 0xFFFF)
     source_bytes = (b.astype(np.uint64) << 32) | a.astype(np.uint64)
-    out_word = np.uint32(0)
+    result = np.uint32(0)
     for byte_position in range(4):
         selector_nibble = selector >> np.uint32(4 * byte_position)
         byte = (source_bytes >> (8 * (selector_nibble & _BYTE_NUMBER_MASK))).astype(np.uint32) & _BYTE_MASK
         sign_byte = (byte >> np.uint32(7)) * _BYTE_MASK
-        out_word = out_word | (np.where(selector_nibble & _SIGN_FLAG, sign_byte, byte) << np.uint32(8 * byte_position))
-    return out_word
+        result = result | (np.where(selector_nibble & _SIGN_FLAG, sign_byte, byte) << np.uint32(8 * byte_position))
+    return result
 
 
 @cache
@@ -217,30 +217,30 @@ def _moves(selector: int) -> tuple[list[tuple[bool, int, int]], list[tuple[bool,
     negative distance shifts right.  A sign byte `(from_b, byte, place)` fills byte `place` of the result with the sign
     of `byte`."""
     mask_by_move: dict[tuple[bool, int], int] = {}
-    sign_moves = []
+    sign_bytes = []
     for byte_position in range(4):
         selector_nibble = selector >> (4 * byte_position)
-        from_b, byte = bool(selector_nibble & 4), selector_nibble & 3
+        is_from_b, byte = bool(selector_nibble & 4), selector_nibble & 3
         if selector_nibble & 8:
-            sign_moves.append((from_b, byte, byte_position))
+            sign_bytes.append((is_from_b, byte, byte_position))
         else:
-            move_key = (from_b, byte_position - byte)
+            move_key = (is_from_b, byte_position - byte)
             mask_by_move[move_key] = mask_by_move.get(move_key, 0) | (0xFF << (8 * byte_position))
-    return [(from_b, distance, mask) for (from_b, distance), mask in mask_by_move.items()], sign_moves
+    return [(is_from_b, distance, mask) for (is_from_b, distance), mask in mask_by_move.items()], sign_bytes
 
 
 def _permuted(a: Value, b: Value, selector: int) -> Value:
     """Runs a PTX `prmt` with one selector for all lanes. Moves all bytes with the same shift distance at once."""
-    byte_moves, sign_moves = _moves(selector)
+    byte_shifts, sign_bytes = _moves(selector)
     result_word = None
-    for from_b, distance, mask in byte_moves:
-        operand = b if from_b else a
+    for is_from_b, distance, mask in byte_shifts:
+        operand = b if is_from_b else a
         if distance:
             operand = operand << np.uint32(8 * distance) if distance > 0 else operand >> np.uint32(-8 * distance)
         shifted_bytes = operand & np.uint32(mask)
         result_word = shifted_bytes if result_word is None else result_word | shifted_bytes
-    for from_b, byte, position in sign_moves:
-        sign_bit = ((b if from_b else a) >> np.uint32(8 * byte + 7)) & np.uint32(1)
+    for is_from_b, byte, position in sign_bytes:
+        sign_bit = ((b if is_from_b else a) >> np.uint32(8 * byte + 7)) & np.uint32(1)
         shifted_bytes = sign_bit * np.uint32(0xFF << (8 * position))
         result_word = shifted_bytes if result_word is None else result_word | shifted_bytes
     return result_word

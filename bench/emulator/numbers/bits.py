@@ -138,12 +138,12 @@ def narrow(x: Value, dtype: np.dtype, rounding: str = "rn") -> Value:
     if rounding == "rn":
         return nearest_value
     check_rounding(rounding)
-    nearest_widened = nearest_value.astype(x.dtype)
+    widened_value = nearest_value.astype(x.dtype)
     if rounding == "rz":
-        is_wrong_side = np.abs(nearest_widened) > np.abs(x)
+        is_misrounded = np.abs(widened_value) > np.abs(x)
     else:
-        is_wrong_side = nearest_widened > x if rounding == "rm" else nearest_widened < x
-    return pick(is_wrong_side, np.nextafter(nearest_value, dtype.type(_ROUNDING_TARGETS[rounding])), nearest_value)
+        is_misrounded = widened_value > x if rounding == "rm" else widened_value < x
+    return pick(is_misrounded, np.nextafter(nearest_value, dtype.type(_ROUNDING_TARGETS[rounding])), nearest_value)
 
 
 def narrow_odd(x: Value) -> Value:
@@ -152,12 +152,12 @@ def narrow_odd(x: Value) -> Value:
     A second rounding, to at most 22 bits of significand, then gives the same result as a single rounding (Boldo and
     Melquiond 2008, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd")."""
     nearest_value = x.astype(np.float32)
-    nearest_widened = nearest_value.astype(np.float64)
-    is_inexact = (nearest_widened != x) & (x == x)
+    widened_value = nearest_value.astype(np.float64)
+    is_inexact = (widened_value != x) & (x == x)
     if not some(is_inexact):
         return nearest_value
     bits = nearest_value.view(np.uint32)
-    odd_bits = (bits - (np.abs(nearest_widened) > np.abs(x))) | np.uint32(1)
+    odd_bits = (bits - (np.abs(widened_value) > np.abs(x))) | np.uint32(1)
     return pick(is_inexact, odd_bits.astype(np.uint32), bits).view(np.float32)
 
 
@@ -168,8 +168,8 @@ def odd_sum(a: Value, b: Value, rounding: str = "rn") -> Value:
     `rounding` is the mode of the second rounding.  It decides only the sign of a zero sum of operands with different
     signs: -0 for `rm`, and +0 for all other modes."""
     rounded_sum = a + b
-    b_recovered = rounded_sum - a
-    sum_error = (a - (rounded_sum - b_recovered)) + (b - b_recovered)
+    recovered_b = rounded_sum - a
+    sum_error = (a - (rounded_sum - recovered_b)) + (b - recovered_b)
     is_inexact = np.abs(sum_error) > 0
     if some(is_inexact):
         bits = rounded_sum.view(np.uint64)

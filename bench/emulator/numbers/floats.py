@@ -110,15 +110,15 @@ def exact_square_root(a: float, rounding: str) -> float:
 
 def exact_lanes(function: Callable[..., float], rounding: str, *operands: Value) -> Value:
     """Calls `function` once per lane, with the lane's float64 operands and the rounding mode.  Returns the results."""
-    broadcast_operands = np.broadcast_arrays(*operands)
-    values = [function(*lane, rounding) for lane in zip(*(x.ravel().tolist() for x in broadcast_operands), strict=True)]
-    return np.array(values, np.float64).reshape(broadcast_operands[0].shape)[()]
+    operand_arrays = np.broadcast_arrays(*operands)
+    values = [function(*lane, rounding) for lane in zip(*(x.ravel().tolist() for x in operand_arrays), strict=True)]
+    return np.array(values, np.float64).reshape(operand_arrays[0].shape)[()]
 
 
 def add(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
     """Computes `a + b`."""
-    exact_add = lambda x, y, mode: exact_fma(x, 1.0, y, mode)
-    return _rounded(np.add, exact_add, lambda x, y: odd_sum(x, y, rounding), (a, b), rounding, ftz, sat)
+    exact_adder = lambda x, y, mode: exact_fma(x, 1.0, y, mode)
+    return _rounded(np.add, exact_adder, lambda x, y: odd_sum(x, y, rounding), (a, b), rounding, ftz, sat)
 
 
 def sub(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
@@ -133,9 +133,9 @@ def mul(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool =
 
 def fma(a: Value, b: Value, c: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
     """Computes `a * b + c`, rounded once.  PTX's `mad` of floats gives the same result."""
-    nearest_fma = fma_rn_f64 if a.itemsize == 8 else fma_rn_f32
+    rn_fma = fma_rn_f64 if a.itemsize == 8 else fma_rn_f32
     wide_fma = lambda x, y, z: odd_sum(x * y, z, rounding)
-    return _rounded(nearest_fma, exact_fma, wide_fma, (a, b, c), rounding, ftz, sat)
+    return _rounded(rn_fma, exact_fma, wide_fma, (a, b, c), rounding, ftz, sat)
 
 
 def div(a: Value, b: Value, rounding: str = "rn", ftz: bool = False, sat: bool = False) -> Value:
@@ -230,8 +230,8 @@ def _product_and_error(a: Value, b: Value) -> tuple[Value, Value]:
 def _sum_and_error(a: Value, b: Value) -> tuple[Value, Value]:
     """Returns the rounded sum `a + b` and its rounding error (Knuth's TwoSum)."""
     rounded_sum = a + b
-    b_recovered = rounded_sum - a
-    return rounded_sum, (a - (rounded_sum - b_recovered)) + (b - b_recovered)
+    recovered_b = rounded_sum - a
+    return rounded_sum, (a - (rounded_sum - recovered_b)) + (b - recovered_b)
 
 
 def _redone(function: Callable[..., float], where: Value, result: Value, *operands: Value) -> Value:

@@ -38,18 +38,18 @@ from rooflab.bench.emulator.numbers.bits import (
 
 _F16, _F32 = np.dtype(np.float16), np.dtype(np.float32)
 _MAGNITUDE_MASK = np.uint32(0x7FFFFFFF)
-_HALF_BITS, _LOWER_MASK, _UINT32_ONE = np.uint32(16), np.uint32(0xFFFF), np.uint32(1)
+_HALFWORD_BITS, _LOWER_MASK, _UINT32_ONE = np.uint32(16), np.uint32(0xFFFF), np.uint32(1)
 INTEGER_DTYPES = {
     f"{sign}{8 * size}": np.dtype(f"{code}{size}") for sign, code in (("u", "u"), ("s", "i")) for size in (1, 2, 4, 8)
 }
 """By integer type of PTX, the NumPy type."""
 FLOATS: dict[str, np.dtype] = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
-SMALL = ("f16", "bf16", "tf32")
+RAW_TYPES = ("f16", "bf16", "tf32")
 """The float types that are kept as raw bits."""
 _INTEGER_ROUNDINGS = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 _F64 = np.dtype(np.float64)
 _LOW_WORD_MASK = 0xFFFFFFFF
-_BELOW_TIE_MASK, _UPPER_MASK = np.uint32(0x7FFF), np.uint32(0xFFFF0000)
+_ROUNDING_BIAS, _UPPER_MASK = np.uint32(0x7FFF), np.uint32(0xFFFF0000)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def decode(codes: Value, name: str) -> Value:
 
     Codes of tf32 may be float32 numbers or their bits.  Raises `ValueError` on an unknown format."""
     if name == "bf16":
-        return (codes.astype(np.uint32) << _HALF_BITS).view(np.float32)
+        return (codes.astype(np.uint32) << _HALFWORD_BITS).view(np.float32)
     if name == "f16":
         return codes.view(np.float16).astype(np.float32)
     if name == "tf32":
@@ -164,7 +164,7 @@ def _dropped(bits: Value, count: int, rounding: str) -> Value:
 
 
 def _encode_bf16(x: Value, rounding: str) -> Value:
-    codes = (_dropped(x.view(np.uint32), 16, rounding) >> _HALF_BITS).astype(np.uint16)
+    codes = (_dropped(x.view(np.uint32), 16, rounding) >> _HALFWORD_BITS).astype(np.uint16)
     return _with_nan(codes, x, FORMATS["bf16"])
 
 
@@ -180,7 +180,7 @@ def _encode_byte(x: Value, name: str, saturate: bool) -> Value:
     If any lower bit is 1, the index's last bit becomes 1 (round-to-odd).  The index keeps 8 bits of significand and a
     code at most 4, so the result is rounded correctly."""
     bits = x.view(np.uint32)
-    return _byte_table(name, saturate)[(bits >> _HALF_BITS) | ((bits & _LOWER_MASK) != 0)]
+    return _byte_table(name, saturate)[(bits >> _HALFWORD_BITS) | ((bits & _LOWER_MASK) != 0)]
 
 
 @cache
@@ -188,14 +188,14 @@ def _byte_table(name: str, saturate: bool) -> np.ndarray:
     """Returns the 8-bit codes of all float32 values with 16 zero low bits: uint8 `[65536]`. The index is the 16 high
     bits."""
     fmt = FORMATS[name]
-    bits = np.arange(1 << 16, dtype=np.uint32) << _HALF_BITS
+    bits = np.arange(1 << 16, dtype=np.uint32) << _HALFWORD_BITS
     x = np.abs(bits.view(np.float32))
     if saturate:
         x = np.minimum(x, fmt.largest)
-    shift, least_normal = 23 - fmt.mantissa, 2.0 ** (1 - fmt.bias)
+    shift, min_normal = 23 - fmt.mantissa, 2.0 ** (1 - fmt.bias)
     normal_codes = (_dropped(x.view(np.uint32), shift, "rn") >> shift) - np.uint32((127 - fmt.bias) << fmt.mantissa)
-    small_codes = np.rint(np.fmin(x, least_normal) * 2.0 ** (fmt.bias - 1 + fmt.mantissa)).astype(np.uint32)
-    codes = np.where(x < least_normal, small_codes, normal_codes)
+    subnormal_codes = np.rint(np.fmin(x, min_normal) * 2.0 ** (fmt.bias - 1 + fmt.mantissa)).astype(np.uint32)
+    codes = np.where(x < min_normal, subnormal_codes, normal_codes)
     largest_code = np.flatnonzero(_DECODE_TABLES[name] == fmt.largest)[0]
     codes = np.where(codes > largest_code, fmt.overflow, codes) | ((bits >> 24) & 0x80)
     return np.where(x == x, codes, fmt.nan).astype(np.uint8)
@@ -248,9 +248,9 @@ def cvt_rn_bf16x2_f32(high: Value, low: Value) -> Value:
     if some(is_nan):
         return pack_pair(encode(high, "bf16"), encode(low, "bf16"))
     # This rounds both halves in place, in half the time of encoding and packing.
-    upper_bits = upper_bits + ((upper_bits >> _HALF_BITS & _UINT32_ONE) + _BELOW_TIE_MASK)
-    lower_bits = lower_bits + ((lower_bits >> _HALF_BITS & _UINT32_ONE) + _BELOW_TIE_MASK)
-    return (upper_bits & _UPPER_MASK) | (lower_bits >> _HALF_BITS)
+    upper_bits = upper_bits + ((upper_bits >> _HALFWORD_BITS & _UINT32_ONE) + _ROUNDING_BIAS)
+    lower_bits = lower_bits + ((lower_bits >> _HALFWORD_BITS & _UINT32_ONE) + _ROUNDING_BIAS)
+    return (upper_bits & _UPPER_MASK) | (lower_bits >> _HALFWORD_BITS)
 
 
 def cvt_fp8x2_f16x2(x: Value, to: str, relu: bool = False) -> Value:
@@ -301,7 +301,7 @@ def _resized(x: Value, dtype: np.dtype, sat: bool) -> Value:
 def _decoded(x: Value, source: str, ftz: bool) -> Value:
     if source in FLOATS:
         x = x.view(FLOATS[source])
-    elif source in SMALL:
+    elif source in RAW_TYPES:
         x = decode(_integer(x, np.dtype(np.uint32 if source == "tf32" else np.uint16)), source)
     else:
         raise ValueError(f"source: expected a type of cvt, got {source!r}")
@@ -353,7 +353,7 @@ def _to_float(
     if rounding in _INTEGER_ROUNDINGS:
         x, rounding = _INTEGER_ROUNDINGS[rounding](x), "rn"
     rounding = rounding or "rn"
-    if to in SMALL:
+    if to in RAW_TYPES:
         if source == "f64" and to != "f16":
             x = narrow_odd(x)
         encoded_value = encode(saturate(x) if sat else x, to, rounding, satfinite, relu)

@@ -25,7 +25,7 @@ from rooflab.bench.emulator.races.vector_clocks import GENERIC, VectorClocks
 
 _CLOCK_SHIFT = 32
 """The number of bits of a stamp below the bits of its clock."""
-_CLOSED_CLOCK = -1
+_NO_CLOCK = -1
 """The value that stands for a clock where the actor's next access begins an epoch."""
 
 
@@ -40,8 +40,8 @@ class _Log:
     def add(self, warp: int, clock: int, epochs: int) -> None:
         """Adds the set `epochs` (periods of work, one bit each) to the history of `warp`.  `clock` is the current value
         of the warp's logical clock, and never decreases."""
-        epoch_sets = self._sets[warp]
-        epoch_sets.append(epochs | (epoch_sets[-1] if epoch_sets else 0))
+        epoch_masks = self._sets[warp]
+        epoch_masks.append(epochs | (epoch_masks[-1] if epoch_masks else 0))
         self._clocks[warp].append(clock)
 
     def seen_by(self, limits: Sequence[int]) -> int:
@@ -49,10 +49,10 @@ class _Log:
         value of a logical clock for each warp.  The set has every epoch that was logged for a warp before the warp's
         limit."""
         known_epochs = 0
-        for clocks, epoch_sets, clock_limit in zip(self._clocks, self._sets, limits, strict=True):
-            set_count = bisect_left(clocks, clock_limit)
-            if set_count:
-                known_epochs |= epoch_sets[set_count - 1]
+        for clocks, epoch_masks, clock_limit in zip(self._clocks, self._sets, limits, strict=True):
+            mask_count = bisect_left(clocks, clock_limit)
+            if mask_count:
+                known_epochs |= epoch_masks[mask_count - 1]
         return known_epochs
 
 
@@ -81,7 +81,7 @@ class CtaOrder:
         """By actor, the actor's current epoch; 0 before its first access."""
         self.owners: list[int] = [-1]
         """By epoch, the CTA that the epoch belongs to."""
-        self._since: npt.NDArray[np.int64] = np.full(actor_count, _CLOSED_CLOCK, np.int64)
+        self._since: npt.NDArray[np.int64] = np.full(actor_count, _NO_CLOCK, np.int64)
         self._clocks: dict[int, tuple[VectorClocks, int, int]] = {}
         """By CTA: the CTA's vector clocks, its slot in the clocks, and its first warp in the slot."""
         self._leaders: dict[int, int] = {}
@@ -118,8 +118,8 @@ class CtaOrder:
                 if self._since[actor] != self._clock(actor):
                     self._begin(actor)
             return self.current.take(actors)
-        if (self._since.take(actors) == _CLOSED_CLOCK).any():
-            for actor in map(int, np.unique(actors[self._since.take(actors) == _CLOSED_CLOCK])):
+        if (self._since.take(actors) == _NO_CLOCK).any():
+            for actor in map(int, np.unique(actors[self._since.take(actors) == _NO_CLOCK])):
                 self._begin(actor)
         return self.current.take(actors)
 
@@ -131,7 +131,7 @@ class CtaOrder:
         if observed_epochs:
             self._note(self._known, actor, observed_epochs)
         self._note(self._fenced_near if near else self._fenced, actor, self._seen(self._known, actor))
-        self._since[actor] = _CLOSED_CLOCK
+        self._since[actor] = _NO_CLOCK
 
     def synchronise(
         self,
@@ -157,11 +157,11 @@ class CtaOrder:
                 self._note(self._known if acquire else observed_logs, actor, released_epochs)
         if not stores:
             return  # no other CTA can observe a load
-        for sync_channel, _, fenced_logs in sync_channels:
-            epoch_sets = (self._seen(cta_log, actor) for cta_log in ((self._known,) if release else fenced_logs))
-            self._released[sync_channel] = reduce(or_, epoch_sets, self._released.get(sync_channel, 0))
+        for sync_channel, _, cta_logs in sync_channels:
+            epoch_masks = (self._seen(cta_log, actor) for cta_log in ((self._known,) if release else cta_logs))
+            self._released[sync_channel] = reduce(or_, epoch_masks, self._released.get(sync_channel, 0))
         if release:
-            self._since[actor] = _CLOSED_CLOCK
+            self._since[actor] = _NO_CLOCK
 
     def unknown(self, actor: int, epochs: int, beyond: bool = False) -> int:
         """Returns the part of `epochs` that may race with the next access of `actor`, a warp or a CTA.

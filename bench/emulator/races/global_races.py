@@ -46,16 +46,16 @@ class EpochSets:
     def joined(self, number: int, epoch: int) -> int:
         """Returns the id of a union: the set with the id `number`, plus `epoch`.  An epoch is a period of a CTA's
         work."""
-        joined_number = self._joined.get((number, epoch))
-        if joined_number is None:
-            joined_number = self._joined[(number, epoch)] = self._number(self.members[number] | 1 << epoch)
-        return joined_number
+        union_id = self._joined.get((number, epoch))
+        if union_id is None:
+            union_id = self._joined[(number, epoch)] = self._number(self.members[number] | 1 << epoch)
+        return union_id
 
     def _number(self, members: int) -> int:
-        set_number = self._numbers.setdefault(members, len(self.members))
-        if set_number == len(self.members):
+        epoch_set_id = self._numbers.setdefault(members, len(self.members))
+        if epoch_set_id == len(self.members):
             self.members.append(members)
-        return set_number
+        return epoch_set_id
 
 
 class Touched:
@@ -74,22 +74,22 @@ class Touched:
         Earlier epochs stay recorded."""
         own_set_ids = sets.of_epochs(epochs)[:, None]
         self._touch()
-        old_set_ids = self.sets.take(cells)
+        stored_ids = self.sets.take(cells)
         self.instructions[cells] = instruction
-        if ((old_set_ids == 0) | (old_set_ids == own_set_ids)).all():
+        if ((stored_ids == 0) | (stored_ids == own_set_ids)).all():
             self.sets[cells] = own_set_ids
             if (own_set_ids == own_set_ids[0]).all() or (self.sets.take(cells) == own_set_ids).all():
                 return
         # Other epochs have touched these granules too, before or in this instruction.
         for epoch in np.unique(epochs):
             epoch_cells = cells[epochs == epoch]
-            old_set_ids = self.sets.take(epoch_cells)
-            if old_set_ids.min() == old_set_ids.max():
-                self.sets[epoch_cells] = sets.joined(int(old_set_ids.flat[0]), int(epoch))
+            stored_ids = self.sets.take(epoch_cells)
+            if stored_ids.min() == stored_ids.max():
+                self.sets[epoch_cells] = sets.joined(int(stored_ids.flat[0]), int(epoch))
             else:
-                set_numbers, inverse_index = np.unique(old_set_ids, return_inverse=True)
-                joined_numbers = np.array([sets.joined(int(set_id), int(epoch)) for set_id in set_numbers], np.int32)
-                self.sets[epoch_cells] = joined_numbers[inverse_index].reshape(epoch_cells.shape)
+                set_numbers, inverse_index = np.unique(stored_ids, return_inverse=True)
+                union_ids = np.array([sets.joined(int(set_id), int(epoch)) for set_id in set_numbers], np.int32)
+                self.sets[epoch_cells] = union_ids[inverse_index].reshape(epoch_cells.shape)
 
     def replace(self, cells: Ints, numbers: Int32Array, instruction: int) -> None:
         """Replaces the recorded epochs (periods of a CTA's work) of granules (small groups of bytes).  The granules
@@ -254,21 +254,21 @@ class GlobalRaces(CtaOrder):
         if touched.untouched:
             return
         set_numbers = touched.sets.take(cells)
-        is_other_set = (set_numbers != 0) & (set_numbers != self._sets.of_epochs(epochs)[:, None])
-        if not is_other_set.any():
+        is_foreign = (set_numbers != 0) & (set_numbers != self._sets.of_epochs(epochs)[:, None])
+        if not is_foreign.any():
             return
-        lanes, granule_columns = np.nonzero(is_other_set)
-        pairs, inverse_index = np.unique(actors[lanes] << 32 | set_numbers[is_other_set], return_inverse=True)
+        lanes, granule_columns = np.nonzero(is_foreign)
+        pairs, inverse_index = np.unique(actors[lanes] << 32 | set_numbers[is_foreign], return_inverse=True)
         unknown_epochs = [
             self.unknown(int(pair) >> 32, self._sets.members[int(pair) & 0xFFFFFFFF], beyond) for pair in pairs
         ]
         if not any(unknown_epochs):
             return
-        same_value = np.zeros(actors.size, np.bool_)
+        is_equal = np.zeros(actors.size, np.bool_)
         if values is not None and old is not None:
-            same_value = equal(chosen(values, last_of(cells[:, 0] << 32 | actors)), old(), actors.size)
+            is_equal = equal(chosen(values, last_of(cells[:, 0] << 32 | actors)), old(), actors.size)
         race_keys = (
-            touched.instructions[cells[is_other_set]].astype(np.int64) << 32 | inverse_index << 1 | same_value[lanes]
+            touched.instructions[cells[is_foreign]].astype(np.int64) << 32 | inverse_index << 1 | is_equal[lanes]
         )
         for first_index, count in zip(*np.unique(race_keys, return_index=True, return_counts=True)[1:], strict=True):
             remaining_epochs = unknown_epochs[int(inverse_index[first_index])]
@@ -277,7 +277,7 @@ class GlobalRaces(CtaOrder):
                 owner = self.owners[(remaining_epochs & -remaining_epochs).bit_length() - 1]
                 earlier_instruction = int(touched.instructions[cell])
                 cta = int(actors[lane]) // self.warps
-                self._add(kind, earlier_instruction, instruction, owner, cta, cell, bool(same_value[lane]), int(count))
+                self._add(kind, earlier_instruction, instruction, owner, cta, cell, bool(is_equal[lane]), int(count))
 
     def _collide(self, actors: Ints, epochs: Int32Array, cells: Ints, instruction: int, values: Values | None) -> None:
         """Reports races between CTAs that write the same granule (memory unit) in the same instruction."""
@@ -286,26 +286,26 @@ class GlobalRaces(CtaOrder):
         is_overwritten = self._writes.sets.take(first_cells) != own_set_ids
         if not is_overwritten.any():
             return
-        losing_lanes = np.flatnonzero(is_overwritten)
+        overwritten_lanes = np.flatnonzero(is_overwritten)
         # A granule keeps the write of its last lane.
-        last_lanes = last_of(first_cells)[losing_lanes]
+        last_lanes = last_of(first_cells)[overwritten_lanes]
         ctas = actors // self.warps
-        is_in_two_ctas = ctas[losing_lanes] != ctas[last_lanes]
-        losing_lanes, last_lanes = losing_lanes[is_in_two_ctas], last_lanes[is_in_two_ctas]
-        same_value: Bools = np.zeros(losing_lanes.size, np.bool_)
+        is_in_two_ctas = ctas[overwritten_lanes] != ctas[last_lanes]
+        overwritten_lanes, last_lanes = overwritten_lanes[is_in_two_ctas], last_lanes[is_in_two_ctas]
+        is_equal: Bools = np.zeros(overwritten_lanes.size, np.bool_)
         if values is not None:
-            kept_lanes = last_of(first_cells << 32 | ctas)[losing_lanes]
-            same_value = equal(chosen(values, kept_lanes), chosen(values, last_lanes), losing_lanes.size)
-        for keeps_value in (False, True):
-            race_indices = np.flatnonzero(same_value == keeps_value)
+            kept_lanes = last_of(first_cells << 32 | ctas)[overwritten_lanes]
+            is_equal = equal(chosen(values, kept_lanes), chosen(values, last_lanes), overwritten_lanes.size)
+        for is_kept in (False, True):
+            race_indices = np.flatnonzero(is_equal == is_kept)
             if race_indices.size:
                 first_race = int(race_indices[0])
                 first_cta, second_cta = (
-                    int(actors[lane]) // self.warps for lane in (losing_lanes[first_race], last_lanes[first_race])
+                    int(actors[lane]) // self.warps for lane in (overwritten_lanes[first_race], last_lanes[first_race])
                 )
-                cell = int(first_cells[losing_lanes[first_race]])
+                cell = int(first_cells[overwritten_lanes[first_race]])
                 self._add(
-                    "write-write", instruction, instruction, first_cta, second_cta, cell, keeps_value, race_indices.size
+                    "write-write", instruction, instruction, first_cta, second_cta, cell, is_kept, race_indices.size
                 )
 
     def _add(self, kind: str, first: int, second: int, owner: int, cta: int, cell: int, same: bool, count: int) -> None:

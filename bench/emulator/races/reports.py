@@ -40,8 +40,8 @@ class Race:
     def harmless(self) -> bool:
         """Returns whether both accesses store the same value, and belong to two CTAs or to one instruction.  Compilers
         generate such accesses."""
-        between_ctas = self.space == "global" and self.kind == "write-write"
-        return self.same_value and (between_ctas or self.first == self.second)
+        is_cross_cta = self.space == "global" and self.kind == "write-write"
+        return self.same_value and (is_cross_cta or self.first == self.second)
 
 
 class Findings:
@@ -96,5 +96,5 @@ def _missing(race: Race) -> str:
     if race.proxy:
         is_compiler_fault = race.first_actor.startswith("cp.async") and race.second_actor.startswith("wgmma")
         return "no fence.proxy.async" + (" (Triton puts one there from 3.7.1 on)" if is_compiler_fault else "")
-    can_be_awaited = race.space == "shared" and not race.first_actor.startswith("warp ")
-    return f"no wait for {race.first_actor}" if can_be_awaited else "nothing that orders them"
+    is_awaitable = race.space == "shared" and not race.first_actor.startswith("warp ")
+    return f"no wait for {race.first_actor}" if is_awaitable else "nothing that orders them"

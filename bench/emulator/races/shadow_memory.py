@@ -167,11 +167,11 @@ class Lanes:
         of the mbarrier."""
         known_stamps = self._clocks.known[GENERIC].reshape(-1)
         stamps = self._shadow.writes.take(self.cells.granules)
-        is_late = stamps >= known_stamps.take((stamps & ACTOR_MASK) + (self._rows * self._clocks.actors)[:, None])
-        if of_mbarrier and is_late.any():
+        is_racy = stamps >= known_stamps.take((stamps & ACTOR_MASK) + (self._rows * self._clocks.actors)[:, None])
+        if of_mbarrier and is_racy.any():
             known_stamps = self._clocks.known[INIT].reshape(-1)
-            is_late &= stamps >= known_stamps.take((stamps & ACTOR_MASK) + (self._rows * self._clocks.actors)[:, None])
-        return _late(is_late, self.cells, stamps) if is_late.any() else None
+            is_racy &= stamps >= known_stamps.take((stamps & ACTOR_MASK) + (self._rows * self._clocks.actors)[:, None])
+        return _late(is_racy, self.cells, stamps) if is_racy.any() else None
 
     def late(self, table: LastOf | None, actors: int) -> Late | None:
         """Returns the accesses in `table` that are not ordered before the lanes' new accesses.  Returns None if there
@@ -203,8 +203,8 @@ class Lanes:
         is_overwritten = winning_lanes != lanes
         if not is_overwritten.any():
             return None
-        losing_lanes = np.flatnonzero(is_overwritten)
-        return losing_lanes, winning_lanes[losing_lanes].astype(np.int64)
+        overwritten_lanes = np.flatnonzero(is_overwritten)
+        return overwritten_lanes, winning_lanes[overwritten_lanes].astype(np.int64)
 
     def last_of_warp(self) -> Ints:
         """Returns, for each access, the last access by the same warp to the same address: (n,)."""
@@ -257,10 +257,10 @@ def last_of(keys: Ints) -> Ints:
 
 def equal(values: Values, others: Values, accesses: int) -> Bools:
     """Returns, per access, whether all registers of `values` and `others` have the same bits: (accesses,)."""
-    same_bits = np.ones(accesses, np.bool_)
+    is_equal = np.ones(accesses, np.bool_)
     for value, other_value in zip(_registers(values), _registers(others), strict=True):
-        same_bits &= (_words(value) == _words(other_value)).all(axis=1)
-    return same_bits
+        is_equal &= (_words(value) == _words(other_value)).all(axis=1)
+    return is_equal
 
 
 MAX_FP32_ROUNDING = 2.0**-18

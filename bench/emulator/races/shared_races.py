@@ -185,8 +185,8 @@ class SharedRaces(VectorClocks):
         These loads are known only if `signal_async` was called with the mbarrier's byte address as `key`."""
         self.mbarrier_init(slot, warp, address, instruction)
         slot_offset = address % self.size
-        for unwaited_actor in self.unwaited(slot, warp, address):
-            actor_name, warp_name = self.name_of(unwaited_actor), self.name_of(warp)
+        for load_actor in self.unwaited(slot, warp, address):
+            actor_name, warp_name = self.name_of(load_actor), self.name_of(warp)
             self.findings.add(
                 Race("shared", "read-write", instruction, instruction, actor_name, warp_name, slot_offset, slot)
             )
@@ -194,16 +194,16 @@ class SharedRaces(VectorClocks):
     def _meet_all(
         self, access: Lanes, instruction: int, values: Values | None = None, old: Callable[[], Values] | None = None
     ) -> None:
-        for race_kind, late_stamps in (
+        for race_kind, racing_accesses in (
             ("write-write", access.late_writes()),
             ("read-write", access.late(self._shadow.reads, self.readers)),
             ("write-write", access.late(self._shadow.atomics, self.warps)),
         ):
-            if late_stamps is not None:
-                same_value = None
+            if racing_accesses is not None:
+                is_unchanged = None
                 if values is not None and old is not None:
-                    same_value = equal(chosen(values, access.last_of_warp()), old(), access.actors.size)
-                self._meet(access, late_stamps, race_kind, instruction, same_value)
+                    is_unchanged = equal(chosen(values, access.last_of_warp()), old(), access.actors.size)
+                self._meet(access, racing_accesses, race_kind, instruction, is_unchanged)
 
     def _meet(
         self, access: Lanes | Operation, late: Late | None, kind: str, instruction: int, same: Bools | None = None
@@ -245,17 +245,17 @@ class SharedRaces(VectorClocks):
             return
         losers, winners = lane_collisions
         last_lanes = access.last_of_warp()[losers]
-        is_across_warps = last_lanes == losers
-        winners = np.where(is_across_warps, winners, last_lanes)
-        same_value = near_value = np.zeros(losers.size, np.bool_)
+        is_cross_warp = last_lanes == losers
+        winners = np.where(is_cross_warp, winners, last_lanes)
+        same_value = is_close = np.zeros(losers.size, np.bool_)
         if values is not None:
             lost_values, won = chosen(values, losers), chosen(values, winners)
-            same_value, near_value = equal(lost_values, won, losers.size), nearly_equal(lost_values, won, losers.size)
+            same_value, is_close = equal(lost_values, won, losers.size), nearly_equal(lost_values, won, losers.size)
         for race_kind, is_value_kept, is_race in (
-            ("write-write", True, is_across_warps & same_value),
-            ("write-write", False, is_across_warps & ~same_value),
-            ("lanes", False, ~is_across_warps & ~same_value & ~near_value & (values is not None)),
-            ("rounding", False, ~is_across_warps & ~same_value & near_value),
+            ("write-write", True, is_cross_warp & same_value),
+            ("write-write", False, is_cross_warp & ~same_value),
+            ("lanes", False, ~is_cross_warp & ~same_value & ~is_close & (values is not None)),
+            ("rounding", False, ~is_cross_warp & ~same_value & is_close),
         ):
             if not is_race.any():
                 continue

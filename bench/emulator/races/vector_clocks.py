@@ -111,27 +111,27 @@ class VectorClocks:
 
         `key` is a named barrier, for a single CTA.  With `key`, accesses before a `bar.arrive` at this barrier are
         ordered too."""
-        s, w = _outer(slots, warps)
-        if key is not None and (sync_object := self._objects[int(s[0, 0])].pop(key, None)) is not None:
-            self.known[:, s, w] = np.maximum(self.known[:, s, w], sync_object.pending[:, None, None])
+        slot_ids, w = _outer(slots, warps)
+        if key is not None and (sync_object := self._objects[int(slot_ids[0, 0])].pop(key, None)) is not None:
+            self.known[:, slot_ids, w] = np.maximum(self.known[:, slot_ids, w], sync_object.pending[:, None, None])
         if not w.size:
             return
-        self.known[:, s, w] = self.known[:, s, w].max(axis=2, keepdims=True)
-        self._advance(s, w)
+        self.known[:, slot_ids, w] = self.known[:, slot_ids, w].max(axis=2, keepdims=True)
+        self._advance(slot_ids, w)
 
     def fence_proxy_async(self, slots: IndexOrArray, warps: IndexOrArray) -> None:
         """Executes `fence.proxy.async` in the given warps.  Accesses that happen before the fence are then ordered
         before later operations of the async proxy."""
-        s, w = _outer(slots, warps)
-        self.known[ASYNC, s, w] = self.known[GENERIC, s, w]
+        slot_ids, w = _outer(slots, warps)
+        self.known[ASYNC, slot_ids, w] = self.known[GENERIC, slot_ids, w]
         self.fence_mbarrier_init(slots, warps)
 
     def fence_mbarrier_init(self, slots: IndexOrArray, warps: IndexOrArray) -> None:
         """Executes `fence.mbarrier_init` in the given warps.  Earlier mbarrier inits are then ordered before later uses
         of the mbarriers."""
-        s, w = _outer(slots, warps)
-        self.known[INIT, s, w] = self.known[GENERIC, s, w]
-        self._advance(s, w)
+        slot_ids, w = _outer(slots, warps)
+        self.known[INIT, slot_ids, w] = self.known[GENERIC, slot_ids, w]
+        self._advance(slot_ids, w)
 
     def signal(self, slot: int, warps: IndexOrArray, key: Hashable) -> None:
         """Records that `warps` arrive at a barrier.  Their earlier accesses are then ordered before warps that wait for
@@ -189,8 +189,8 @@ class VectorClocks:
 
     def commit_copies(self, slots: IndexOrArray, warps: IndexOrArray) -> None:
         """Records cp.async.commit_group by all lanes of the warps."""
-        s, w = _outer(slots, warps)
-        self.current[s, self.copies + w] += CLOCK_STEP
+        slot_ids, w = _outer(slots, warps)
+        self.current[slot_ids, self.copies + w] += CLOCK_STEP
 
     def wait_copies(self, slots: IndexOrArray, warps: IndexOrArray, pending: int = 0) -> None:
         """Records cp.async.wait_group: all committed groups except the last `pending` groups are complete.
@@ -199,8 +199,8 @@ class VectorClocks:
         cp.async.wait_all, call `commit_copies` first.
         """
         s, w = _outer(slots, warps)
-        done_stamps = (self.current[s, self.copies + w] & ~LOWER_MASK) - pending * CLOCK_STEP
-        self.known[GENERIC, s, w, self.copies + w] = np.maximum(self.known[GENERIC, s, w, self.copies + w], done_stamps)
+        copy_limits = (self.current[s, self.copies + w] & ~LOWER_MASK) - pending * CLOCK_STEP
+        self.known[GENERIC, s, w, self.copies + w] = np.maximum(self.known[GENERIC, s, w, self.copies + w], copy_limits)
 
     def signal_copies(self, slot: int, warps: IndexOrArray, key: Hashable) -> None:
         """Records `cp.async.mbarrier.arrive` by `warps`: all their earlier cp.async copies arrive at an mbarrier.

@@ -123,8 +123,8 @@ class Flow:
         instruction.  A new block also begins at each instruction that several lanes must run together."""
         start_order = sorted(self.starts(1))
         block_by_start = {start: self.block(start, 1) for start in start_order}
-        used_by_block: dict[int, set[int]] = {}
-        defined_by_block: dict[int, set[int]] = {}
+        uses_by_block: dict[int, set[int]] = {}
+        defs_by_block: dict[int, set[int]] = {}
         for start, basic_block in block_by_start.items():
             used_registers, defined_registers = set[int](), set[int]()
             for instruction in self.kernel.instructions[basic_block.start : basic_block.end]:
@@ -134,16 +134,16 @@ class Flow:
                 else:
                     # A guarded instruction may leave its result register unchanged, so the old value is needed.
                     used_registers |= {register.index for register in definitions(instruction)} - defined_registers
-            used_by_block[start], defined_by_block[start] = used_registers, defined_registers
-        live_registers = {start: frozenset(used_by_block[start]) for start in start_order}
+            uses_by_block[start], defs_by_block[start] = used_registers, defined_registers
+        live_registers = {start: frozenset(uses_by_block[start]) for start in start_order}
         has_changed = True
         while has_changed:
             has_changed = False
             for start in reversed(start_order):
-                live_after: set[int] = set()
+                live_out_regs: set[int] = set()
                 for next_start in block_by_start[start].following:
-                    live_after |= live_registers.get(next_start, frozenset())
-                live_before = frozenset(used_by_block[start] | (live_after - defined_by_block[start]))
-                if live_before != live_registers[start]:
-                    live_registers[start], has_changed = live_before, True
+                    live_out_regs |= live_registers.get(next_start, frozenset())
+                live_in_regs = frozenset(uses_by_block[start] | (live_out_regs - defs_by_block[start]))
+                if live_in_regs != live_registers[start]:
+                    live_registers[start], has_changed = live_in_regs, True
         return live_registers

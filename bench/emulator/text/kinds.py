@@ -25,7 +25,7 @@ DTYPES = {
 }  # fmt: skip
 """By PTX type, the NumPy type."""
 FLOAT_CODES = {"f32": "f4", "f64": "f8"}
-COPIES = ("mov", "selp", "shfl", "slct")
+COPY_OPS = ("mov", "selp", "shfl", "slct")
 """The families of instructions that copy operands of any type to their result."""
 
 
@@ -38,20 +38,20 @@ def dtype_of(kind: str) -> str:
 
 def storage(kernel: PtxKernel) -> list[str]:
     """Returns the NumPy type code of each register of `kernel`, in the order of the registers."""
-    float_votes = [0] * len(kernel.registers)
+    type_votes = [0] * len(kernel.registers)
     register_links: list[tuple[int, int]] = []
     for instruction in kernel.instructions:
-        _vote(instruction, float_votes)
-        if instruction.parts[0] in COPIES:
+        _vote(instruction, type_votes)
+        if instruction.parts[0] in COPY_OPS:
             register_links += _links(instruction)
     # The source and the destination of a copy have one type; two rounds carry the type through a loop's copies.
     for _ in range(2):
         for target_index, source_index in register_links + register_links[::-1]:
-            if not float_votes[target_index]:
-                float_votes[target_index] = _sign(float_votes[source_index])
-            if not float_votes[source_index]:
-                float_votes[source_index] = _sign(float_votes[target_index])
-    return [_dtype(register, float_votes[register.index]) for register in kernel.registers]
+            if not type_votes[target_index]:
+                type_votes[target_index] = _sign(type_votes[source_index])
+            if not type_votes[source_index]:
+                type_votes[source_index] = _sign(type_votes[target_index])
+    return [_dtype(register, type_votes[register.index]) for register in kernel.registers]
 
 
 def _sign(value: int) -> int:

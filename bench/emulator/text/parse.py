@@ -26,11 +26,11 @@ from rooflab.bench.emulator.text.statements import (
 
 _INSTRUCTION_PATTERN = re.compile(r"(?:@\s*(!?)\s*([\w$%]+)\s+)?([\w.:$]+)\s*(.*)$", re.DOTALL)
 _LOC_PATTERN = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
-_CALLED_PATTERN = re.compile(r" called (\S+) (\d+)")
+_CALLER_PATTERN = re.compile(r" called (\S+) (\d+)")
 _NUMBERED_NAME_PATTERN = re.compile(r"(.*?)(\d+)$")
 HOST_FUNCTIONS = ("vprintf", "__assertfail", "__cuda_assertfail")
 """Functions of the driver: the emulator treats a call of such a function as an instruction."""
-REGISTERS = 65536
+SM_REGISTERS = 65536
 """The number of registers of an SM."""
 MAX_THREAD_REGISTERS = 256
 """The most registers of a thread, 255, rounded up to the unit of allocation, 8."""
@@ -106,8 +106,8 @@ class Body:
             if call[0]:
                 self._inlined[file_no, line_no, column] = caller, caller_line, _ = self._inlined.get((*call,), (*call,))
                 outer_call = self._files.get(int(caller), f"file {caller}"), int(caller_line)
-            if called_match := _CALLED_PATTERN.search(text):
-                outer_call = (self._full_name(called_match[1]), int(called_match[2]))
+            if caller_match := _CALLER_PATTERN.search(text):
+                outer_call = (self._full_name(caller_match[1]), int(caller_match[2]))
             # Line 0 marks code without a source line.
             self._place = syntax.Place(name, int(line_no), outer_call) if int(line_no) else self._place
 
@@ -128,9 +128,9 @@ class Body:
             raise syntax.PtxError(f"PTX: expected calls of functions by their names, got one by a pointer: {call_text}")
         elif text.startswith(".branchtargets"):
             self._table(text)
-        elif (declared_item := declared_variable(text)) is not None:
-            state_space = "local" if declared_item.space == "param" else declared_item.space
-            self._declare(declared_item.name, declared_item.size, declared_item.align, state_space)
+        elif (variable := declared_variable(text)) is not None:
+            state_space = "local" if variable.space == "param" else variable.space
+            self._declare(variable.name, variable.size, variable.align, state_space)
         elif text.startswith("."):
             raise syntax.PtxError(f"PTX: expected a directive that is known, got {text!r}")
         else:
@@ -144,10 +144,10 @@ class Body:
 
     def _table(self, text: str) -> None:
         # The label before the table is its name, not a place in the code.
-        table_label = next(reversed(self.labels))
-        del self.labels[table_label]
+        jump_table_name = next(reversed(self.labels))
+        del self.labels[jump_table_name]
         names = [self._label_key(name) for name in split(text.removeprefix(".branchtargets"))]
-        self.tables[table_label] = tuple(names)
+        self.tables[jump_table_name] = tuple(names)
 
     def _label_key(self, name: str) -> str:
         """Returns the key of a PTX label, such as `name|2|1`. It holds the label's name and the numbers of all open
@@ -169,8 +169,8 @@ class Body:
             if match and match[1] in open_scope.families and int(match[2]) < open_scope.families[match[1]][1]:
                 open_scope.names[name] = self._register(name, open_scope.families[match[1]][0])
                 return open_scope.names[name]
-        if (special_operand := special_register(name)) is not None:
-            return special_operand
+        if (special_reg := special_register(name)) is not None:
+            return special_reg
         if name == "WARP_SZ":
             return syntax.Immediate(32)
         if name in self.variables or name in self._parameters:
@@ -184,10 +184,10 @@ class Body:
         negation_mark, guard_register, opcode, operand_text = instruction_match.groups()
         predicate = None
         if guard_register is not None:
-            resolved_guard = self._resolve(guard_register)
-            if not isinstance(resolved_guard, syntax.Register):
+            guard_operand = self._resolve(guard_register)
+            if not isinstance(guard_operand, syntax.Register):
                 raise syntax.PtxError(f"PTX: expected a predicate, got {guard_register!r} in {text!r}")
-            predicate = resolved_guard
+            predicate = guard_operand
         opcode_family = opcode.split(".")[0]
         if opcode_family == "call":
             self._call(operand_text, text, predicate, negation_mark == "!")
@@ -203,7 +203,7 @@ class Body:
             index_text, table_name = split(operand_text)
             operands = (parse_operand(index_text, self._resolve), syntax.Label(self._label_key(table_name)))
         else:
-            operands = tuple(parse_operand(operand_item, self._resolve) for operand_item in split(operand_text))
+            operands = tuple(parse_operand(operand, self._resolve) for operand in split(operand_text))
         self._add(opcode, operands, predicate, negation_mark == "!", " ".join(text.split()))
 
     def _add(
@@ -219,10 +219,10 @@ class Body:
         )
 
     def _call(self, rest: str, text: str, predicate: syntax.Register | None, negated: bool) -> None:
-        call_parts = split(rest)
-        result_names = split(call_parts.pop(0)[1:-1]) if call_parts[0].startswith("(") else []
-        name = call_parts.pop(0)
-        arguments = split(call_parts.pop(0)[1:-1]) if call_parts else []
+        operand_texts = split(rest)
+        result_names = split(operand_texts.pop(0)[1:-1]) if operand_texts[0].startswith("(") else []
+        name = operand_texts.pop(0)
+        arguments = split(operand_texts.pop(0)[1:-1]) if operand_texts else []
         if name in HOST_FUNCTIONS:
             self._add(f"call.{name}", tuple(self._resolve(operand) for operand in arguments), predicate, negated, text)
             return
@@ -249,12 +249,12 @@ class Body:
         end_label = f"end of {function.name}@{self._count}"
         self._calls.append(function.name)
         self._ends.append(end_label)
-        outer_scopes, outer_place = self._scopes, self._place
+        caller_scopes, caller_place = self._scopes, self._place
         inline_scope = self._new_scope()
         inline_scope.variables |= variables
         self._scopes = [inline_scope]
         self.read(function.body)
-        self._scopes, self._place = outer_scopes, outer_place
+        self._scopes, self._place = caller_scopes, caller_place
         self._ends.pop()
         self._calls.pop()
         self.labels[end_label] = len(self.instructions)
@@ -276,20 +276,20 @@ def parse(text: str) -> syntax.Module:
     """Parses a PTX text into a module.  A kernel is parsed only when a caller asks for it.
 
     Raises `PtxError` if the text is not PTX, or if its target is not Hopper."""
-    bare_text = strip_comments(text)
-    version_match = re.search(r"^\s*\.version\s+([\d.]+)", bare_text, re.MULTILINE)
-    target_match = re.search(r"^\s*\.target\s+(\w+)", bare_text, re.MULTILINE)
+    ptx_code = strip_comments(text)
+    version_match = re.search(r"^\s*\.version\s+([\d.]+)", ptx_code, re.MULTILINE)
+    target_match = re.search(r"^\s*\.target\s+(\w+)", ptx_code, re.MULTILINE)
     if version_match is None or target_match is None:
         raise syntax.PtxError(f"PTX: expected a text with .version and .target, got {text[:60]!r}")
     if target_match[1] not in TARGETS:
         raise syntax.PtxError(f"PTX: expected the target {' or '.join(TARGETS)}, got {target_match[1]}")
-    outer_sections, functions = split_module(bare_text)
+    outer_sections, functions = split_module(ptx_code)
     outer_variables: dict[str, syntax.Variable] = {}
     for outer_section in outer_sections:
         for statement in statements(outer_section):
             if statement.kind == "text" and (outer_variable := declared_variable(statement.text)) is not None:
                 outer_variables[outer_variable.name] = outer_variable
-    file_names = {int(file_number): name for file_number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', bare_text)}
+    file_names = {int(file_number): name for file_number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', ptx_code)}
     callable_functions = {function.name: function for function in functions if not function.is_entry}
     module = syntax.Module(version_match[1])
     for function in functions:
@@ -336,7 +336,7 @@ def _share(directives: str, block: tuple[int, int, int] | None) -> int | None:
     if not min_ctas or block is None:
         return None
     threads_per_cta = -(-block[0] * block[1] * block[2] // 32) * 32
-    return min(REGISTERS // (min_ctas * threads_per_cta) // 8 * 8, MAX_THREAD_REGISTERS)
+    return min(SM_REGISTERS // (min_ctas * threads_per_cta) // 8 * 8, MAX_THREAD_REGISTERS)
 
 
 def _single(directives: str, name: str) -> int | None:

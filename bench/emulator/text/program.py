@@ -12,15 +12,15 @@ from rooflab.bench.emulator.text.syntax import Immediate, Instruction, PtxKernel
 from rooflab.bench.emulator.text.wgmma_registers import rewritten, unfenced
 
 _ORDER_OF = {"acquire": "acquire", "release": "release", "relaxed": "relaxed", "volatile": "relaxed", "mmio": "relaxed"}
-_ORDERING_PARTS = frozenset(("acquire", "release", "acq_rel", "sc"))
+_SYNC_ORDERS = frozenset(("acquire", "release", "acq_rel", "sc"))
 _VECTOR_SIZES = {"v2": 2, "v4": 4, "v8": 8}
 
 
-_MAX_GRANULE_BYTES = 16
+_MAX_WIDTH_BYTES = 16
 _COPY_PIECE_BYTES = 4
 """The bytes of one access of a copy whose size is known only at the launch."""
 _MBARRIER_BYTES = 8
-SEQUENTIAL = (
+SEQUENTIAL_OPS = (
     "wgmma",
     "mbarrier",
     "cp.async.bulk",
@@ -44,7 +44,7 @@ def granule(kernel: PtxKernel, space: str) -> int:
 
     Bulk copies, ldmatrix and wgmma count as 16 bytes.  A tensor copy counts as 1 byte of global memory, because a
     tensor may end anywhere in a box."""
-    return min((_width(instruction, space) for instruction in kernel.instructions), default=_MAX_GRANULE_BYTES)
+    return min((_width(instruction, space) for instruction in kernel.instructions), default=_MAX_WIDTH_BYTES)
 
 
 def _width(instruction: Instruction, space: str) -> int:
@@ -53,17 +53,17 @@ def _width(instruction: Instruction, space: str) -> int:
         state_spaces = {part.split("::")[0] for part in parts[1:]} & {"global", "shared", "local", "param", "const"}
         type_names = [part for part in parts if part in DTYPES and DTYPES[part] != "?"]
         if not type_names or (state_spaces and space not in state_spaces):
-            return _MAX_GRANULE_BYTES
+            return _MAX_WIDTH_BYTES
         # An atomic on a vector is one atomic for each element.
         vector_length = 1 if parts[0] in ("atom", "red") else max([1, *(_VECTOR_SIZES.get(part, 1) for part in parts)])
-        return min(_MAX_GRANULE_BYTES, vector_length * int(DTYPES[type_names[-1]][1]))
+        return min(_MAX_WIDTH_BYTES, vector_length * int(DTYPES[type_names[-1]][1]))
     if instruction.opcode.startswith(("cp.async.bulk.tensor", "cp.reduce")):
-        return 1 if space == "global" else _MAX_GRANULE_BYTES
+        return 1 if space == "global" else _MAX_WIDTH_BYTES
     if parts[:2] == ["cp", "async"] and parts[2] in ("ca", "cg"):
         size = instruction.operands[2]
         copy_bytes = int(size.value) if isinstance(size, Immediate) and size.value in (4, 8, 16) else _COPY_PIECE_BYTES
         return min(copy_bytes, _COPY_PIECE_BYTES) if space == "global" and len(instruction.operands) > 3 else copy_bytes
-    return _MBARRIER_BYTES if space == "shared" and "mbarrier" in instruction.opcode else _MAX_GRANULE_BYTES
+    return _MBARRIER_BYTES if space == "shared" and "mbarrier" in instruction.opcode else _MAX_WIDTH_BYTES
 
 
 class Program:
@@ -91,30 +91,30 @@ class Program:
 
     def block(self, place: int, grain: int) -> BasicBlock:
         """Returns the basic block that begins at instruction `place`, for groups of `grain` lanes."""
-        place_and_grain = (place, grain)
-        if place_and_grain not in self._blocks:
-            self._blocks[place_and_grain] = self.flow.block(place, grain)
-        return self._blocks[place_and_grain]
+        block_key = (place, grain)
+        if block_key not in self._blocks:
+            self._blocks[block_key] = self.flow.block(place, grain)
+        return self._blocks[block_key]
 
     @cached_property
     def strong(self) -> dict[int, str]:
         """Returns the memory order (relaxed, acquire or release) of each strong load or store, by instruction number.
         PTX calls an access strong if it has such an order or is volatile.  Two strong accesses do not race."""
-        order_by_number = {}
+        mem_order_by_op = {}
         for instruction in self.kernel.instructions:
             if instruction.parts[0] in ("ld", "st"):
                 for opcode_part in instruction.parts[1:]:
                     if opcode_part in _ORDER_OF:
-                        order_by_number[instruction.number] = (
+                        mem_order_by_op[instruction.number] = (
                             "relaxed" if "cta" in instruction.parts else _ORDER_OF[opcode_part]
                         )
-        return order_by_number
+        return mem_order_by_op
 
     @cached_property
     def orders_ctas(self) -> bool:
         """Returns whether any instruction of the kernel can order one CTA's actions before another CTA's actions."""
         return any(
-            parts[0] == "membar" or (parts[0] in ("fence", "ld", "st", "atom", "red") and _ORDERING_PARTS & {*parts})
+            parts[0] == "membar" or (parts[0] in ("fence", "ld", "st", "atom", "red") and _SYNC_ORDERS & {*parts})
             for parts in (instruction.parts for instruction in self.kernel.instructions)
             if "cta" not in parts and "proxy" not in parts
         )
@@ -137,5 +137,5 @@ class Program:
 
     @cached_property
     def sequential(self) -> bool:
-        """Returns whether a CTA or cluster must run alone: the kernel has an instruction that `SEQUENTIAL` lists."""
-        return any(instruction.opcode.startswith(SEQUENTIAL) for instruction in self.kernel.instructions)
+        """Returns whether a CTA or cluster must run alone: the kernel has an instruction that `SEQUENTIAL_OPS` lists."""
+        return any(instruction.opcode.startswith(SEQUENTIAL_OPS) for instruction in self.kernel.instructions)

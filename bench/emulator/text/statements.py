@@ -102,19 +102,19 @@ def statements(body: str) -> Iterator[Statement]:
 
 def split_module(text: str) -> tuple[list[str], list[Function]]:
     """Returns the module's own directives and declarations, and its functions.  `text` must have no comments."""
-    outer_texts: list[str] = []
+    module_texts: list[str] = []
     functions: list[Function] = []
     text_index = 0
     while header_match := _ENTRY_PATTERN.search(text, text_index):
         header_start = max(text.rfind(statement_end, text_index, header_match.start()) for statement_end in ";}\n") + 1
-        outer_texts.append(text[text_index : max(header_start, text_index)])
+        module_texts.append(text[text_index : max(header_start, text_index)])
         module_function, text_index = _function(text, header_match)
         if module_function is not None:
             functions.append(module_function)
     remaining_text = text[text_index:]
     # Sections of debug information follow the code.
-    outer_texts.append(re.split(r"(?m)^\s*\.section\b", remaining_text)[0])
-    return outer_texts, functions
+    module_texts.append(re.split(r"(?m)^\s*\.section\b", remaining_text)[0])
+    return module_texts, functions
 
 
 def _function(text: str, head: re.Match[str]) -> tuple[Function | None, int]:
@@ -155,17 +155,17 @@ def _closing(text: str, place: int, pair: str) -> int:
 
 def split(text: str) -> list[str]:
     """Splits a list of operands at the commas that are outside all brackets."""
-    split_items, bracket_depth, start = [], 0, 0
+    operand_texts, bracket_depth, start = [], 0, 0
     for text_index, character in enumerate(text):
         if character in "{[(":
             bracket_depth += 1
         elif character in "}])":
             bracket_depth -= 1
         elif character == "," and not bracket_depth:
-            split_items.append(text[start:text_index].strip())
+            operand_texts.append(text[start:text_index].strip())
             start = text_index + 1
-    split_items.append(text[start:].strip())
-    return [split_item for split_item in split_items if split_item]
+    operand_texts.append(text[start:].strip())
+    return [operand_text for operand_text in operand_texts if operand_text]
 
 
 def number(text: str) -> int:
@@ -219,8 +219,8 @@ def _address(text: str, resolve: NameResolver) -> syntax.Address:
         coordinate = parse_operand(coordinate_text, resolve)
         coordinates += coordinate.items if isinstance(coordinate, syntax.OperandGroup) else (coordinate,)
     base_text, byte_offset = address_parts[0], 0
-    if sum_match := re.match(r"(.+?)\s*([+-])\s*(-?\w+)$", base_text):
-        base_text, byte_offset = sum_match[1], number(sum_match[3]) * (-1 if sum_match[2] == "-" else 1)
+    if offset_match := re.match(r"(.+?)\s*([+-])\s*(-?\w+)$", base_text):
+        base_text, byte_offset = offset_match[1], number(offset_match[3]) * (-1 if offset_match[2] == "-" else 1)
     operand = _constant(base_text) or resolve(base_text)
     if not isinstance(operand, syntax.Register | syntax.Symbol | syntax.Immediate):
         raise syntax.PtxError(f"PTX: expected an address in [], got [{text}]")

@@ -15,8 +15,8 @@ from rooflab.bench.emulator.text.syntax import Instruction, OperandGroup, PtxKer
 
 _Facts = TypeVar("_Facts", bound=dict[Any, Any])
 """Facts that hold at one point of a kernel."""
-BEGINNING, WRITTEN, MULTIPLIED, READ, FENCED = range(5)
-"""What can happen to a register since the last fence; `BEGINNING` concerns all registers."""
+KERNEL_START, REG_WRITE, REG_WGMMA, REG_READ, FENCED = range(5)
+"""What can happen to a register since the last fence; `KERNEL_START` concerns all registers."""
 _EventState = dict[tuple[int, int], int]
 """By event and register, the number of the last instruction that caused the event."""
 _GroupAges = dict[int, tuple[int, int]]
@@ -53,13 +53,13 @@ def unfenced(flow: Flow) -> list[tuple[Instruction, Instruction | None]]:
     used_registers = {used_register for instruction in kernel.instructions for used_register in _registers(instruction)}
     if not used_registers:
         return []
-    found_pairs = _follow(
+    conflicts = _follow(
         flow,
-        {(BEGINNING, 0): -1},
+        {(KERNEL_START, 0): -1},
         lambda instruction, state: _step(instruction, state, used_registers),
         lambda state, earlier: {event_id: op_index for event_id, op_index in state.items() if event_id not in earlier},
     )
-    return [(wgmma, kernel.instructions[op_index] if op_index >= 0 else None) for wgmma, op_index in found_pairs]
+    return [(wgmma, kernel.instructions[op_index] if op_index >= 0 else None) for wgmma, op_index in conflicts]
 
 
 def _follow(
@@ -72,22 +72,22 @@ def _follow(
     facts)` updates the facts, and returns the numbers of the earlier instructions in conflict.  `new(facts, known)`
     returns the facts that `known` lacks.  The search ends when no path has new facts."""
     block_by_start = {block_id: flow.block(block_id, 128) for block_id in sorted(flow.starts(128))}
-    facts_by_start: dict[int, _Facts] = {block_id: type(entry)() for block_id in block_by_start}
-    facts_by_start[0].update(entry)
-    pending_starts, seen_starts, found_pairs = [0], set[int](), dict[tuple[int, int], None]()
-    while pending_starts:
-        block_id = pending_starts.pop()
-        seen_starts.add(block_id)
-        facts = type(entry)(facts_by_start[block_id])
+    state_by_block: dict[int, _Facts] = {block_id: type(entry)() for block_id in block_by_start}
+    state_by_block[0].update(entry)
+    block_worklist, visited_blocks, conflicts = [0], set[int](), dict[tuple[int, int], None]()
+    while block_worklist:
+        block_id = block_worklist.pop()
+        visited_blocks.add(block_id)
+        flow_state = type(entry)(state_by_block[block_id])
         for instruction in flow.kernel.instructions[block_by_start[block_id].start : block_by_start[block_id].end]:
-            found_pairs |= dict.fromkeys((instruction.number, op_index) for op_index in step(instruction, facts))
+            conflicts |= dict.fromkeys((instruction.number, op_index) for op_index in step(instruction, flow_state))
         for next_start in block_by_start[block_id].following:
             if next_start in block_by_start:
-                new_facts = new(facts, facts_by_start[next_start])
-                if new_facts or next_start not in seen_starts:
-                    facts_by_start[next_start].update(new_facts)
-                    pending_starts.append(next_start)
-    return [(flow.kernel.instructions[found_index], op_index) for found_index, op_index in found_pairs]
+                state_delta = new(flow_state, state_by_block[next_start])
+                if state_delta or next_start not in visited_blocks:
+                    state_by_block[next_start].update(state_delta)
+                    block_worklist.append(next_start)
+    return [(flow.kernel.instructions[later_index], op_index) for later_index, op_index in conflicts]
 
 
 def _registers(instruction: Instruction) -> list[int]:
@@ -106,28 +106,28 @@ def _step(instruction: Instruction, state: _EventState, taken: set[int]) -> set[
     early_accesses: set[int] = set()
     if instruction.opcode.startswith("wgmma.fence"):
         # A compiler may move reads to after the fence: they count again only after the next wgmma.
-        new_state = {(FENCED, index): number for (kind, index), number in state.items() if kind in (MULTIPLIED, FENCED)}
+        new_state = {(FENCED, index): number for (kind, index), number in state.items() if kind in (REG_WGMMA, FENCED)}
         state.clear()
         state.update(new_state)
     elif instruction.opcode.startswith("wgmma.mma_async"):
         registers = _registers(instruction)
-        event_keys = [(BEGINNING, 0), *((kind, index) for kind in (WRITTEN, READ) for index in registers)]
+        event_keys = [(KERNEL_START, 0), *((kind, index) for kind in (REG_WRITE, REG_READ) for index in registers)]
         early_accesses = {state[event_key] for event_key in event_keys if event_key in state}
         for kind, index in [event_key for event_key in state if event_key[0] == FENCED]:
-            state[MULTIPLIED, index] = state.pop((kind, index))
+            state[REG_WGMMA, index] = state.pop((kind, index))
         for index in registers:
-            state[MULTIPLIED, index] = instruction.number
-            state.pop((READ, index), None)
+            state[REG_WGMMA, index] = instruction.number
+            state.pop((REG_READ, index), None)
     elif not instruction.opcode.startswith("wgmma"):
         for register in uses(instruction):
-            if (MULTIPLIED, register.index) in state:
-                state[READ, register.index] = instruction.number
+            if (REG_WGMMA, register.index) in state:
+                state[REG_READ, register.index] = instruction.number
         # LLVM moves a wgmma's operands into its registers, even after a fence; ptxas then moves the fence (its note
         # C7519). So a move counts only if the last fence came before another wgmma, or if there was no fence.
-        is_free_move = instruction.parts[0] == "mov" and (BEGINNING, 0) not in state
+        is_free_move = instruction.parts[0] == "mov" and (KERNEL_START, 0) not in state
         for register in definitions(instruction):
-            if register.index in taken and not (is_free_move and (MULTIPLIED, register.index) not in state):
-                state[WRITTEN, register.index] = instruction.number
+            if register.index in taken and not (is_free_move and (REG_WGMMA, register.index) not in state):
+                state[REG_WRITE, register.index] = instruction.number
     return early_accesses
 
 
@@ -141,8 +141,8 @@ def rewritten(flow: Flow) -> list[tuple[Instruction, Instruction]]:
         # The smallest age counts: on that path the most groups may be pending.
         return {index: age for index, age in ages.items() if index not in earlier or age < earlier[index]}
 
-    found_pairs = _follow(flow, _GroupAges(), _step_reads, younger)
-    return [(reg_writer, kernel.instructions[instruction_index]) for reg_writer, instruction_index in found_pairs]
+    conflicts = _follow(flow, _GroupAges(), _step_reads, younger)
+    return [(reg_writer, kernel.instructions[instruction_index]) for reg_writer, instruction_index in conflicts]
 
 
 def _a_registers(instruction: Instruction) -> list[int]:
@@ -164,8 +164,8 @@ def _step_reads(instruction: Instruction, ages: _GroupAges) -> set[int]:
         ages.update({index: (group_age + 1, wgmma_number) for index, (group_age, wgmma_number) in ages.items()})
         return set()
     if instruction.opcode.startswith("wgmma.wait_group"):
-        max_pending = int(getattr(instruction.operands[0], "value", 0))
-        for index in [index for index, (group_age, _) in ages.items() if group_age > max_pending]:
+        max_groups = int(getattr(instruction.operands[0], "value", 0))
+        for index in [index for index, (group_age, _) in ages.items() if group_age > max_groups]:
             del ages[index]
         return set()
     written_registers = {register.index for register in definitions(instruction)} & ages.keys()

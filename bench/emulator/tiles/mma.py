@@ -112,15 +112,15 @@ def a_matrix(registers: Sequence[Value], lanes: int, element: str, m: int = 16) 
     `m`."""
     words = stacked(registers, lanes, np.float64 if element == "f64" else np.uint32)
     row_halves, warps = m // 8, lanes // WARP
-    split_axes = words.reshape(-1, row_halves, warps, 8, 4).transpose(2, 1, 3, 0, 4)
-    return _elements(split_axes.reshape(warps, m, -1), element)
+    matrix_blocks = words.reshape(-1, row_halves, warps, 8, 4).transpose(2, 1, 3, 0, 4)
+    return _elements(matrix_blocks.reshape(warps, m, -1), element)
 
 
 def b_matrix(registers: Sequence[Value], lanes: int, element: str) -> np.ndarray:
     """Returns the transposed B of each warp from registers (lanes,): (warps, 8, K) float32, or float64 for f64."""
     words = stacked(registers, lanes, np.float64 if element == "f64" else np.uint32)
-    split_axes = words.reshape(-1, lanes // WARP, 8, 4).transpose(1, 2, 0, 3)
-    return _elements(split_axes.reshape(lanes // WARP, 8, -1), element)
+    matrix_blocks = words.reshape(-1, lanes // WARP, 8, 4).transpose(1, 2, 0, 3)
+    return _elements(matrix_blocks.reshape(lanes // WARP, 8, -1), element)
 
 
 def _elements(words: np.ndarray, element: str) -> np.ndarray:
@@ -131,23 +131,23 @@ def _elements(words: np.ndarray, element: str) -> np.ndarray:
 def spread(matrices: np.ndarray) -> np.ndarray:
     """Converts accumulators (warps, m, 8) to registers (m // 4, lanes) of the same dtype, one element per register."""
     warps, m, _ = matrices.shape
-    split_axes = matrices.reshape(warps, m // 8, 8, 4, 2).transpose(1, 4, 0, 2, 3)
-    return split_axes.reshape(m // 4, warps * WARP)
+    fragments = matrices.reshape(warps, m // 8, 8, 4, 2).transpose(1, 4, 0, 2, 3)
+    return fragments.reshape(m // 4, warps * WARP)
 
 
 def spread_pairs(matrices: np.ndarray) -> np.ndarray:
     """Converts accumulators (warps, m, 8) to registers of two elements (m // 8, lanes, 2), the lower half first."""
     warps, m, _ = matrices.shape
-    split_axes = matrices.reshape(warps, m // 8, 8, 4, 2).transpose(1, 0, 2, 3, 4)
-    return split_axes.reshape(m // 8, warps * WARP, 2)
+    fragments = matrices.reshape(warps, m // 8, 8, 4, 2).transpose(1, 0, 2, 3, 4)
+    return fragments.reshape(m // 8, warps * WARP, 2)
 
 
 def gathered(registers: np.ndarray, m: int = 16) -> np.ndarray:
     """Collects accumulators with `m` rows and 8 columns from the registers of all lanes.  Registers are `[m // 4,
     lanes]`, with one element each.  The result is `[warps, m, 8]`."""
     warps = registers.shape[1] // WARP
-    split_axes = registers.reshape(m // 8, 2, warps, 8, 4).transpose(2, 0, 3, 4, 1)
-    return split_axes.reshape(warps, m, 8)
+    matrix_blocks = registers.reshape(m // 8, 2, warps, 8, 4).transpose(2, 0, 3, 4, 1)
+    return matrix_blocks.reshape(warps, m, 8)
 
 
 def mma(
@@ -194,8 +194,8 @@ def integer_sum(product: np.ndarray, old: np.ndarray, saturate: bool) -> np.ndar
     if not saturate:
         wrapped_sum: np.ndarray = product.astype(np.int32) + old
         return wrapped_sum
-    s32_info = np.iinfo(np.int32)
-    clamped_sum: np.ndarray = np.clip(product.astype(np.int64) + old, s32_info.min, s32_info.max).astype(np.int32)
+    s32_limits = np.iinfo(np.int32)
+    clamped_sum: np.ndarray = np.clip(product.astype(np.int64) + old, s32_limits.min, s32_limits.max).astype(np.int32)
     return clamped_sum
 
 
@@ -278,11 +278,11 @@ def matrix_to_registers(d: np.ndarray, d_type: str = "f32") -> np.ndarray:
     For f32 and s32 there are N // 2 registers with the dtype of `d`.  For f16 there are N // 4 uint32 registers, which
     pack two f16 each."""
     n = d.shape[-1]
-    split_axes = d.reshape(-1, 4, 2, 8, n // 8, 4, 2)  # warpgroup, warp, half, group, block, thread, element
-    lanes = split_axes.shape[0] * WARPGROUP
+    matrix_blocks = d.reshape(-1, 4, 2, 8, n // 8, 4, 2)  # warpgroup, warp, half, group, block, thread, element
+    lanes = matrix_blocks.shape[0] * WARPGROUP
     if d_type != "f16":
-        return split_axes.transpose(4, 2, 6, 0, 1, 3, 5).reshape(n // 2, lanes)
-    f16_pairs = split_axes.transpose(4, 2, 0, 1, 3, 5, 6).astype(np.float16, order="C")
+        return matrix_blocks.transpose(4, 2, 6, 0, 1, 3, 5).reshape(n // 2, lanes)
+    f16_pairs = matrix_blocks.transpose(4, 2, 0, 1, 3, 5, 6).astype(np.float16, order="C")
     return f16_pairs.reshape(-1).view(np.uint32).reshape(n // 4, lanes)
 
 
@@ -292,8 +292,8 @@ def registers_to_matrix(registers: np.ndarray, d_type: str = "f32") -> np.ndarra
     This is the inverse of `matrix_to_registers`.  f32 and s32 keep their dtype; f16 (uint32) becomes float32."""
     register_count, lanes = registers.shape
     if d_type != "f16":
-        split_axes = registers.reshape(register_count // 4, 2, 2, lanes // WARPGROUP, 4, 8, 4)
-        return split_axes.transpose(3, 4, 1, 5, 0, 6, 2).reshape(-1, WARPGROUP_ROWS, register_count * 2)
+        fragments = registers.reshape(register_count // 4, 2, 2, lanes // WARPGROUP, 4, 8, 4)
+        return fragments.transpose(3, 4, 1, 5, 0, 6, 2).reshape(-1, WARPGROUP_ROWS, register_count * 2)
     f16_pairs = registers.view(np.float16).reshape(register_count // 2, 2, lanes // WARPGROUP, 4, 8, 4, 2)
     return f16_pairs.transpose(2, 3, 1, 4, 0, 5, 6).reshape(-1, WARPGROUP_ROWS, register_count * 4).astype(np.float32)
 
@@ -312,14 +312,14 @@ def truncated_wgmma(
     max_exponents = np.maximum(_exponents(accumulator, d_type), _MIN_EXPONENTS["f32"])
     for k in range(a.shape[1]):
         np.maximum(max_exponents, a_exponents[:, k, None] + b_exponents[None, :, k], out=max_exponents)
-    fixed_scale = np.ldexp(1.0, fraction_bits - max_exponents)
-    cut_sum = np.trunc(accumulator.astype(np.float64) * fixed_scale)
+    fraction_scale = np.ldexp(1.0, fraction_bits - max_exponents)
+    cut_sum = np.trunc(accumulator.astype(np.float64) * fraction_scale)
     for k in range(a.shape[1]):
-        cut_sum += np.trunc(a[:, k, None] * b[None, :, k] * fixed_scale)
-    cut_sum /= fixed_scale
+        cut_sum += np.trunc(a[:, k, None] * b[None, :, k] * fraction_scale)
+    cut_sum /= fraction_scale
     rounded_sum = cut_sum.astype(np.float16) if d_type == "f16" else _cut(cut_sum, min(fraction_bits, _MANTISSA_BITS))
-    plain_sum = np.matmul(a, b.T) + accumulator
-    return np.where(np.isfinite(plain_sum), rounded_sum.astype(np.float32), plain_sum)
+    float32_sum = np.matmul(a, b.T) + accumulator
+    return np.where(np.isfinite(float32_sum), rounded_sum.astype(np.float32), float32_sum)
 
 
 def _exponents(values: np.ndarray, element: str) -> np.ndarray:

@@ -48,7 +48,7 @@ SWIZZLE_SPANS = (0, 32, 64, 128)
 K_BYTES = 32
 """The bytes of K in one wgmma, whatever the type."""
 _SPAN_CODES = (0, 128, 64, 32)
-_MN_MAJOR_K = 16
+_MN_MAJOR_K_SIZE = 16
 
 
 def swizzled(addresses: np.ndarray, span: int, base_offset: int = 0) -> np.ndarray:
@@ -141,8 +141,8 @@ def decode_descriptor(bits: int) -> Descriptor:
 
     Address, leading offset and stride offset start at bits 0, 16 and 32: 14 bits each, in units of 16 bytes.  Bits 49
     to 51 are the base offset.  Bits 62 and 63 code the swizzle: none, 128, 64 or 32 bytes."""
-    start, leading, stride = ((int(bits) >> first_bit & 0x3FFF) << 4 for first_bit in (0, 16, 32))
-    return Descriptor(start, leading, stride, int(bits) >> 49 & 7, _SPAN_CODES[int(bits) >> 62 & 3])
+    start, lead_offset, stride = ((int(bits) >> first_bit & 0x3FFF) << 4 for first_bit in (0, 16, 32))
+    return Descriptor(start, lead_offset, stride, int(bits) >> 49 & 7, _SPAN_CODES[int(bits) >> 62 & 3])
 
 
 @lru_cache(maxsize=8192)
@@ -159,10 +159,10 @@ def operand_chunks(bits: int, rows: int, mn_major: bool) -> tuple[np.ndarray, in
     width = max(1, fields.span // CHUNK_BYTES)
     if not mn_major:
         row, half_index = np.arange(rows)[:, None], np.arange(2)[None, :]
-        half_step = CHUNK_BYTES if fields.span else fields.leading
-        linear_offsets = row % 8 * (CHUNK_BYTES * width) + row // 8 * fields.stride + half_index * half_step
+        chunk_stride = CHUNK_BYTES if fields.span else fields.leading
+        linear_offsets = row % 8 * (CHUNK_BYTES * width) + row // 8 * fields.stride + half_index * chunk_stride
     else:
-        chunk, k = np.arange(rows // 8)[None, :], np.arange(_MN_MAJOR_K)[:, None]
+        chunk, k = np.arange(rows // 8)[None, :], np.arange(_MN_MAJOR_K_SIZE)[:, None]
         chunk_step, k_step = (fields.leading, fields.stride) if fields.span else (fields.stride, fields.leading)
         linear_offsets = (
             chunk % width * CHUNK_BYTES + chunk // width * chunk_step + k % 8 * (CHUNK_BYTES * width) + k // 8 * k_step

@@ -30,7 +30,7 @@ DRIVER_ELEMENTS = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64",
 ELEMENT_BYTES = {name: 8 if "64" in name else 4 if "32" in name else 1 if name == "u8" else 2 for name in ELEMENT_TYPES}
 SWIZZLES = (0, 32, 64, 128)
 """The bytes of the swizzle, in the order of PTX's .swizzle_mode and of the driver's CUtensorMapSwizzle."""
-FILLS = ("zero", "nan")
+FILL_MODES = ("zero", "nan")
 """The values that a load writes for elements out of bounds, in the order of PTX's .fill_mode."""
 
 _MAGIC_NUMBER = 0x70616D5F62616C66
@@ -54,7 +54,7 @@ _CODE_COUNTS = {
     "elemtype": len(ELEMENT_TYPES),
     "interleave_layout": 3,
     "swizzle_mode": len(SWIZZLES),
-    "fill_mode": len(FILLS),
+    "fill_mode": len(FILL_MODES),
 }
 BOX_ALIGNMENT = 128
 """The alignment in bytes of the shared address of a box."""
@@ -91,7 +91,7 @@ class TensorMap:
     swizzle: int = 0
     """The bytes of the swizzle in shared memory: 0, 32, 64 or 128."""
     fill: str = "zero"
-    """The value for elements out of bounds, one of `FILLS`."""
+    """The value for elements out of bounds, one of `FILL_MODES`."""
     interleave: int = 0
     """The interleaved layout; must be 0, which means none."""
     base: torch.Tensor | None = field(default=None, compare=False, repr=False)
@@ -133,8 +133,8 @@ class TensorMap:
             raise ValueError(f"swizzle: expected one of {SWIZZLES} bytes, got {self.swizzle}")
         if self.swizzle and self.row_bytes > self.swizzle:
             raise ValueError(f"box: expected rows of at most {self.swizzle} bytes, the swizzle, got {self.row_bytes}")
-        if self.fill not in FILLS:
-            raise ValueError(f"fill: expected one of {FILLS}, got {self.fill!r}")
+        if self.fill not in FILL_MODES:
+            raise ValueError(f"fill: expected one of {FILL_MODES}, got {self.fill!r}")
         if self.fill == "nan" and self.element[0] in "us":
             raise ValueError(f"fill: nan needs a floating-point element, got {self.element}")
 
@@ -176,7 +176,7 @@ class TensorMap:
         for field_name, field_values in {**array_fields, "element_stride": self.element_strides}.items():
             map_record[field_name][: len(field_values)] = field_values
         map_record["rank"], map_record["elemtype"] = self.rank - 1, ELEMENT_TYPES.index(self.element)
-        map_record["swizzle_mode"], map_record["fill_mode"] = SWIZZLES.index(self.swizzle), FILLS.index(self.fill)
+        map_record["swizzle_mode"], map_record["fill_mode"] = SWIZZLES.index(self.swizzle), FILL_MODES.index(self.fill)
         return map_record.tobytes()
 
 
@@ -197,7 +197,7 @@ def unpack(raw: bytes) -> TensorMap:
         tuple(map_record["box_dim"][:rank].tolist()),
         tuple(map_record["element_stride"][:rank].tolist()),
         SWIZZLES[int(map_record["swizzle_mode"])],
-        FILLS[int(map_record["fill_mode"])],
+        FILL_MODES[int(map_record["fill_mode"])],
         int(map_record["interleave_layout"]),
     )
 
@@ -265,12 +265,12 @@ def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) ->
         raise ValueError(f"shared_address: expected a multiple of {BOX_ALIGNMENT}, got {shared_address:#x}")
     box_starts = [int(coordinate) for coordinate in coords]
     element_bytes = tensor.element_bytes
-    dims_inside = [
+    is_in_bounds = [
         start >= 0 and start + (count - 1) * step < tensor_length
         for start, count, step, tensor_length in zip(box_starts, tensor.counts, tensor.steps, tensor.dims, strict=True)
     ]
     unit_bytes = math.gcd(
-        CHUNK_BYTES, box_starts[0] * element_bytes, 0 if dims_inside[0] else tensor.dims[0] * element_bytes
+        CHUNK_BYTES, box_starts[0] * element_bytes, 0 if is_in_bounds[0] else tensor.dims[0] * element_bytes
     )
     swizzle_phase = shared_address % SWIZZLE_PERIOD
     origin_address = tensor.address + box_starts[0] * element_bytes
@@ -279,7 +279,7 @@ def tile_index(tensor: TensorMap, coords: Sequence[int], shared_address: int) ->
     return TileIndex(
         global_offsets + origin_address,
         shared_offsets + (shared_address - swizzle_phase),
-        None if all(dims_inside) else _inside(tensor, box_starts, unit_bytes),
+        None if all(is_in_bounds) else _inside(tensor, box_starts, unit_bytes),
         unit_bytes,
     )
 

@@ -24,8 +24,8 @@ def run(lab: Lab) -> Study:
             samples[length].append(_times(cached_llm, uncached_llm, draw_prompts(uncached_llm, 1, length, seed=0)[0]))
     rows: list[dict[str, Any]] = []
     for length in lengths:
-        (cached_ms, *_), (prefill_ms, *_), (uncached_ms, low, high) = map(spread, zip(*samples[length], strict=True))
-        row = {"tokens": length, "cache_ms": cached_ms, "no_cache_ms": uncached_ms, "low_ms": low, "high_ms": high}
+        (cached_ms, *_), (prefill_ms, *_), (uncached_ms, low, high_ms) = map(spread, zip(*samples[length], strict=True))
+        row = {"tokens": length, "cache_ms": cached_ms, "no_cache_ms": uncached_ms, "low_ms": low, "high_ms": high_ms}
         rows.append(row | {"predicted_ms": prefill_ms})
     saved_time_share = 1 - rows[-1]["cache_ms"] / rows[-1]["no_cache_ms"]
     time_ratios = [rows[-1][time_column] / rows[0][time_column] for time_column in ("cache_ms", "no_cache_ms")]

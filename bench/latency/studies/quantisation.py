@@ -29,7 +29,7 @@ def run(lab: Lab) -> Study:
         params = SamplingParams(max_tokens=lab.size(24, 4), ignore_eos=True)
         text = [answer.outputs[0].token_ids for answer in llm.generate(draw_prompts(llm, 4, 16, seed=0), params)]
         texts = texts or text
-        same_tokens = [a == b for fp32, ids in zip(texts, text, strict=True) for a, b in zip(fp32, ids, strict=True)]
+        is_same_token = [a == b for fp32, ids in zip(texts, text, strict=True) for a, b in zip(fp32, ids, strict=True)]
         logits_error = float((logits - fp32_logits).norm() / fp32_logits.norm())
         row = {
             "weights": dtype,
@@ -39,7 +39,7 @@ def run(lab: Lab) -> Study:
             "high_ms": high_itl_ms,
             "error": logits_error,
         }
-        rows.append(row | {"same_tokens": sum(same_tokens) / len(same_tokens)})
+        rows.append(row | {"same_tokens": sum(is_same_token) / len(is_same_token)})
         if llm.device.type == "cuda" and bits == 16:
             break
     fp32, last = rows[0], rows[-1]
