@@ -59,8 +59,7 @@ def kernel_rows(ops: Sequence[str] | None = None) -> list[Row]:
 
 
 def _settled() -> dict[str, str]:
-    """Maps the id of a kernel to a text with the sizes at which this kernel was the fastest.  Uses the engine's newest
-    timings."""
+    """Maps each kernel's id to a text with the sizes at which it was the fastest in the engine's newest timings."""
     from rooflab.engine.choose.choose_kernels import PROVISIONAL, known
 
     timings: dict[str, Json] = next(known(), {"times_us": {}})
@@ -107,8 +106,8 @@ def run_benches(
 ) -> list[Record]:
     """Checks and times all selected kernels.  Writes each record at once with `writer`, and appends it to `into`.
 
-    A case is skipped if `into` already holds the records of all its kernels.  `planted_before` lists the pairs `(kernel
-    id, scheme)` that were already checked with adversarial inputs.  With a time limit, a broken CUDA context raises
+    A case is skipped if `into` holds the records of all its kernels.  `planted_before` lists the pairs `(kernel id,
+    scheme)` already checked with adversarial inputs.  With a time limit, a broken CUDA context raises
     `ContextBroken`."""
     check_caches()
     records = [] if into is None else into
@@ -167,8 +166,7 @@ def gpu_bounds(gpu: str, suite: str, scheme: str, ops: Sequence[str]) -> tuple[D
 
 
 def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing, list[str]]:
-    """Returns a roofline plot of `records` for the GPU `gpu`, and messages for the user.  The messages use `name` as
-    the name of the records.
+    """Returns a roofline plot of `records` for the GPU `gpu`, and user messages that call the records `name`.
 
     A time is drawn only if it was measured on this GPU.  A record of the emulator is drawn with its counted bytes.
     Raises `ValueError` if no record can be drawn."""

@@ -24,7 +24,7 @@ from rooflab.roofline.numbers import digits
 # In a pipe or a file Rich would fold tables at 80 columns.
 out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True, highlight=False, emoji=False)
-BEAT_S = 10.0
+HEARTBEAT_S = 10.0
 """The most seconds without a new line during a long step, if the output goes to a pipe or a file."""
 COLUMN_GAP, TEXT = 2, 16
 """The characters between two columns, and the least width of a text column, whose texts are folded to fit."""
@@ -69,15 +69,15 @@ def table(
     is_numeric = [all(isinstance(row.get(name), int | float | None) for row in rows) for name in columns]
     cells = [[_cell(name, row.get(name)) for name in columns] for row in rows]
     widths = [max(len(name), *(row[col_index].cell_len for row in cells), 0) for col_index, name in enumerate(columns)]
-    head = None if title is None else Text(visible(title))
+    heading = None if title is None else Text(visible(title))
     gap_width = COLUMN_GAP * (len(columns) - 1)
     if (
         gap_width
         + sum(width if is_fixed else min(width, TEXT) for width, is_fixed in zip(widths, is_numeric, strict=True))
         > out.width
     ):
-        return _as_lines(columns, cells, is_numeric, head)
-    grid = Table(title=head, title_justify="left", header_style="bold", box=None, pad_edge=False, title_style="bold")
+        return _as_lines(columns, cells, is_numeric, heading)
+    grid = Table(title=heading, title_justify="left", header_style="bold", box=None, pad_edge=False, title_style="bold")
     for name, is_number in zip(columns, is_numeric, strict=True):
         is_fixed = is_number or (sum(widths) + gap_width <= out.width and name not in ("reason", "why", "case"))
         grid.add_column(Text(name), justify="right" if is_number else "left", no_wrap=is_fixed, overflow="fold")
@@ -89,8 +89,7 @@ def table(
 def _as_lines(
     columns: Sequence[str], cells: Sequence[Sequence[Text]], numeric: Sequence[bool], head: Text | None
 ) -> None:
-    """Prints each table row as text lines. The first line has the cells before the first number. The next lines name
-    and show the other cells."""
+    """Prints each table row as lines: first the cells before the first number, then the others with their names."""
     keys = max(1, numeric.index(True) if True in numeric else 1)
     if head is not None:
         out.print(head, style="bold")
@@ -153,7 +152,7 @@ def progress(what: str, total: int, lines: bool = False, ended: bool = True) -> 
     """Shows a progress bar on standard error.  Yields the function `advance(text)`, to call once for each item.
 
     If `ended` is true, a line with the total time follows.  If `lines` is true, each item's text is printed on its own
-    line.  Without a terminal, the number of finished items is printed every `BEAT_S` seconds."""
+    line.  Without a terminal, the number of finished items is printed every `HEARTBEAT_S` seconds."""
     start_s, done = time.monotonic(), 0
 
     def state() -> str:
@@ -178,7 +177,7 @@ def progress(what: str, total: int, lines: bool = False, ended: bool = True) -> 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Shows a spinner on standard error during long work.  Without a terminal, prints a line every `BEAT_S` seconds."""
+    """Shows a spinner on standard error during long work.  Without a terminal, prints a line every `HEARTBEAT_S`."""
     start_s = time.monotonic()
     with _beating(lambda: f"{what.strip()}: {time.monotonic() - start_s:.0f} s"), err.status(what):
         yield
@@ -186,11 +185,11 @@ def waiting(what: str) -> Iterator[None]:
 
 @contextmanager
 def _beating(state: Callable[[], str]) -> Iterator[None]:
-    """Prints the text of `state()` to standard error every `BEAT_S` seconds. A terminal gets no such lines."""
+    """Prints the text of `state()` to standard error every `HEARTBEAT_S` seconds. A terminal gets no such lines."""
     end_event = threading.Event()
 
     def beat() -> None:
-        while not end_event.wait(BEAT_S):
+        while not end_event.wait(HEARTBEAT_S):
             note(state())
 
     thread = threading.Thread(target=beat, daemon=True)

@@ -95,12 +95,12 @@ class BlockManager:
         for page_index in range(len(content_ids), num_computed // page_size):
             tokens = tuple(sequence.token_ids[page_index * page_size : (page_index + 1) * page_size])
             page_key = (content_ids[-1] if content_ids else 0, tokens)
-            published_page = self._published.get(page_key)
-            if published_page is None:
+            page_entry = self._published.get(page_key)
+            if page_entry is None:
                 self._contents += 1
-                published_page = self._published[page_key] = (self._contents, sequence.block_ids[page_index])
-                self._key_of[published_page[1]] = page_key
-            content_ids.append(published_page[0])
+                page_entry = self._published[page_key] = (self._contents, sequence.block_ids[page_index])
+                self._key_of[page_entry[1]] = page_key
+            content_ids.append(page_entry[0])
 
     def trim(self, sequence: Sequence, num_tokens: int) -> None:
         """Frees the pages of `sequence` after its first `num_tokens` tokens. A draft took these pages, so no other

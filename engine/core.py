@@ -54,7 +54,7 @@ class Core:
 
     def _step(self) -> list[Sequence]:
         scheduler = self.scheduler
-        step_draw = self.last = None
+        token_draw = self.last = None
         if scheduler.has_work:
             step = self.last = scheduler.schedule()
             for sequence in step.preempted:
@@ -64,14 +64,14 @@ class Core:
                 if ended := [sequence for sequence in dict.fromkeys(sequences) if sequence.finish_reason is not None]:
                     self._remove(ended)
                 return sequences
-            step_draw = self.runner.run(step)
+            token_draw = self.runner.run(step)
         sequences = self._read()
         if self.last is not None:
             self._computed(self.last)
-        if step_draw is not None:
-            self._unread = step_draw
-            self._expect(step_draw.sequences)
-            if step_draw.read_at_once or not self.overlap:
+        if token_draw is not None:
+            self._unread = token_draw
+            self._expect(token_draw.sequences)
+            if token_draw.read_at_once or not self.overlap:
                 sequences += self._read()
         return sequences
 
@@ -79,8 +79,8 @@ class Core:
         for chunk in step.chunks:
             self.scheduler.computed(chunk)
             if chunk.last:
-                for sibling_sequence in chunk.sequence.siblings:
-                    self.scheduler.submit(sibling_sequence)
+                for other_answer in chunk.sequence.siblings:
+                    self.scheduler.submit(other_answer)
                 chunk.sequence.siblings = []
 
     def _expect(self, sequences: list[Sequence]) -> None:
@@ -88,7 +88,7 @@ class Core:
         sequences to the next step's batch.  Removes each sequence that reaches its maximum length with this token."""
         blocks = self.scheduler.blocks
         page_size, full_sequences = blocks.block_size, []
-        for draw_index, sequence in enumerate(sequences):
+        for row_index, sequence in enumerate(sequences):
             if sequence.finish_reason is not None:
                 continue  # the token before, which has just been read, was its last
             sequence.unread = 1
@@ -98,7 +98,7 @@ class Core:
             if next_length >= sequence.max_length:
                 full_sequences.append(sequence)
             elif sequence.row < 0:
-                self.runner.join(sequence, draw_index)
+                self.runner.join(sequence, row_index)
         if full_sequences:
             self._remove(full_sequences)
 

@@ -101,11 +101,11 @@ class DecodeReplays:
         self._batch.prepare()
         self._ids[:n] = drawn.numpy()[self._batch.source[:n]]
         recorded_step = self.recordings.get((n, torch.get_num_threads()))
-        note_time = recorded_step and self.note_time  # the first step is an eager one too, whose ops are timed then
+        time_hook = recorded_step and self.note_time  # the first step is an eager one too, whose ops are timed then
         recorded_step = recorded_step or self._record(n)
         if recorded_step is None:
             return None
-        if kernel := recorded_step.timed(note_time) if note_time else recorded_step():
+        if kernel := recorded_step.timed(time_hook) if time_hook else recorded_step():
             self._step(n)  # the kernel's own check says what is wrong
             raise RuntimeError(f"{kernel} refused its arguments in a replayed step, and not in the same step again")
         return self._logits[:n]
@@ -147,5 +147,5 @@ def record_graph(pool: Any, function: Callable[[], None]) -> Callable[[], None]:
             f"enforce_eager: a decode step with these kernels cannot be captured as a CUDA graph ({first_line}); "
             "expected kernels that do not wait for the device, or enforce_eager=True"
         ) from error
-    replay_graph: Callable[[], None] = graph.replay
-    return replay_graph
+    graph_replay: Callable[[], None] = graph.replay
+    return graph_replay

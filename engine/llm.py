@@ -112,14 +112,14 @@ class LLM:
         if max_len > self.arch.max_position:
             raise ValueError(f"max_model_len: expected at most {self.arch.max_position}, got {max_model_len}")
         block_size = max_len if study.contiguous_kv else block_size
-        may_chunk = chunked_prefill and study.kv_cache
+        chunking = chunked_prefill and study.kv_cache
         # Without chunks a prompt that is longer than a step's budget runs alone, in one step.
-        step_tokens = max_num_batched_tokens if may_chunk else max(max_num_batched_tokens, max_len)
+        step_tokens = max_num_batched_tokens if chunking else max(max_num_batched_tokens, max_len)
         draft_source = opened(
             self.speculation, self.arch, self.tokenizer, max_len, self.dtype, self.device, open_with_codes
         )
-        max_drawn_rows = min(max_num_seqs * draft_source.rows, step_tokens)
-        limit_sizes = (block_size, max_len, step_tokens, min(max_num_seqs, step_tokens), max_drawn_rows)
+        max_logit_rows = min(max_num_seqs * draft_source.rows, step_tokens)
+        limit_sizes = (block_size, max_len, step_tokens, min(max_num_seqs, step_tokens), max_logit_rows)
         self.limits = LargestSizes(self.arch, self.device, self.dtype, *limit_sizes, weight_codes, bool(plain))
         check_weights_fit(self.limits, draft_source.arch)  # before kernels are timed
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
@@ -132,7 +132,7 @@ class LLM:
             num_blocks = self._allocate(num_kv_blocks, enforce_eager, pdl, draft_source.arch)
         self.scheduler = Scheduler(
             BlockManager(num_blocks, block_size, prefix_caching and study.kv_cache),
-            *(max_num_seqs, max_num_batched_tokens, prefill_chunk or step_tokens, may_chunk, study.continuous_batching),
+            *(max_num_seqs, max_num_batched_tokens, prefill_chunk or step_tokens, chunking, study.continuous_batching),
         )
         overlap = self.device.type == "cuda" and speculator is None if overlap is None else overlap
         core_class = Core if study.kv_cache else RecomputingCore
@@ -142,12 +142,12 @@ class LLM:
     def _allocate(self, num_kv_blocks: int | None, enforce_eager: bool, pdl: bool, beside: Architecture | None) -> int:
         """Allocates the KV cache and, on a GPU, records the decode graphs.  Returns the number of cache pages."""
         graphs = None if enforce_eager else self.runner.decode_graphs()
-        rehearse_step = partial(self.runner.rehearse, self.limits.max_rows, self.limits.max_drawn)
-        rehearsal_steps: list[Callable[[], object]] = [
-            rehearse_step,
+        dummy_step = partial(self.runner.rehearse, self.limits.max_rows, self.limits.max_drawn)
+        dummy_steps: list[Callable[[], object]] = [
+            dummy_step,
             *([graphs.step] if isinstance(graphs, DecodeGraphs) else []),
         ]
-        num_blocks = kv_cache_blocks(self.limits, rehearsal_steps, num_kv_blocks, beside)
+        num_blocks = kv_cache_blocks(self.limits, dummy_steps, num_kv_blocks, beside)
         self.runner.allocate(num_blocks)
         if isinstance(graphs, DecodeGraphs):
             with dependent_launches(pdl):
@@ -178,8 +178,8 @@ class LLM:
         ids = self.tokenizer.encode(prompt)
         if len(ids) >= (max_length := self.max_model_len):
             raise ValueError(f"prompt: expected fewer tokens than max_model_len, which is {max_length}, got {len(ids)}")
-        ids_by_option = {"prompt": ids, "logit_bias": params.logit_bias, "stop_token_ids": params.stop_token_ids}
-        for name, tokens in ids_by_option.items():
+        tokens_by_option = {"prompt": ids, "logit_bias": params.logit_bias, "stop_token_ids": params.stop_token_ids}
+        for name, tokens in tokens_by_option.items():
             if tokens and not 0 <= min(tokens) <= max(tokens) < (vocab_size := self.arch.vocab_size):
                 wrong_token = next(token for token in tokens if not 0 <= token < vocab_size)
                 raise ValueError(f"{name}: expected token ids below {vocab_size}, got {wrong_token}")
@@ -252,9 +252,9 @@ class LLM:
         token_times_s: dict[int, list[float]] = {sequence.request_id: [] for sequence in sequences}
         try:
             while any(sequence.finish_reason is None for sequence in sequences):
-                stepped_sequences = self.step()
+                step_sequences = self.step()
                 now_s = time.perf_counter()
-                for sequence in stepped_sequences:
+                for sequence in step_sequences:
                     if sequence.request_id in token_times_s:
                         token_times_s[sequence.request_id].append(now_s)
         finally:

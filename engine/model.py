@@ -66,7 +66,7 @@ class Model:
         if self.embedding_scale != 1 and self.embedding.device.type == "cpu":  # a step then has no torch op
             self.embedding, self.embedding_scale = weights.embedding * self.embedding_scale, 1.0
         self.norm = weights.norm
-        self.cos, self.sin = (cos_or_sin.to(weights.embedding.device) for cos_or_sin in rotation(arch, max_model_len))
+        self.cos, self.sin = (rope_table.to(weights.embedding.device) for rope_table in rotation(arch, max_model_len))
         self._window = {} if arch.window is None else {"window": arch.window}
         self.layers = []
         while weights.layers:
@@ -118,23 +118,23 @@ class Model:
         arch = self.arch
         T, D = x.shape[0], arch.head_dim
         qkv = ops.gemm(x, layer.qkv, layer.qkv_bias).view(T, -1, D)  # (T, H + 2 H_kv, D)
-        raw_q, k, v = qkv.split((arch.num_heads, arch.num_kv_heads, arch.num_kv_heads), dim=1)
-        q = torch.empty(raw_q.shape, dtype=raw_q.dtype, device=raw_q.device)
+        input_q, k, v = qkv.split((arch.num_heads, arch.num_kv_heads, arch.num_kv_heads), dim=1)
+        q = torch.empty(input_q.shape, dtype=input_q.dtype, device=input_q.device)
         slots = step.slot_mapping
-        ops.rope_and_cache(raw_q, k, v, self.cos, self.sin, step.positions, q, k_cache, v_cache, slots, **layer.norms)
-        output_parts = []
+        ops.rope_and_cache(input_q, k, v, self.cos, self.sin, step.positions, q, k_cache, v_cache, slots, **layer.norms)
+        outputs = []
         n = len(step.seq_lens)
         if n:
             pages = (k_cache, v_cache, step.block_table, step.seq_lens)
-            output_parts.append(ops.decode_attention(q[:n], *pages, **self._window))
+            outputs.append(ops.decode_attention(q[:n], *pages, **self._window))
         if (chunks := step.chunks) is not None:
             cu_seqlens, longest_chunk = chunks.cu_seqlens, chunks.longest
             if chunks.history is None:
                 rotated_keys = k_cache.flatten(0, 1)[step.slot_mapping[n:]]
                 chunk_args = (q[n:], rotated_keys, v[n:], cu_seqlens, cu_seqlens, longest_chunk, longest_chunk)
-                output_parts.append(ops.flash_attention_varlen(*chunk_args, causal=True, **self._window))
+                outputs.append(ops.flash_attention_varlen(*chunk_args, causal=True, **self._window))
             else:
                 pages = (k_cache, v_cache, *chunks.history)
-                output_parts.append(ops.paged_attention(q[n:], *pages, cu_seqlens_q=cu_seqlens, **self._window))
-        attention_output = output_parts[0] if len(output_parts) == 1 else torch.cat(output_parts)
+                outputs.append(ops.paged_attention(q[n:], *pages, cu_seqlens_q=cu_seqlens, **self._window))
+        attention_output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         return attention_output.reshape(T, -1)

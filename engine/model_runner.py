@@ -112,9 +112,9 @@ class ModelRunner:
         if sampling is None or step.chunks:
             sampling = SamplingTensors(sequences, self.device)
             self._sampling = None if step.chunks else sampling
-        step_draw = self.draw(step, sequences, sampling, logits, positions)
+        token_draw = self.draw(step, sequences, sampling, logits, positions)
         batch.advance()
-        return step_draw
+        return token_draw
 
     def draw(
         self, step: Step, sequences: list[Sequence], sampling: SamplingTensors, logits: torch.Tensor, at: np.ndarray
@@ -153,13 +153,13 @@ class ModelRunner:
         pages = np.zeros(self.batch.block_table.shape[1], np.int32)
         token_spans = [TokenSpan([0] * length, 0, pages, 0) for length in lengths]
         inputs = step_input(self.batch, slice(0), token_spans, self.drawn)
-        drawn_rows, unset_slots = on_device(np.arange(num_drawn), self.device), torch.full_like(inputs.slot_mapping, -1)
+        logit_rows, dummy_slots = on_device(np.arange(num_drawn), self.device), torch.full_like(inputs.slot_mapping, -1)
         ops = self.ops.step(0, num_tokens)
-        logits = self.model.forward(replace(inputs, slot_mapping=unset_slots, drawn=drawn_rows), self.cache, ops)
+        logits = self.model.forward(replace(inputs, slot_mapping=dummy_slots, drawn=logit_rows), self.cache, ops)
         for logit_bias in (None, {0: 0.0}):  # a kernel may be compiled for each
             params = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, logit_bias=logit_bias)
             dummy_sequences = [Sequence(row, [0], 1, params, row, frozenset(), 2, 0.0) for row in range(num_drawn)]
-            SamplingTensors(dummy_sequences, self.device).sample(ops.sample, logits, drawn_rows)
+            SamplingTensors(dummy_sequences, self.device).sample(ops.sample, logits, logit_rows)
 
     def join(self, sequence: Sequence, source: int) -> None:
         """Adds a prefilled sequence to the batch.  Its newest token is in row `source` of the last draw."""

@@ -36,7 +36,7 @@ FIRST_ON_CUDA = {
 }
 """Kernels that come before torch's on CUDA, if no record says which kernel is best.  Torch's kernels of these ops
 gather pages, wait for the device, or sort the vocabulary."""
-WhyNot = Callable[[Kernel], str | None]
+RefusalFn = Callable[[Kernel], str | None]
 """A function that says why a kernel cannot serve a bucket.  It returns None if the kernel can."""
 
 
@@ -70,8 +70,8 @@ class OpSet:
         """Returns the kernels for a step with the given row counts, as a namespace with one function for each op."""
         rows_key = num_decodes + num_drafted + num_prompt_tokens, num_decodes
         if rows_key not in self._by_rows:
-            all_rows_ops, decode_ops = (self._steps[bucket_of(max(num_rows, 1))] for num_rows in rows_key)
-            self._by_rows[rows_key] = SimpleNamespace(**{**vars(all_rows_ops), DECODE_OP: decode_ops.decode_attention})
+            step_ops, decode_ops = (self._steps[bucket_of(max(num_rows, 1))] for num_rows in rows_key)
+            self._by_rows[rows_key] = SimpleNamespace(**{**vars(step_ops), DECODE_OP: decode_ops.decode_attention})
         return self._by_rows[rows_key]
 
     def prepare(self, weight: Weight) -> tuple[tuple[Any, ...] | None, ...]:
@@ -124,42 +124,42 @@ def resolve(
             if rows[0] > rows[1]:
                 continue
             timed_rows[op, bucket] = rows[-1] if upper_rows < math.inf else rows[0]
-            why_not = partial(_why_not, op=op, rows=rows, limits=limits, interpret=interpret)
+            refusal_fn = partial(_why_not, op=op, rows=rows, limits=limits, interpret=interpret)
             swap_name = swaps.get(registered(op))
             if op in limits.ops:
-                usable_choices[op, bucket] = _able(op, bucket, limits.device, swap_name, why_not)
-            elif preferred_choice := _preferred(op, bucket, limits.device, swap_name, why_not):
+                usable_choices[op, bucket] = _able(op, bucket, limits.device, swap_name, refusal_fn)
+            elif preferred_choice := _preferred(op, bucket, limits.device, swap_name, refusal_fn):
                 usable_choices[op, bucket] = [preferred_choice]
     if limits.device.type == "cpu":
         usable_choices = choose_kernels(usable_choices, timed_rows, limits, replays)
     return OpSet([op_choices[0] for op_choices in usable_choices.values()])
 
 
-def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> list[Choice]:
+def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not: RefusalFn) -> list[Choice]:
     """Returns the kernels that can run `op` in a bucket (range of row counts), the preferred kernel first.  Raises
     `ValueError` if there is none."""
     refused_kernels: list[str] = []
     if swap:
         kernel = registry.get_kernel(registered(op), swap)
-        why_refused = why_not(kernel)
-        if why_refused is None:
+        refusal = why_not(kernel)
+        if refusal is None:
             return [Choice(op, bucket, kernel, "asked for")]
-        refused_kernels.append(f"{kernel.id}: {why_refused}")
+        refused_kernels.append(f"{kernel.id}: {refusal}")
     op_choices = []
     # A kernel may serve decoding rows and not chunks of prompts: one that is asked for need not serve both.
     if not swap or op == "paged_attention":
         for kernel, choice_reason in candidates(op, bucket, device):
-            why_refused = why_not(kernel)
-            if why_refused is None:
+            refusal = why_not(kernel)
+            if refusal is None:
                 op_choices.append(Choice(op, bucket, kernel, "; ".join([choice_reason, *refused_kernels])))
             else:
-                refused_kernels.append(f"{kernel.id}: {why_refused}")
+                refused_kernels.append(f"{kernel.id}: {refusal}")
     if not op_choices:
         raise ValueError(f"swap: no kernel for {op} in {bucket}: {'; '.join(refused_kernels)}")
     return [choice for choice in op_choices if choice.kernel.role != "naive"] or op_choices
 
 
-def _preferred(op: str, bucket: str, device: torch.device, swap: str | None, why_not: WhyNot) -> Choice | None:
+def _preferred(op: str, bucket: str, device: torch.device, swap: str | None, why_not: RefusalFn) -> Choice | None:
     """Returns the kernel for an optional fused op, or None. The user can name this kernel in `swap`. Otherwise, takes
     the kernel that `choices.json` names for the GPU. That kernel must be an optimized kernel that can run."""
     if swap:
@@ -183,18 +183,18 @@ def candidates(op: str, bucket: str, device: torch.device) -> list[tuple[Kernel,
     gpu = torch.cuda.get_device_name(device)
     # No record has several queries of a sequence of `paged_attention`.
     name = None if op == "paged_attention" else recorded_choice(registered(op), gpu, bucket).get("kernel")
-    from_record = [(kernel, "by record") for kernel in kernels if kernel.name == name]
+    matches = [(kernel, "by record") for kernel in kernels if kernel.name == name]
     fallbacks = [registry.get_kernel(registered(op), preferred) for preferred in FIRST_ON_CUDA.get(registered(op), ())]
     for kernel_role in ("library", "naive"):
         fallbacks += [kernel for kernel in kernels if kernel.backend == "torch" and kernel.role == kernel_role]
-    return from_record + [(kernel, f"no record for {gpu} that can run") for kernel in fallbacks if kernel.name != name]
+    return matches + [(kernel, f"no record for {gpu} that can run") for kernel in fallbacks if kernel.name != name]
 
 
 def _why_not(kernel: Kernel, op: str, rows: tuple[int, ...], limits: LargestSizes, interpret: bool) -> str | None:
     if kernel.backend == "triton" and limits.device.type == "cpu" and not interpret:
         return "UNSUPPORTED: needs a CUDA device (--interpret runs it on the CPU, without times)"
-    if why_not_served := kernel.why_not_served(limits.device):
-        return f"UNSUPPORTED: {why_not_served}"
+    if reason := kernel.why_not_served(limits.device):
+        return f"UNSUPPORTED: {reason}"
     kernel_refusal = kernel.why_not_here(limits.device)
     if kernel_refusal:
         return str(kernel_refusal)

@@ -83,14 +83,14 @@ class SamplingTensors:
         ids: list[int] = []
         token_counts: list[int] = []
         bias: list[float] = []
-        for row, sequence, drafted_ids in self.special:
+        for row, sequence, draft_tokens in self.special:
             params = sequence.params
             logit_changes = dict(params.logit_bias or {})
-            if len(sequence.token_ids) + len(drafted_ids) - sequence.num_prompt_tokens < params.min_tokens:
+            if len(sequence.token_ids) + len(draft_tokens) - sequence.num_prompt_tokens < params.min_tokens:
                 logit_changes |= dict.fromkeys(sequence.stop_ids, -np.inf)
             # Tokens with a change come first, in the order of their changes.
             count_by_id = dict.fromkeys(logit_changes, -1) | (sequence.counts if params.penalised else {})
-            for token in drafted_ids if params.penalised else ():
+            for token in draft_tokens if params.penalised else ():
                 count_by_id[token] = max(count_by_id.get(token, 0), 0) + 1
             lengths[row + 1] = len(count_by_id)
             ids += count_by_id
@@ -101,5 +101,5 @@ class SamplingTensors:
         columns = (np.array(ids, np.int32), np.array(token_counts, np.int32), np.array(bias, np.float32).view(np.int32))
         packed_arrays = on_device(np.concatenate([lengths.cumsum(dtype=np.int32), *columns]), self._device)  # one copy
         names = ("edit_offsets", "edit_ids", "edit_counts", "edit_bias")
-        edit_tensors = dict(zip(names, torch.split(packed_arrays, [len(lengths), *[len(ids)] * 3]), strict=True))
-        return self._factors | edit_tensors | {"edit_bias": edit_tensors["edit_bias"].view(torch.float32)}
+        tensors = dict(zip(names, torch.split(packed_arrays, [len(lengths), *[len(ids)] * 3]), strict=True))
+        return self._factors | tensors | {"edit_bias": tensors["edit_bias"].view(torch.float32)}

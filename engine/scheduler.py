@@ -146,20 +146,20 @@ class Scheduler:
         sequences that lost their pages to others."""
         preempted_sequences: list[Sequence] = []
         grow_blocks, block_size = self.blocks.grow, self.blocks.block_size
-        running_index = 0
-        while running_index < len(self.running):
-            sequence = self.running[running_index]
+        seq_index = 0
+        while seq_index < len(self.running):
+            sequence = self.running[seq_index]
             # A cheap test, because it runs for up to 256 sequences a step, and most steps need no new page.
             if len(sequence.token_ids) + sequence.unread > len(sequence.block_ids) * block_size:
                 while not grow_blocks(sequence, len(sequence)):
                     victim_sequence = max(self.running, key=_order)
-                    running_index -= self.running.index(victim_sequence) < running_index
+                    seq_index -= self.running.index(victim_sequence) < seq_index
                     self._preempt(victim_sequence)
                     preempted_sequences.append(victim_sequence)
                     if victim_sequence is sequence:
-                        running_index -= 1
+                        seq_index -= 1
                         break
-            running_index += 1
+            seq_index += 1
         return preempted_sequences
 
     def _take(self, sequence: Sequence, room: int, chunks: list[Chunk]) -> int:

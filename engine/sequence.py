@@ -171,8 +171,8 @@ class Sequence:
         self.unread = 0
         if self.params.penalised:
             self.counts[token_id] = self.counts.get(token_id, 0) + 1
-        has_stopped = self.stopping is not None and self.stopping.push(token_id)
-        if has_stopped or token_id in self.stop_ids:
+        has_stop_text = self.stopping is not None and self.stopping.push(token_id)
+        if has_stop_text or token_id in self.stop_ids:
             self.finish_reason = "stop"
         elif len(self.token_ids) >= self.max_length:
             self.finish_reason = "length"

@@ -68,8 +68,8 @@ def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn:
     history = (on_device(tables, device), on_device(span_ends.astype(np.int32), device)) if span_starts.any() else None
     chunks = Chunks(on_device(span_bounds.astype(np.int32), device), int(span_lengths.max()), history)
     # Every row of the batch, and the last tokens of the spans.
-    n, drawn_counts = len(seq_lens), np.array([span.num_drawn for span in spans])
-    span_rows = n + ramp(drawn_counts) + np.repeat(span_bounds[1:] - drawn_counts, drawn_counts)
+    n, sample_counts = len(seq_lens), np.array([span.num_drawn for span in spans])
+    span_rows = n + ramp(sample_counts) + np.repeat(span_bounds[1:] - sample_counts, sample_counts)
     return StepInput(
         torch.cat([token_ids, on_device(np.concatenate([span.tokens for span in spans]), device)]),
         on_device(np.concatenate([positions, span_positions]), device),

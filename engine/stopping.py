@@ -41,13 +41,13 @@ class StopText:
 
     def take(self, last: bool) -> str:
         """Returns the text since the last call.  With `last=False` holds back a possible beginning of a stop text."""
-        held_size = 0
+        tail_length = 0
         if not last and not self.stopped:
-            text, unshown_size = self.text, len(self.text) - self._shown  # what was shown begins no stop text
+            text, unsent_length = self.text, len(self.text) - self._shown  # what was shown begins no stop text
             for stop_text in self._stops:
-                prefix_sizes = range(min(len(stop_text) - 1, unshown_size), held_size, -1)
-                held_size = next((size for size in prefix_sizes if text.endswith(stop_text[:size])), held_size)
-        new_text = self.text[self._shown : len(self.text) - held_size]
+                prefix_sizes = range(min(len(stop_text) - 1, unsent_length), tail_length, -1)
+                tail_length = next((size for size in prefix_sizes if text.endswith(stop_text[:size])), tail_length)
+        new_text = self.text[self._shown : len(self.text) - tail_length]
         self._shown += len(new_text)
         return new_text
 
@@ -56,9 +56,9 @@ class StopText:
         self.text += piece
         stop_matches = []
         for stop_text in self._stops if self._left < 0 else ():
-            stop_start = self.text.find(stop_text, max(0, old_length - len(stop_text) + 1))
-            if stop_start >= 0:
-                stop_matches.append((stop_start + len(stop_text), stop_start))
+            match_start = self.text.find(stop_text, max(0, old_length - len(stop_text) + 1))
+            if match_start >= 0:
+                stop_matches.append((match_start + len(stop_text), match_start))
         if stop_matches:
             self.text = self.text[: min(stop_matches)[1]]
             self.stopped = True

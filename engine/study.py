@@ -31,8 +31,8 @@ def switched(study: StudyOptions | None, beside: Mapping[str, Any]) -> StudyOpti
     for option_name, option_value in beside.items():
         if option_name not in StudyOptions.__dataclass_fields__:
             raise TypeError(f"LLM: got an option that it does not have, {option_name}")
-        new_spelling = f"study=StudyOptions({option_name}={option_value!r}), of rooflab.engine.study"
-        raise ValueError(f"{option_name}: expected {new_spelling}, got it as an option of LLM")
+        correct_option = f"study=StudyOptions({option_name}={option_value!r}), of rooflab.engine.study"
+        raise ValueError(f"{option_name}: expected {correct_option}, got it as an option of LLM")
     return study or StudyOptions()
 
 

@@ -21,11 +21,11 @@ def traffic(inputs: Arguments) -> Traffic:
     """Returns the bytes that attention reads and writes. Each operand counts once, because a cache keeps a sequence's
     keys for all its queries. Dense keys `[B, S, H_kv, D]` outside all windows do not count. The result of fp8 operands
     is bf16."""
-    q, k, key_fraction = inputs.q, inputs.k, 1
+    q, k, read_share = inputs.q, inputs.k, 1
     if inputs.window is not None and q.ndim == 4:
-        key_fraction = min(k.shape[1], q.shape[1] - 1 + inputs.window) / max(1, k.shape[1])
+        read_share = min(k.shape[1], q.shape[1] - 1 + inputs.window) / max(1, k.shape[1])
     optional_inputs = ("sinks", "q_scale", "k_scale", "v_scale", "cu_seqlens_q", "cu_seqlens_k")
-    read_bytes = nbytes(q, *(vars(inputs).get(field) for field in optional_inputs)) + nbytes(k, inputs.v) * key_fraction
+    read_bytes = nbytes(q, *(vars(inputs).get(field) for field in optional_inputs)) + nbytes(k, inputs.v) * read_share
     lse_bytes = 4 * math.prod(q.shape[:-1]) if inputs.return_lse else 0
     return Traffic(read_bytes, max(2, q.element_size()) * q.numel() + lse_bytes)
 

@@ -61,12 +61,10 @@ def run(
     checked: bool = False,
     by_activity: bool = True,
 ) -> AbResult:
-    """Measures both sides of an A/B comparison, and judges each kernel's difference.  If a kernel fails, its verdict
-    says so, and no exception is raised.
+    """Measures and judges an A/B comparison of kernels.  If a kernel fails, its verdict says so, and nothing is raised.
 
-    `floors` holds the noise floor of each kernel; None means the stored noise floors.  `checked=True` skips the checks
-    of the kernels.  `by_activity=True` compares the device code of the sides: a difference with the same code is
-    UNRESOLVED."""
+    `floors` holds each kernel's noise floor; None means the stored floors.  `checked=True` skips the kernels' checks.
+    `by_activity=True` compares the device code of the sides: a difference with the same code is UNRESOLVED."""
     runner = JobRunner(comparison, settings, set(SIDES) if checked else set())
     start_s = time.monotonic()
     faults: dict[str, tuple[Verdict, str]] = {
@@ -163,8 +161,7 @@ def save(result: AbResult, folder: Path) -> list[Path]:
 
 
 def _not_measured(result: AbResult, name: SideName) -> list[Record]:
-    """Returns an INVALID record for each kernel of one side that was not timed, so that the saved files also name this
-    kernel."""
+    """Returns an INVALID record for each untimed kernel of one side, so that the saved files also name this kernel."""
     reason_by_key = {**result.left_out} | {outcome.key: outcome.reason for outcome in result.outcomes}
     return [
         replace(

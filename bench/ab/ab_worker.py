@@ -48,8 +48,7 @@ def answer(job: SideJob) -> Iterator[dict[str, Any]]:
 
 
 def listing(job: SideJob, device: torch.device, file_of: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Lists the cases and the kernels of each op in this source tree.  A kernel that cannot run on this device comes
-    with the reason.
+    """Lists the cases and kernels of each op in this source tree.  A kernel that cannot run here comes with the reason.
 
     `file_of` is only for kernels of another repository.  It maps each kernel to its file, and selects these kernels."""
     from rooflab.bench.ab.sides import largest
@@ -85,8 +84,7 @@ def _case_of(spec: OpSpec, text: str) -> Case | None:
 
 
 def check(target: Target, blank: Record, job: SideJob, device: torch.device) -> Record:
-    """Checks the kernel twice: on the op's first small case with adversarial inputs, and on `target`'s case with usual
-    inputs.
+    """Checks a kernel twice: on the op's first small case with adversarial inputs, and on `target`'s with usual inputs.
 
     If the kernel does not support the small case, checks it only on `target`'s case, with adversarial inputs."""
     spec, kernel, case, scheme = _resolve(target)
@@ -104,8 +102,7 @@ def _ended(blank: Record, status: Status, reason: str) -> Record:
 
 
 def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, blank: Record, seed: int) -> Record | None:
-    """Checks a compiled kernel in the CPU emulator if this machine has no GPU.  Returns a record if the kernel is
-    wrong, else None."""
+    """Without a GPU, checks a compiled kernel in the emulator.  Returns a record if the kernel is wrong, else None."""
     from rooflab.bench.core import Checkers, CheckTask
     from rooflab.bench.emulate import emulators
 

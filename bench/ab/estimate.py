@@ -1,7 +1,7 @@
 """Computes statistics of paired measurements: an estimate, its bounds, and the smallest effect that could be detected.
 
-An effect is `log(time_B / time_A)`, from one pair of fresh processes, one for each side.  The launches of one process
-are not independent.  With 1% of noise between processes, a test on single launches finds a slowdown in 40% of pairs of
+An effect is `log(time_B / time_A)`, from two fresh processes, one per side.  Launches of one process are not
+independent.  With 1% of noise between processes, a test on single launches finds a slowdown in 40% of pairs of
 identical code.
 
 The estimate is the median of the means of all pairs of effects (Hodges and Lehmann, 1963).  The bounds and the p-values
@@ -61,8 +61,7 @@ def estimate(effects: Sequence[float]) -> Effect:
 
 
 def p_above(effects: Sequence[float], margin: float = 0.0) -> float:
-    """Returns the p-value of the hypothesis `effect <= margin`.  A Walsh average equal to `margin` supports the
-    hypothesis."""
+    """Returns the p-value of the hypothesis `effect <= margin`.  A Walsh average equal to `margin` supports it."""
     num_above = int((walsh_averages(effects) > margin).sum())
     return float(_distribution(len(effects))[num_above:].sum())
 
@@ -86,8 +85,7 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
 
 @cache
 def _distribution(pairs: int) -> np.ndarray:
-    """Returns the probability of each signed-rank sum of `pairs` pairs without an effect.  Each rank from 1 to `pairs`
-    is in the sum with probability 1/2."""
+    """Returns the null distribution of the signed-rank sum: each rank from 1 to `pairs` counts with probability 1/2."""
     probabilities = np.ones(1)
     for rank in range(1, pairs + 1):
         next_probabilities = np.zeros(probabilities.size + rank)
@@ -102,6 +100,6 @@ def _skipped(pairs: int) -> int:
     """Returns the rank of the lower confidence bound in the sorted Walsh averages.  A Walsh average is the mean of two
     measured effects.  The smallest average has rank 1.
 
-    `pairs` is the number of measured effects, and `ALPHA` is the error probability of the bound.  Returns 0 if there
-    are too few effects for a bound."""
+    `pairs` is the number of effects.  `ALPHA` is the bound's error probability.  Returns 0 if there are too few
+    effects."""
     return int(np.searchsorted(np.cumsum(_distribution(pairs)), ALPHA, side="right"))

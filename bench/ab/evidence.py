@@ -44,7 +44,7 @@ def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -
     """Compares the records in `a` and `b`.  Returns one outcome for each kernel, case and scheme (dtypes) in `a`.
 
     With two names in `kernels`, side A is the first kernel and side B the second.  A comparison that ran on neither
-    side is left out.  Raises `ValueError` if a file cannot be read, or if the records of the two sides do not fit
+    side is left out.  Raises `ValueError` if a file cannot be read, or if the two sides' records do not fit
     together."""
     if len(kernels) not in (0, 2):
         raise ValueError(f"kernel: expected two or none beside records, got {len(kernels)}")
@@ -157,8 +157,8 @@ def evidence_of(
 
 
 def _counted(first: Sequence[Record], second: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Returns the records of both sides, without the pairs that have a NOISY record.  Keeps these pairs if their batch
-    has no other pairs."""
+    """Returns both sides' records, without pairs with a NOISY record.  Keeps such pairs if their batch has no
+    others."""
     pairs = {id(record): record.run_id[:-1] for record in (*first, *second) if "pair" in record.metrics}
     noisy = {pairs.get(id(record)) for record in (*first, *second) if record.status == "NOISY"} - {None}
     timed = [record for record in (*first, *second) if record.status in ("OK", "NOISY")]
@@ -238,8 +238,7 @@ def _paired(a: Sequence[_Run], b: Sequence[_Run]) -> _TimePairs:
 
 
 def _runs(records: Sequence[Record]) -> list[_Run]:
-    """Groups the records by run (one process).  Returns each run with its median time in seconds, in the order of the
-    records."""
+    """Groups the records by run (one process).  Returns each run with its median time in seconds, in record order."""
     runs: dict[str, list[Record]] = {}
     for record in records:
         runs.setdefault(record.run_id, []).append(record)
@@ -254,15 +253,13 @@ def _runs(records: Sequence[Record]) -> list[_Run]:
 
 
 def _in_turn(a: Sequence[str], b: Sequence[str]) -> bool:
-    """Tells whether the two sides were measured alternately.  Each pair of measurements must end before the next pair
-    begins."""
+    """Tells whether two sides were measured alternately.  Each pair of measurements must end before the next begins."""
     time_pairs = [sorted(pair_times) for pair_times in zip(a, b, strict=False)]
     return all(pair[1] <= next_pair[0] for pair, next_pair in pairwise(time_pairs)) and len(time_pairs) > 1
 
 
 def drift(a: Sequence[tuple[str, float]], b: Sequence[tuple[str, float]]) -> float:
-    """Returns the possible drift of a machine between the runs of two sides, as a log ratio.  A side is a list of pairs
-    `(time of run, seconds)`.
+    """Returns a machine's possible drift between two sides, as a log ratio.  A side has pairs `(time of run, seconds)`.
 
         drift = change * sqrt(max(1, gap / span))
 

@@ -139,8 +139,7 @@ def _touched(changed: Sequence[str], listed: Listings, trees: tuple[Path, Path],
 
 
 def of_records(files: Sequence[Path], rules: Rules, subset: Subset) -> AbReport:
-    """Compares two files or folders of records.  `subset` may name only kernels.  Raises `ValueError` if it names
-    anything else, such as an op."""
+    """Compares two files or folders of records.  Raises `ValueError` if `subset` names anything except kernels."""
     choice_by_option = {"op": subset.ops, "--case": subset.cases, "--scheme": subset.schemes, "--suite": subset.suite}
     used_options = [name for name, option_value in choice_by_option.items() if option_value]
     if used_options:

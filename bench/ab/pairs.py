@@ -49,8 +49,7 @@ MeasureFn = Callable[[SideName, Collection[str]], dict[str, Record]]
 
 @dataclass
 class Batch:
-    """Holds the measurements of one part of an A/B comparison.  The kernels were measured in pairs: one process for
-    side A, and one for side B."""
+    """Holds measurements of one part of an A/B comparison, from pairs of processes (one for side A, one for side B)."""
 
     read: list[tuple[SideName, str, Record]] = field(default_factory=list)
     """The side, the key and the record of every reading, in time order."""
@@ -80,14 +79,12 @@ def run_pairs(
     clock: Callable[[], float] = time.monotonic,
     done: Callable[[str], None] = lambda text: None,
 ) -> Batch:
-    """Measures kernels in pairs of processes: one process for side A of the comparison, and one for side B.  `keys`
-    names the kernels' comparisons.
+    """Measures kernels in pairs of processes, one for side A and one for B.  `keys` names the kernels' comparisons.
 
     Runs at most `pairs` pairs before the time `deadline` of `clock`.  The first pair always runs.  The last pair leaves
     enough time for `later` pairs, which a second call will measure.
 
-    A verdict needs `least` pairs from this call.  If the time is too short for `least` and `later` pairs together, the
-    run ends after the first pair.
+    A verdict needs `least` pairs from this call.  If `least + later` pairs would take too long, only one pair runs.
 
     A fault ends the measurement of its kernel.  A NOISY record spoils only its own pair."""
     pair_batch, side_orders = Batch(), orders(seed)
@@ -184,8 +181,7 @@ class JobRunner:
         return readings
 
     def _run(self, name: SideName, mode: JobMode, keys: Collection[str], limit_s: float) -> dict[str, Record]:
-        """Runs a process that measures one side, and returns its records by key.  If a kernel ends the process, adds a
-        failure record for this kernel."""
+        """Runs a process for one side, and returns its records by key.  If a kernel ends it, adds a failure record."""
         side = self.comparison.side(name)
         job_fields = self._job(side, mode, keys) | {"judge": name not in self.judged}
         readings: dict[str, Record] = {}

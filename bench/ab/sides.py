@@ -102,8 +102,7 @@ class Comparison:
 def largest(spec: OpSpec, cases: Sequence[Case]) -> list[Case]:
     """Returns the case with the most FLOPs and the case with the most bytes.  Often these are one case.
 
-    In a tie, takes the last case.  Matrix products of a model may need both cases: compute limits the one with the most
-    FLOPs, and memory limits the other."""
+    In a tie, takes the last case.  Matrix products may need both: compute limits one case, and memory the other."""
     scheme = get_scheme(spec.schemes[0])  # dtypes change the bytes of all cases in the same way
     cost_by_case: dict[Case, Cost] = {}
     for case in reversed(cases):
@@ -156,8 +155,7 @@ class Subset:
 def two_kernels(subset: Subset) -> Comparison:
     """Returns the comparison of the first named kernel (side A) with the second.  A named file means the kernels in it.
 
-    Raises `ValueError` if the names do not give two kernels of one op.  Also raises `ValueError` on an unknown name,
-    case or scheme (dtypes)."""
+    Raises `ValueError` unless the names give two kernels of one op, and on an unknown name, case or scheme (dtypes)."""
     has_files = any(name.endswith(".py") for name in subset.kernels)
     is_usable = len(subset.ops) < 2 if has_files else (len(subset.ops), len(subset.kernels)) == (1, 2)
     chosen_kernels = choose_kernels(next(iter(subset.ops), None), subset.kernels) if is_usable else []
@@ -201,8 +199,7 @@ def check_names(listed: Listings, subset: Subset) -> None:
 
 
 def two_trees(a: Side, b: Side, listed: Listings, subset: Subset) -> tuple[Comparison, list[str]]:
-    """Chooses the kernels and cases to compare between two revisions.  Returns the comparison, and notes on what is
-    left out.
+    """Chooses the kernels and cases to compare between two revisions.  Returns the comparison, and notes on omissions.
 
     `listed` holds the result of `JobRunner.list` for each revision.  A kernel, case or op of side A is MISSING if side
     B lacks it.  A kernel that only side B has, or that can run on neither side, is not compared."""

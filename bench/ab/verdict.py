@@ -14,8 +14,7 @@ SLOWER (side B takes longer) needs all of these conditions:
 
 These rules find a change of 3% in 60% of runs.  With a bound on the second batch alone, they would find it in 36%.
 
-FASTER needs the same conditions for a shorter time.  SAME needs a lower and an upper bound inside the limit.
-Everything else is UNRESOLVED.
+FASTER needs these conditions for a shorter time.  SAME needs both bounds inside the limit.  The rest is UNRESOLVED.
 
 The speed of a machine may drift, so the sides must alternate in time.  If they do not alternate, no comparison is SAME.
 A difference then needs a bound above `BEYOND_DRIFT` times the estimated drift (`evidence.drift`).
@@ -173,8 +172,7 @@ def _called(pairs: Sequence[tuple[float, float]], rules: Rules) -> Verdict | Non
 
 
 def _estimate(pairs: Sequence[tuple[float, float]], rules: Rules) -> tuple[Effect, float]:
-    """Returns the effect, the log of side B's time over side A's.  Also returns the margin, the log ratio that the
-    effect must exceed to count."""
+    """Returns the effect `log(time_B / time_A)`, and the margin (log ratio) that the effect must exceed to count."""
     return estimate(_effects(pairs)), rules.margin(median(a for a, _ in pairs))
 
 
@@ -185,8 +183,7 @@ def _effects(pairs: Sequence[tuple[float, float]]) -> list[float]:
 def _p_value(item: Evidence, rules: Rules, verdict: Verdict) -> float:
     """Returns the p-value of the hypothesis that the change is at most the margin.
 
-    The p-value uses both batches of pairs.  It is 1 if the first batch does not show `verdict`, because then no second
-    batch is measured."""
+    The p-value uses both batches of pairs.  If the first does not show `verdict`, it is 1: there is no second batch."""
     if _called(item.first, rules) != verdict:
         return 1.0
     all_pairs = item.first + item.second
@@ -272,8 +269,7 @@ def floor_of(effects: Sequence[tuple[float, float]]) -> float | None:
     """Returns the noise floor of a machine, or None if `effects` is empty.  `effects` holds `(effect, bound)` for each
     comparison of identical code.  `bound` is the largest effect that the measurements allow.
 
-    With `MIN_FLOOR_EFFECTS` comparisons or more, the noise floor is the 95th percentile of the effects.  With fewer, it
-    is the largest bound."""
+    The noise floor is the effects' 95th percentile; below `MIN_FLOOR_EFFECTS` comparisons, it is the largest bound."""
     if not effects:
         return None
     if len(effects) < MIN_FLOOR_EFFECTS:
@@ -289,8 +285,7 @@ def effects_of(outcome: Outcome) -> list[tuple[float, float]]:
 
 
 def load_floors(machine_key: str) -> dict[str, float]:
-    """Returns the noise floor of each compared kernel on one machine.  Returns an empty dict if equal code was never
-    compared there."""
+    """Returns each kernel's noise floor on one machine.  The dict is empty if equal code was never compared there."""
     floor_by_key = {key: floor_of(effects) for key, effects in _known_effects(machine_key).items()}
     return {key: noise_floor for key, noise_floor in floor_by_key.items() if noise_floor is not None}
 

@@ -80,8 +80,7 @@ class Marked(str):
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Returns the lines of a Markdown table.  If the name of a column ends with `:`, the column is aligned to the
-    right.
+    """Returns the lines of a Markdown table.  If a column's name ends with `:`, the column is aligned to the right.
 
     Markup in a cell is escaped, except in a `Marked` cell.  None gives an empty cell."""
     separator_line = "".join("--:|" if name.endswith(":") else "---|" for name in columns)

@@ -127,8 +127,7 @@ def most_work(kernel: Kernel, device: torch.device) -> Most:
 
 
 def drawn_points(spec: OpSpec, seed: int, most: Most, numbers: tuple[int, ...] = ()) -> list[DomainPoint[Case]]:
-    """Draws random input cases of an op.  Returns each case with the values from which it was made: sizes, options, and
-    the kind of additional run.
+    """Draws random input cases of an op.  Returns each case with its sizes, its options and the kind of additional run.
 
     `numbers` holds integers from the kernel's source file, such as tile sizes.  If there are any, a third of the cases
     have sizes near these integers.  Returns no cases if the op does not describe its valid inputs (`spec.domain`).
@@ -158,8 +157,7 @@ def own_numbers(path: Path) -> tuple[int, ...]:
 
 
 def _folded(node: ast.AST) -> Iterator[int]:
-    """Yields the value of a syntax node that is an integer literal, or a product, power or shift of two such literals.
-    Yields nothing for other nodes."""
+    """Yields a syntax node's value if it is an integer literal, or a product, power or shift of two such literals."""
     match node:
         case ast.Constant(value=int(value)):
             yield int(value)
@@ -212,8 +210,7 @@ def smallest(spec: OpSpec, point: DomainPoint[Case], most: Most, fails: Callable
 
 def _wider(domain: Domain) -> Domain:
     """Returns an op's domain with one more axis.  A domain describes the valid input cases by axes (sizes and options).
-    The new axis selects an additional run of a check, such as a run with huge strides.  It has no effect on the input
-    case."""
+    The new axis selects an additional run of a check, such as a run with huge strides.  It does not change the case."""
 
     def make(**values: Scalar) -> Mapping[str, Scalar] | None:
         return domain.make(**{name: value for name, value in values.items() if name != WAY_AXIS})
@@ -222,8 +219,7 @@ def _wider(domain: Domain) -> Domain:
 
 
 def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | None:
-    """Makes a case from the drawn values `made`.  Returns None if the op refuses the case, or if the case exceeds the
-    limits `most`."""
+    """Makes a case from the drawn values.  Returns None if the op refuses it, or if it exceeds the limits `most`."""
     try:
         case = spec.check_case(Case(**made))
         inputs = spec.make_inputs(case, get_scheme(spec.schemes[0]), torch.device("meta"), 0)

@@ -105,8 +105,7 @@ class Command(TyperCommand):
             raise ValueError(self._typed(name) + separator + message) from error
 
     def _typed(self, name: str) -> str:
-        """Returns the command-line option of the parameter `name`, in the spelling that the user typed.  Returns `name`
-        if the parameter has no option."""
+        """Returns the option of the parameter `name` as the user typed it, or `name` if the parameter has no option."""
         typed_words, options_by_key = {argv_word.partition("=")[0] for argv_word in sys.argv}, dict[str, list[str]]()
         for param in self.params:
             for option_key in {str(param.name), *(opt_word.lstrip("-").replace("-", "_") for opt_word in param.opts)}:

@@ -67,8 +67,7 @@ def ceilings(
 
 
 def _shown(records: Sequence[Record], columns: list[str]) -> tuple[str, str, list[str]]:
-    """Returns three parts of the table of measured limits: the device's name, its driver or torch version, and the
-    columns."""
+    """Returns parts of the table of measured limits: the device's name, driver or torch version, and the columns."""
     environment, gpu = records[0].environment, records[0].environment["gpu"]
     if records[0].device == "cpu":
         columns = ["limit", "measured", "unit", *(["status"] if records[0].status == "NOISY" else [])]

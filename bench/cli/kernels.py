@@ -85,8 +85,7 @@ def check(
 ) -> None:
     """Check kernels against an fp64 reference.  Exit status 11: a kernel is wrong; 12: a kernel was not checked at all.
 
-    Without --case and --suite, the op's own test cases run first.  Then random valid cases of the op run; --seed
-    decides which."""
+    Without --case and --suite, the op's own test cases run first, then random valid cases; --seed decides which."""
     _check_options(op, by, every, seconds)
     with show.waiting("loading torch and the kernels"):
         from rooflab.bench.checks.checking import run_checks, summarize_checks
@@ -265,7 +264,7 @@ def roofline(
     """Draw a roofline plot of measured records.  With --gpu, draw the lower bounds of kernels' times on that GPU.
 
     Each machine gets a figure, with the newest reading of each kernel and input case.  The JSON of pytest-benchmark can
-    be drawn too, if each test passes a cost to the fixture kernel_benchmark.  With --gpu, times from other GPUs are not
+    be drawn too, if each test passes a cost to the fixture kernel_benchmark.  With --gpu, other GPUs' times are not
     drawn."""
     from rooflab.bench import commands
     from rooflab.bench.core import choose_kernels, result_folder

@@ -99,8 +99,7 @@ def history(
 
 def _by_kernel(rows: list[Row]) -> list[Row]:
     """Combines the table rows of a kernel's input cases into one row per kernel.  The new row counts the cases in each
-    state, such as STEADY or SLOWER.  A case's time may have changed suddenly.  The new row names the case whose newest
-    sudden change is the largest slowdown."""
+    state, such as STEADY or SLOWER.  It names the case whose newest sudden change of time is the largest slowdown."""
     from rooflab.bench.report.sources import grouped
 
     kernel_rows = []
@@ -122,8 +121,7 @@ def _by_kernel(rows: list[Row]) -> list[Row]:
 
 
 def _shown(row: Row) -> dict[str, Json]:
-    """Formats a row of the trend table.  Joins machine, settings and timer into one text.  Shows the last step (sudden
-    change of the time) in percent."""
+    """Formats a trend row: joins machine, settings and timer; shows the last sudden change of the time in percent."""
     step = row["last_step"]
     setup_text = ", ".join(setup_field for setup_field in (row["machine"], row["setting"], row["timer"]) if setup_field)
     return row | {"circumstances": setup_text, "last_step": "" if step is None else f"{step:+.1%} at {row['step_at']}"}
@@ -167,8 +165,7 @@ def bytes_(
 
 
 def _megabytes(row: Row) -> dict[str, Json]:
-    """Returns a short row for the terminal: the kernel, the megabytes moved at each memory level, and the number of
-    launches."""
+    """Returns a short row for the terminal: the kernel, the megabytes moved at each memory level, the launch count."""
     megabytes: dict[str, Json] = {"kernel": row["kernel"]}
     for memory in ("hbm", "l2", "shared"):
         byte_counts = [row[name] for access in ("read", "write") if (name := f"moved_{memory}_{access}_bytes") in row]

@@ -54,8 +54,8 @@ class KernelCase(NamedTuple):
     @property
     def registered(self) -> Kernel:
         """Returns the `Kernel` of this case from the registry.  A launcher (a user's function that launches kernels) is
-        not in the registry.  It gets a new `Kernel` that only describes it.  This `Kernel` raises `RuntimeError` if it
-        is called."""
+        not registered.  It gets a new `Kernel` that only describes it.  This `Kernel` raises `RuntimeError` if
+        called."""
         if self.is_launcher:
             return Kernel(self.op, self.kernel, "optimized", "triton", _not_here, file=self.file)
         return get_kernel(self.op, self.kernel)
@@ -128,8 +128,7 @@ def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) 
 
 
 def _kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
-    """Returns the kernels with compiled code, each with the user's file that registers it.  The file is None for
-    Rooflab's own kernels."""
+    """Returns the kernels with compiled code, each with the user's file that registers it (None if it is Rooflab's)."""
     chosen = choose_kernels(op, names)
     for kernel, file in chosen if names else ():
         if file is None:
@@ -183,8 +182,8 @@ def properties() -> dict[str, int]:
 
 
 def resident_ctas(threads: int, registers: int | None, shared_bytes: int) -> int:
-    """Returns how many CTAs an H100 runs at once, at least one per SM.  `registers` is the number of registers per
-    thread; None means the maximum."""
+    """Counts the CTAs that an H100 runs at once (at least 1 per SM).  `registers` is per thread; None is the
+    maximum."""
     device = device_for()
     cta_occupancy = occupancy(device, threads, registers or MAX_REGISTERS_PER_THREAD, shared_bytes)
     return device.sms * max(1, cta_occupancy.ctas_per_sm)

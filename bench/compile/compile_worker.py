@@ -157,8 +157,7 @@ def select_request(request: Mapping[str, Any]) -> Answer:
 
 
 def _own(request: Mapping[str, Any]) -> dict[str, str] | None:
-    """Maps the id of each of the user's kernels to the file that registers it.  Returns None if the request names no
-    user files."""
+    """Maps the id of each user kernel to the file that registers it.  Returns None if the request names no files."""
     if "within" not in request:
         return None
     return kernels_in(Path(request["within"]), tuple(map(Path, request["files"])))

@@ -188,8 +188,7 @@ def _sentences(was: Summary, is_: Summary) -> list[str]:
 
 
 def _findings(before: Sequence[Summary], now: Sequence[Summary]) -> list[str]:
-    """Returns sentences on compile options such as pipelining.  First come the options that have lost their effect,
-    then those that take effect again."""
+    """Returns sentences on compile options, such as pipelining, that have lost their effect or take effect again."""
     failed_names = {option.name for launch in before for option in launch.options if not option.took_effect}
     failing_options = {option.name: option for launch in now for option in launch.options if not option.took_effect}
     new_sentences = [option.sentence for name, option in failing_options.items() if name not in failed_names]
@@ -259,10 +258,9 @@ def compare_pairs(
     store: Store | None = None,
     done: Callable[[str], None] = lambda text: None,
 ) -> list[CodeChange]:
-    """Compares the compiled code of each pair of kernel cases.  Calls `done` after each compilation.  Sorts the result
-    by op, kernel, scheme and case.
+    """Compares the compiled code of each pair of kernel cases.  Sorts the result by op, kernel, scheme and case.
 
-    Raises `ValueError` if no kernel of the base tree compiles."""
+    Calls `done` after each compilation.  Raises `ValueError` if no kernel of the base tree compiles."""
     base_results = _compile(base, [item for item, _ in pairs if item is not None], device, store, done)
     failures = [result for result in base_results.values() if isinstance(result, CompileFailure) and not result.refused]
     if failures and not any(isinstance(result, list) for result in base_results.values()):
@@ -274,8 +272,7 @@ def compare_pairs(
 
 
 def _at(item: Item, other: Item | None) -> Item | None:
-    """Returns the compile task `other` with the input case of the task `item`.  Returns `other` unchanged if the two
-    cases have different keys (`M`, `N`...)."""
+    """Returns the compile task `other` with the input case of `item`; unchanged if the cases' keys (`M`...) differ."""
     if other is None or set(other["case"]) != set(item["case"]):
         return other
     return {**other, "case": item["case"]}

@@ -100,9 +100,8 @@ def hot_loop(loops: Sequence[Loop]) -> Loop | None:
 
 
 def feeding_loop(loops: Sequence[Loop], hot: Loop | None) -> Loop | None:
-    """Returns the loop that loads the data for `hot`, the loop with the most tensor-core work.  Warp-specialised code
-    has such a loop, which other warps run.  Returns None if `hot` itself has asynchronous copies, or if no innermost
-    loop has any."""
+    """Returns the loop that loads the data for `hot`, the loop with the most tensor-core work.  In warp-specialised
+    code, other warps run this loop.  Returns None if `hot` has asynchronous copies, or if no innermost loop has any."""
     if hot is None or hot.counts["tma"] or hot.counts["cp_async"]:
         return None
     other_loops = [loop for loop in loops if loop.innermost and loop is not hot]

@@ -209,8 +209,7 @@ def dots(ir: str) -> list[Dot]:
 
 
 def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
-    """Checks that fp32 matrix products run in IEEE fp32, or with split operands (`tf32x3`) if the kernel requests
-    this."""
+    """Checks that fp32 matrix products run in IEEE fp32, or with split operands (`tf32x3`) if requested."""
     if scheme != "fp32":
         return
     fp32_precisions = [dot_op.precision for dot_op in dots(info.ir) if dot_op.dtype == "f32"]

@@ -27,8 +27,7 @@ class Rotation:
     """Runs a kernel on several sets of inputs in turn: each call without arguments takes the next set.
 
     All sets have the same case and seed.  The constructor packs weights, makes plans and allocates outputs, so this
-    work is not timed.  The last result on each set is checked after timing, because consecutive calls may go wrong
-    where a single call is right."""
+    work is not timed.  Each set's last result is checked after timing, because some faults need consecutive calls."""
 
     def __init__(self, kernel: Kernel, spec: OpSpec, copies: Sequence[Inputs]):
         self._spec = spec
@@ -102,8 +101,8 @@ def free_bytes(device: torch.device) -> float:
 
 
 def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
-    """Returns why memory is too small to run a kernel, or "" if it is large enough.  `priced` holds the kernel's inputs
-    as meta tensors (shapes without data)."""
+    """Returns why memory is too small for a kernel, or "".  `priced` holds its inputs as meta tensors (without
+    data)."""
     needed_bytes = INPUT_MEM_FACTOR * input_bytes(priced) + OUTPUT_MEM_FACTOR * spec.cost_of(priced).write_bytes
     memory = free_bytes(device)
     return f"needs about {needed_bytes / 1e9:.1f} GB, {memory / 1e9:.1f} GB are free" if needed_bytes > memory else ""

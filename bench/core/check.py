@@ -1,5 +1,4 @@
-"""Checks a kernel against the fp64 reference (the oracle), and looks for known ways in which a wrong kernel seems
-right.
+"""Checks a kernel against the fp64 reference (oracle), and looks for known ways in which a wrong kernel seems right.
 
 The kernel runs on guarded copies of its inputs (`trial.py`, `poison.py`), by default in this process.  `rooflab check`
 runs the kernel in a child process, which never gets the oracle or the verdict (`outside.py`).  The kernel runs

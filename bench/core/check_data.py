@@ -43,8 +43,7 @@ class CheckTask(NamedTuple):
 
     @staticmethod
     def ways() -> tuple[ExtraRun, ...]:
-        """Returns the names of all additional runs that a check can have, such as "far" for tensors with huge
-        strides."""
+        """Returns the names of all additional runs of a check, such as "far" for tensors with huge strides."""
         return EXTRA_RUNS
 
     def taken(self, spec: OpSpec, refused: Collection[str] = ()) -> CheckTask | None:

@@ -129,8 +129,7 @@ class Check:
     def _on_two_sets_of_data(self, first: CheckData) -> CheckData:
         """Checks a kernel on two sets of random inputs, and returns the second set.  `first` is the first set.
 
-        The second set has padded strides.  Further runs repeat the first set, and put new inputs into the same
-        memory."""
+        The second set has padded strides.  More runs repeat the first set, and put new inputs into the same memory."""
         self._judged("first data", first, Layout(poisoned=True))
         self.weak.extend(first.weak)
         other_data = self._kept_as("other", partial(self._drawn, self.seed + OTHER_SEED))
@@ -157,8 +156,7 @@ class Check:
             self.packed.add(data.name)
 
     def _judged(self, label: str, data: CheckData, layout: Layout = DEFAULT_LAYOUT) -> Outputs:
-        """Runs the kernel once, checks the outputs and returns them.  Raises `Failed` on a fault, and `LayoutRefused`
-        if the kernel refuses the memory layout."""
+        """Runs the kernel and returns checked outputs.  Raises `Failed` or, for a refused layout, `LayoutRefused`."""
         self.labels.append(label)
         try:
             outputs = self.runner.run(data.name, layout)
@@ -196,8 +194,7 @@ class Check:
         return f": {explanation}" if explanation else ""
 
     def _arranged(self, data: CheckData, arranged: Arrangement) -> Outputs | None:
-        """Runs the kernel on tensors in the memory layout `arranged`. Inputs that the kernel refuses keep their own
-        layout. Returns None if it refuses all."""
+        """Runs the kernel with the accepted inputs in the layout `arranged`. Returns None if the kernel refuses all."""
 
         def run(names: set[str]) -> Outputs:
             layout = Layout(dict.fromkeys(names, arranged), poisoned=True, sms=TWO_SMS)
@@ -286,8 +283,7 @@ class Check:
                 }
 
     def _in_place(self, data: CheckData) -> None:
-        """Runs the kernel with outputs in the memory of inputs. Does nothing unless the op allows this and the kernel
-        has an argument `out`."""
+        """Runs the kernel with outputs in the memory of inputs, if the op allows it and the kernel takes `out`."""
         output_forms = dict(zip(data.names, data.forms, strict=True))
         shared_inputs = {
             output: name
@@ -310,8 +306,7 @@ class Check:
             self._judged(run_label, check_data, Layout(poisoned=True))
 
     def _repeated(self, data: CheckData) -> None:
-        """Runs the kernel several times on the first inputs.  All results must have the same bits, unless the kernel is
-        declared nondeterministic.
+        """Repeats the kernel on the first inputs.  All bits must be equal, unless it is declared nondeterministic.
 
         The first run calls the kernel twice, and the second run calls it in another thread.  A kernel may write into a
         caller's tensor `out`.  This tensor holds NaN before the first run, and an old answer before the second."""
@@ -366,8 +361,7 @@ def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Out
     """Runs a kernel with a changed memory layout of its tensors, and returns the outputs.  `names` are the tensors to
     change, and `run(names)` calls the kernel.
 
-    The kernel may refuse the layout of some tensors.  Then these tensors keep their own layout in the next run.
-    Returns None if the kernel refuses all."""
+    Tensors whose new layout the kernel refuses keep their own in the next run.  Returns None if it refuses all."""
     while names:
         try:
             return run(names)
@@ -378,8 +372,7 @@ def _without_refused(names: set[str], run: Callable[[set[str]], Outputs]) -> Out
 
 
 def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str, CheckData]]:
-    """Returns a list with one random input set, or an empty list if there is no input set. All sets are equally
-    likely."""
+    """Returns a list with one random input set, or an empty list without input sets. All sets are equally likely."""
     random_state, chosen_sets = random.Random(seed), list[tuple[str, CheckData]]()
     for seen_count, input_set in enumerate(sets, 1):
         chosen_sets = [input_set] if not random_state.randrange(seen_count) else chosen_sets
@@ -388,8 +381,7 @@ def _one_of(sets: Iterable[tuple[str, CheckData]], seed: int) -> list[tuple[str,
 
 @contextmanager
 def _threads_for(inputs: Inputs) -> Iterator[None]:
-    """Limits torch to one CPU thread while the inputs are small. Starting threads takes longer than the work: 10 times
-    as long on a busy CPU."""
+    """Limits torch to one thread for small inputs. Starting threads takes longer than the work: 10x on a busy CPU."""
     old_threads = torch.get_num_threads()
     element_count = sum(tensor.numel() for tensor in inputs.values() if isinstance(tensor, torch.Tensor))
     if element_count < SMALL_ELEMENTS:

@@ -102,8 +102,8 @@ class Environment:
 
     @staticmethod
     def tree(root: Path | None = None, folders: Sequence[str] = SOURCE_FOLDERS) -> str:
-        """Returns a hash of the source files in the `folders` of the source tree `root`.  If `root` is None, hashes the
-        sources of the running program."""
+        """Returns a hash of the sources in `folders` of the tree `root`, or of the running program if `root` is
+        None."""
         return tree_hash(root, folders) if root else _source_hash()
 
     def to_dict(self) -> dict[str, Json]:
@@ -124,8 +124,7 @@ class Environment:
         status: Status = "OK",
         reason: str = "",
     ) -> Record:
-        """Makes a record: the kernel, its inputs, and the environment.  The caller adds the other fields with
-        `replace`.
+        """Makes a record of the kernel, its inputs and the environment.  The caller adds other fields with `replace`.
 
         Without `run_id`, the record gets a new run id.  The field `commit` is the git commit of the kernel's
         repository.  For a kernel outside of Rooflab, the environment also has Rooflab's version and a hash of the

@@ -234,16 +234,14 @@ class Checked(NamedTuple):
 
 
 def _can_be_guarded(value: object) -> TypeGuard[torch.Tensor]:
-    """Tells whether `value` is a plain strided tensor with memory. Meta tensors and tensor subclasses (except
-    `Parameter`) are not."""
+    """Tells whether `value` is a plain strided tensor or a `Parameter`, with memory (which a meta tensor lacks)."""
     if not isinstance(value, torch.Tensor) or type(value) not in (torch.Tensor, torch.nn.Parameter):
         return False
     return value.layout == torch.strided and not value.is_meta
 
 
 def _fault(op: FunctionOp, judged: bool) -> str:
-    """Checks a function, and returns the fault or "". If `judged` is false, only runs the function, and does not
-    compare its outputs."""
+    """Checks a function, and returns the fault or "". If `judged` is false, runs it without comparing outputs."""
     runner = _AsItIs(op.kernel, op.spec, op.scheme, op.device)
     if judged:
         result = check_kernel(op.kernel, op.spec, op.case, op.scheme, op.device, planted=False, runner=runner)
@@ -281,8 +279,7 @@ def _shifted(value: torch.Tensor) -> torch.Tensor:
 
 
 def _plain(result: object) -> tuple[torch.Tensor, ...]:
-    """Returns a function's result as a tuple of tensors. Returns an empty tuple if the result has other values than
-    tensors."""
+    """Returns a function's result as a tuple of tensors, or an empty tuple if any value is not a tensor."""
     with suppress(ValueError):
         return _tensors("fn", result)
     return ()

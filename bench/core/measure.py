@@ -132,8 +132,7 @@ class Measurement:
         return Failed.by(refusal) if refusal else None
 
     def _check_runnable(self, kernel: Kernel, short: str) -> None:
-        """Raises `Failed` if the kernel cannot run here, if memory is too small, or if an earlier fault broke the CUDA
-        context."""
+        """Raises `Failed` if the kernel cannot run here, memory is too small, or a fault broke the CUDA context."""
         if refusal := self.why_not(kernel, self.device):
             raise refusal
         if short:
@@ -155,8 +154,7 @@ class Measurement:
         return replace(result, status="RUNTIME_ERROR", reason=fault) if fault and result.status == "OK" else result
 
     def _fault(self, who: str) -> str:
-        """Returns the CUDA error that broke the CUDA context, or "" if the context works. Stores the error and the name
-        `who` in `broken`."""
+        """Returns the error that broke the CUDA context, or "". Stores the error and the name `who` in `broken`."""
         if broken_reason := already_broken(self.device):
             self.broken = f"{BROKEN_CONTEXT}, by {who}: {broken_reason}"
         return broken_reason
@@ -187,16 +185,15 @@ class Measurement:
         return self.gated.get(kernel.name)
 
     def _first(self, kernel: Kernel, case: Case) -> CheckResult:
-        """Checks a kernel for the first time. A registered kernel runs in a child process, any other kernel in this
-        process."""
+        """Checks a kernel for the first time: in a child process if it is registered, otherwise in this process."""
         registered_op, seed = registry.get_op(kernel.op) if kernel.op in registry.ops() else None, self.settings.seed
         if registered_op is self.spec and registry.kernels(kernel.op).get(kernel.name) is kernel:
             return Checkers(self.device)(CheckTask(kernel, case, self.scheme, seed))
         return self.check_here(kernel, case, planted=True)
 
     def _function(self, kernel: Kernel, copies: Sequence[Inputs]) -> Rotation:
-        """Returns a function that runs the kernel on each input set of `copies` in turn. Raises `Failed` if the kernel
-        fails before the timing."""
+        """Returns a function that runs the kernel on each input set in turn. Raises `Failed` on faults before
+        timing."""
         try:
             input_rotation = Rotation(kernel, self.spec, copies)
             if self.device.type == "cuda" and not self.settings.checked:
@@ -278,8 +275,7 @@ class Measurement:
         return limits_for(self.device, self.ceilings) if self.ceilings else None
 
     def _raise_ceilings(self, samples: Samples, cost: Cost) -> None:
-        """Measures the machine's peak rates again, once, if a kernel seems faster than they allow. A busy machine may
-        have lowered the first measurement."""
+        """Measures the peak rates again (once) if a kernel exceeds them; a busy machine may have lowered them."""
         ceilings = self.ceilings
         if self.raised or ceilings is None or ceilings.kind != "measured" or not samples.resolved or samples.fault:
             return

@@ -20,7 +20,7 @@ MAX_WAIT_RATIO = 0.05
 EPYC: 0.001 to 0.01 when quiet, 0.34 to 0.47 with one core busy, 1.0 with both cores busy."""
 MAX_SPREAD = 2.0
 """The highest allowed ratio of the 80th percentile to the 20th.  On that EPYC: 1.05 to 1.7 when quiet, up to 200 with
-both cores busy.  This ratio also shows other guests of the same host, and other work on a GPU; `MAX_WAIT_RATIO` cannot."""
+both cores busy.  It also shows other guests of the same host, and other work on a GPU; `MAX_WAIT_RATIO` cannot."""
 MAX_DRIFT = 1.5
 """The highest allowed ratio, up or down, of the medians of the later and the earlier half: up to 1.4 when quiet."""
 FEWEST = 0.25
@@ -76,8 +76,7 @@ def few(samples: int, room: int) -> str:
 def why_noisy(seconds: Sequence[float], waiting: float | None) -> str:
     """Returns one sentence if the samples are too noisy, else an empty text.  The samples are in time order.
 
-    `waiting` is the time that the threads waited for a processor, divided by their run time, or None if unknown.
-    Without samples, only `waiting` decides."""
+    `waiting` is the threads' wait for a processor divided by run time, or None.  Without samples, it alone decides."""
     if waiting is not None and waiting > MAX_WAIT_RATIO:
         return f"other processes were running: for each second of work, the threads waited {waiting:.2f} s for a core"
     if not len(seconds):
@@ -124,9 +123,9 @@ def why_invalid(
 ) -> str | None:
     """Returns one sentence with the likely cause if a reading is INVALID; None if it is valid.
 
-    The causes are, in this order: a fault that the timer found, a timer that did not advance, a throttled card, a time
-    below that of an empty kernel, a timer that is too coarse (`UNRESOLVED: ...`), a rate above `limits`.  An argument
-    that is None is not checked."""
+    The causes are, in this order: a fault that the timer found, a stopped timer, a throttled card, a time below that of
+    an empty kernel, a timer too coarse (`UNRESOLVED: ...`), a rate above `limits`.  An argument of None is not
+    checked."""
     median_s, method, floor_s = samples.median_s, samples.method, samples.launch_floor_s
     if samples.fault:
         return samples.fault

@@ -45,8 +45,7 @@ class Checkers:
     With the process pool `emulators`, kernels with compiled code run in the emulator.  A check ends after `limit_s`
     seconds (by default the pool's limit), or when the event `over` is set.
 
-    A kernel may refuse an optional argument with a `ValueError`.  Then later checks of this kernel with random input
-    cases leave out the argument."""
+    If a kernel refuses an optional argument (`ValueError`), its later checks on random cases omit this argument."""
 
     def __init__(self, device: torch.device, emulators: Pool | None = None, limit_s: float | None = None):
         self.device, self.over, self._emulators, self._limit_s = device, threading.Event(), emulators, limit_s
@@ -158,8 +157,7 @@ class Outside(Runner):
         return {"checked_by": "none"} if self._child.ended else cast("dict[str, Any]", self._ask("seen"))
 
     def _ask(self, name: str, *arguments: object) -> object:
-        """Calls a method of the `Runner` in the child process. Raises the errors of the child here, and `Failed` if no
-        answer comes."""
+        """Calls a method of the `Runner` in a child process. Raises its errors, and `Failed` if no answer comes."""
         try:
             request = {"call": name, "arguments": written(arguments, self._file)}
         except OSError as full:

@@ -116,15 +116,13 @@ class FarPages(Far):
 
 
 def _gap(cache: torch.Tensor) -> int:
-    """Returns how many unused pages a check puts after the first page of `cache`.  The other pages then lie more than
-    2**31 elements behind the first."""
+    """Returns how many unused pages after the first page put the others of `cache` over 2**31 elements behind it."""
     return FAR_STRIDE // cache[0].numel() + 1
 
 
 def far_slots(slots: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
-    """Converts positions of tokens (slots) in a paged KV cache.  The new positions belong to a copy that has many
-    unused pages after the first page.  So the copy needs 64-bit offsets.  `cache`, `[pages, page size, ...]`, is the
-    original cache."""
+    """Converts token positions (slots) in a paged KV cache.  The new positions belong to a copy with many unused pages
+    after the first page.  So the copy needs 64-bit offsets.  `cache`, `[pages, page size, ...]`, is the original."""
     return slots + (slots >= cache.shape[1]) * (_gap(cache) * cache.shape[1])
 
 
@@ -223,8 +221,7 @@ def _allocate(
 
 
 def _single(strides: tuple[int, ...]) -> tuple[int | slice, ...]:
-    """Returns an index that selects each stored element once. It is 0 in dimensions with stride 0, and a full slice in
-    the others."""
+    """Returns an index that selects each stored element once: 0 in dimensions of stride 0, a full slice in others."""
     return tuple(0 if stride == 0 else slice(None) for stride in strides)
 
 
@@ -261,9 +258,8 @@ def _far_strides(shape: tuple[int, ...], order: list[int], inside: bool, place: 
     """Returns strides, in elements, that put the rows of a tensor very far apart.  The distance is up to 2**31
     elements, which tests 64-bit offsets.  Returns [] if `shape` does not allow this.
 
-    `order` lists the dimensions, smallest stride first.  One dimension gets the huge stride.  Normally this is the
-    outermost dimension with at least three rows.  With `inside`, it is another dimension; the search begins at number
-    `place` of the others."""
+    `order` lists the dimensions, smallest stride first.  Normally the outermost dimension with at least three rows gets
+    the huge stride.  With `inside`, another dimension gets it; the search begins at number `place` of the others."""
     outer_dims = [dim for dim in order[1:] if shape[dim] > 1]
     outer_dim = next((dim for dim in reversed(outer_dims) if shape[dim] > 2), outer_dims[-1] if outer_dims else None)
     other_dims = [dim for dim in outer_dims if dim != outer_dim]
@@ -357,8 +353,7 @@ def _is_poison(output: torch.Tensor) -> bool:
 
 
 def kept_names(spec: OpSpec, inputs: Inputs) -> frozenset[str]:
-    """Returns the names of the inputs that are weights.  A kernel may compute something from a weight, and use it again
-    in later calls."""
+    """Returns the names of weight inputs.  A kernel may compute something from a weight and reuse it in later calls."""
     companion_names = spec.prepared_with
     return frozenset(name for name in inputs if name in (spec.prepared, *companion_names, "weight"))
 

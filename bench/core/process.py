@@ -167,8 +167,7 @@ class Child:
         """Sends a request, and returns the answer.
 
         Raises `ChildFailed` if no answer comes within `limit_s` seconds (a start may take `START_LIMIT_S` more), if the
-        child ends, or if `hangs` returns True.  `hangs` is called every second.  The error also ends the child and all
-        processes that it started."""
+        child ends, or if `hangs`, called every second, returns True.  The error ends the child and its descendants."""
         self._send(request, hangs)
         return json.loads(self._line(limit_s, hangs))
 

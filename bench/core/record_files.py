@@ -34,8 +34,7 @@ def write(path: Path, *records: Record) -> None:
 
 
 def read(path: Path, deep: bool = False) -> list[Record]:
-    """Returns all records of a file, or of the `*.jsonl` files of a folder, sorted by path.  With `deep`, includes
-    subfolders.
+    """Returns all records of a file, or of a folder's `*.jsonl` files sorted by path.  `deep` includes subfolders.
 
     Raises `ValueError` with file and line on a truncated or unreadable record, and if the path does not exist."""
     path = Path(path)
@@ -68,8 +67,7 @@ def _read_file(path: Path) -> Iterator[Record]:
 class RunWriter:
     """Writes the records of a run to its own file, `<folder>/<run_id>.jsonl`.  So two git branches merge easily.
 
-    With `part`, the file is `<run_id><part>.jsonl`.  Such a file may also hold records with longer run ids, such as
-    `<run_id>-first-0A`."""
+    With `part`, the file is `<run_id><part>.jsonl`.  It may also hold longer run ids, such as `<run_id>-first-0A`."""
 
     def __init__(self, folder: Path, run_id: str | None = None, part: str = ""):
         self.run_id, self._part = run_id or new_run_id(), part

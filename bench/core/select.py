@@ -64,14 +64,11 @@ class Selection:
         return list(dict.fromkeys(case for suite in self.suites for case in spec.cases_in(suite)))
 
     def schemes_of(self, spec: OpSpec, default: str | None = None) -> list[Scheme]:
-        """Returns the schemes (number formats) to use for an op: the user's choice, without the schemes that the op
-        lacks.
+        """Returns the schemes (number formats) to use for an op: the user's choice, without schemes that the op lacks.
 
-        If the user chose no scheme, the result is the scheme `default`.  If `default` is None, the result is all
-        schemes of the op.
+        If the user chose no scheme, the result is `default`.  If `default` is None, it is all schemes of the op.
 
-        An op may lack `default`.  Then the result is empty.  Only if the user selected this op alone, the result is the
-        op's first scheme."""
+        If the op lacks `default`, the result is empty, or the op's first scheme if the user selected this op alone."""
         names = self.schemes or ((default,) if default else spec.schemes)
         if not self.schemes and len(self.kernels) == 1 and not {*names} & {*spec.schemes}:
             names = spec.schemes[:1]

@@ -33,9 +33,8 @@ def time_together(
 ) -> tuple[dict[str, Samples], dict[str, Failed], JsonObject | None]:
     """Times the kernels in `ready` in turn.  Returns the samples, the errors of failed kernels, and the GPU's clocks.
 
-    The time budget is in seconds per kernel, and doubles if samples are noisy.  With `settings.paired`, noise does not
-    lengthen the timing.  If a kernel fails, each kernel is timed alone to find it.  Then the others are timed
-    together."""
+    The time budget, in seconds per kernel, doubles if samples are noisy.  With `settings.paired`, noise does not
+    lengthen the timing.  If a kernel fails, each is timed alone to find it.  Then the others are timed together."""
     if not ready:
         return {}, {}, None
     device = torch.device(settings.device)
@@ -78,8 +77,7 @@ def _together_or_alone(
 
 
 def watched(device: torch.device) -> AbstractContextManager[ClockWatch | None]:
-    """Returns a context manager that yields the `ClockWatch` of a GPU, or None on a CPU.  If no SM clock is readable,
-    the `ClockWatch` keeps the error."""
+    """Returns a context with a GPU's `ClockWatch` (on a CPU: None).  If no SM clock is readable, the watch says why."""
     if device.type != "cuda":
         return nullcontext()
     from rooflab.bench.core.timers.card import ClockWatch
@@ -97,8 +95,7 @@ def observe(timed: Mapping[str, Rotation], device: torch.device) -> tuple[dict[s
     """Runs each timed kernel under a profiler on a GPU.  Returns each kernel's peak memory and the work that the device
     ran (kernels, copies, fills), and the errors of failed kernels.
 
-    Does nothing on a CPU.  Call it only after the timing, because a profiler may slow all later launches of the
-    process."""
+    Does nothing on a CPU.  Call it only after timing, because a profiler may slow all later launches of the process."""
     fields_by_name: dict[str, dict[str, Any]] = {}
     failed_kernels: dict[str, Failed] = {}
     if device.type == "cpu":

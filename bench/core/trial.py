@@ -81,8 +81,7 @@ DEFAULT_LAYOUT = Layout()
 class Runner:
     """Runs one kernel for a check.  A runner knows the inputs, but neither the random seed nor the expected outputs.
 
-    The methods raise `Failed` on the kernel's faults.  The class `Outside` has the same methods; it uses a `Runner` in
-    another process."""
+    Methods raise `Failed` on the kernel's faults.  `Outside` has the same methods for a `Runner` in another process."""
 
     def __init__(self, kernel: Kernel, spec: OpSpec, scheme: Scheme, device: torch.device):
         self.kernel, self.spec, self.scheme, self.device = kernel, spec, scheme, device
@@ -131,9 +130,8 @@ class Runner:
     def run(self, name: str, layout: Layout = DEFAULT_LAYOUT) -> Outputs:
         """Runs the kernel once on guarded copies of the inputs that are stored under `name`.  Returns the outputs.
 
-        Raises `LayoutRefused` if the kernel refuses the memory layout, and `Failed` on any other fault.  A change of an
-        earlier call's output is also a fault.  The status is INVALID if the kernel replaced a function of the
-        benchmark."""
+        Raises `LayoutRefused` if the kernel refuses the memory layout, and `Failed` on any other fault, such as a
+        changed output of an earlier call.  The status is INVALID if the kernel replaced a function of the benchmark."""
         if layout.same_memory and (self.spec.mutates or self.free):
             self.settle()  # this run's inputs use the memory of the last call's outputs again
         with (
@@ -153,8 +151,7 @@ class Runner:
         return output_values
 
     def _run(self, inputs: Inputs, packed: object, layout: Layout) -> tuple[Outputs, Outputs]:
-        """Runs the kernel. Returns its outputs, and copies of them. The kernel's own stream makes the copies right
-        after the call."""
+        """Runs the kernel. Returns its outputs, and copies that the kernel's own stream makes right after the call."""
         kernel, spec, device = self.kernel, self.spec, self.device
         if FAR_PAGES in layout.arranged.values():
             slots_name, cache_name = spec.slots[:2]
@@ -204,8 +201,7 @@ class Runner:
         return outputs, output_values
 
     def _called(self, arguments: Inputs, twice: bool) -> object:
-        """Calls the kernel and returns its result. With `twice`, calls it two times, but an interpreted or emulated
-        kernel only once."""
+        """Calls a kernel and returns its result. With `twice`, calls it twice unless it is interpreted or emulated."""
         accepted_arguments = {name: value for name, value in arguments.items() if name in self.kernel.accepted}
         if twice and self.by in ("gpu", "torch", "cpu"):
             self.kernel.fn(**accepted_arguments)
@@ -213,12 +209,10 @@ class Runner:
 
     @contextmanager
     def _errors_of_the_kernel(self, inputs: Inputs, may_refuse: bool) -> Iterator[None]:
-        """Turns an exception of the kernel or the device into `Failed`.  With `may_refuse`, a `ValueError` becomes
-        `LayoutRefused`.
+        """Turns errors of a kernel or a device into `Failed`.  With `may_refuse`, `ValueError` becomes `LayoutRefused`.
 
         If a `ValueError` names an optional argument, the kernel does not support it, and the status is UNSUPPORTED.  A
-        `ValueError` from `reference/contract.py` never has this status, because it concerns values that the kernel
-        computed."""
+        `ValueError` from `reference/contract.py` never has this status, because it concerns computed values."""
         try:
             yield
         except Failed.errors() as error:
@@ -250,9 +244,8 @@ class Runner:
         return "gpu" if self.device.type == "cuda" else "cpu" if self.kernel.backend == "cpp" else "torch"
 
     def seen(self) -> dict[str, Any]:
-        """Returns facts about the runs of the kernel, as fields of `CheckResult`.  `checked_by` says whether a GPU,
-        CPU, torch or an interpreter executed the kernel.  A kernel in the emulator also has the data races found and
-        the bytes moved."""
+        """Returns facts about the kernel's runs, as fields of `CheckResult`.  `checked_by` says whether a GPU, CPU,
+        torch or an interpreter ran it.  An emulated kernel also has the data races found and the bytes moved."""
         return {"checked_by": self.by}
 
     def around(self) -> AbstractContextManager[object]:
@@ -262,8 +255,7 @@ class Runner:
 
 
 def _guarded(inputs: Inputs, arranged: Mapping[str, Arrangement], guards: dict[str, Guarded]) -> dict[str, Guarded]:
-    """Copies all input tensors into larger buffers, whose other elements are NaN, and returns the copies.  `arranged`
-    gives the memory layout of some inputs.
+    """Returns copies of the input tensors inside larger buffers of NaN.  `arranged` gives the layout of some inputs.
 
     `guards` stores the copies.  An input with the same name and shape reuses its stored copy.  With `arranged`, the
     copies of small inputs of one dtype share one storage."""
@@ -328,8 +320,7 @@ _cuda: Any = torch.cuda
 
 @contextmanager
 def queued(device: torch.device, inputs: Iterable[Guarded], alone: bool) -> Iterator[None]:
-    """Prepares a call of a kernel, to detect a kernel that does not wait for its inputs.  First waits until the GPU is
-    idle.
+    """Prepares a kernel call, to detect a kernel that does not wait for its inputs.  First waits until the GPU is idle.
 
     Then fills the float inputs with NaN on the current stream, pauses, and restores them.  A kernel that does not wait
     reads NaN.  With `alone`, does not change the inputs."""

@@ -58,8 +58,7 @@ class Look:
         return self._rounded(data, layout)
 
     def _run(self, data: CheckData, layout: Layout) -> Outputs:
-        """Runs the kernel again and returns its outputs. Returns an empty tuple if the kernel fails or refuses the
-        layout."""
+        """Runs the kernel again and returns its outputs, or an empty tuple if it fails or refuses the layout."""
         try:
             return self.runner.run(data.name, layout)
         except (Failed, LayoutRefused):
@@ -81,8 +80,7 @@ class Look:
             return False, ()
 
     def _unwritten(self, read: Outputs, data: CheckData, layout: Layout, before: bool) -> bool:
-        """Tells whether the kernel returned memory that it did not write. Such outputs hold older contents of the
-        memory."""
+        """Tells whether the kernel returned memory that it did not write. Such outputs hold older contents."""
         is_stale = bool(layout.stale) and _same(read, layout.stale)
         if not is_stale and (not never_written(read) or layout.arranged):
             return False
@@ -97,8 +95,7 @@ class Look:
         return bool(second_outputs) and not _same(second_outputs, read)
 
     def _kept(self, read: Outputs, data: CheckData, layout: Layout, answers: Sequence[Earlier]) -> str:
-        """Explains a wrong output that the kernel kept from an earlier call, or returns "". `read` is the wrong output.
-        `answers` lists the earlier calls."""
+        """Explains the wrong output `read` that the kernel kept from an earlier call in `answers`, or returns ""."""
         for age, (label, outputs, inputs) in enumerate(reversed(answers)):
             if not _same(read, outputs):
                 continue
@@ -117,8 +114,7 @@ class Look:
         return ""
 
     def _far(self, data: CheckData, layout: Layout) -> str:
-        """Names the tensors whose far rows (beyond 32-bit offsets) the kernel does not reach. Returns "" if the kernel
-        is wrong on near rows too."""
+        """Names tensors whose rows beyond 32-bit offsets the kernel misses, or returns "" if near rows are wrong."""
         plain_layout = replace(layout, arranged={}, out=None, forms=())
         far_layouts = {name: replace(plain_layout, arranged={name: kind}) for name, kind in layout.arranged.items()}
         if FAR_PAGES in layout.arranged.values():  # one slot reaches all of them
@@ -130,9 +126,8 @@ class Look:
         return f"it reaches rows of {' and '.join(wrong_names)} by offsets of 32 bits: near rows come out right"
 
     def _rounded(self, data: CheckData, layout: Layout) -> str:
-        """Tests whether an fp32 kernel computes in a shorter format, such as bf16.  For this, it rounds the inputs to
-        the shorter format, and runs the kernel on them.  If the result is then right, returns a text that names the
-        format.  Otherwise returns ""."""
+        """Tests whether an fp32 kernel computes in a shorter format, such as bf16.  Rounds the inputs to this format,
+        and runs the kernel.  If the result is then right, returns a text that names the format, otherwise ""."""
         float_inputs = [v for v in data.inputs.values() if isinstance(v, torch.Tensor) and v.dtype == torch.float32]
         if data.scheme.name != "fp32" or not float_inputs:
             return ""

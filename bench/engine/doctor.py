@@ -37,8 +37,7 @@ MAX_GAP = 0.01
 
 
 def understood(model: str) -> list[dict[str, Any]]:
-    """Returns a row for each fact that the engine understood from a model's files.  Raises `ValueError` if the engine
-    refuses the model."""
+    """Returns a row for each fact that the engine read from a model's files. Raises `ValueError` on a refused model."""
     model_path = path_of(model)
     checkpoint, tokenizer = open_checkpoint(model_path), Tokenizer(model_path)
     ends_by_source = {"the tokenizer": tokenizer.eos_token_id, **checkpoint.ends()}
@@ -55,10 +54,9 @@ def understood(model: str) -> list[dict[str, Any]]:
 
 
 def differences(model: str) -> Iterator[dict[str, Any]]:
-    """Compares the engine with transformers, and yields two rows.  The first row compares the token ids of `TEXTS`.
-
-    The second row compares the log-probabilities of the likeliest next tokens, for two prompts.  Raises `ValueError` if
-    transformers cannot load the files."""
+    """Compares the engine with transformers, and yields two rows: one for the token ids of `TEXTS`, one for the
+    log-probabilities of the likeliest next tokens of two prompts.  Raises `ValueError` if transformers cannot load the
+    files."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -86,8 +84,7 @@ def differences(model: str) -> Iterator[dict[str, Any]]:
 
 @torch.inference_mode()
 def _gap(llm: LLM, other: Any, prompt: list[int]) -> float:
-    """Compares the engine's next-token log-probabilities with those of another model. Returns the largest difference
-    over the engine's likeliest tokens."""
+    """Returns the largest difference in likely next tokens' log-probabilities between the engine and another model."""
     answer = llm.generate([prompt], SamplingParams(max_tokens=1, logprobs=LOGPROB_COUNT, ignore_eos=True))[0].outputs[0]
     assert answer.logprobs is not None, "they were asked for"
     hf_logprobs = other(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)

@@ -27,9 +27,8 @@ ColumnByField = Mapping[str, tuple[str, float]]
 
 
 def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
-    """Reads a CSV file, and returns a record for each row.  Each text in `columns` maps a record's field to a column:
-    `op=Name` fills the field `op` from the column `Name`.  Skips rows with sizes that the op does not accept.  Raises
-    `ValueError` if a row lacks a cell."""
+    """Reads a record from each row of a CSV file.  Each text in `columns` maps a field to a column: `op=Name` fills
+    `op` from the column `Name`.  Skips rows whose sizes the op refuses.  Raises `ValueError` if a row lacks a cell."""
     csv_text, column_by_field = files.read_text(path), places_of(columns)
     result_file = files.ResultFile("csv", files.file_time(path), csv_text + str(columns), {})
     csv_rows = csv.DictReader(StringIO(csv_text))
@@ -57,8 +56,7 @@ def places_of(columns: Sequence[str]) -> ColumnByField:
 
 
 def _add(path: Path, source: files.ResultFile, where: str, row: Mapping[str, Any], places: ColumnByField) -> None:
-    """Adds one table row as a record. Skips a row whose sizes Rooflab's op of the same name does not accept. Raises
-    `ValueError` for a missing value."""
+    """Adds a table row as a record. Skips a row if its op refuses the sizes. Raises `ValueError` on a missing value."""
     cells: dict[str, Any] = {}
     for field, (column_name, unit_factor) in places.items():
         cell = column_name[1:] if column_name.startswith("=") else row.get(column_name)

@@ -164,11 +164,9 @@ _ESCAPE_TABLE = str.maketrans({"%": "%25", ",": "%2C", "=": "%3D"})
 
 
 def make_case(values: Mapping[str, Any]) -> Case:
-    """Returns another tool's parameters as a case (names and values).  In values, `,`, `=`, `%` become `%2C`, `%3D`,
-    `%25`.
+    """Returns a tool's parameters as a case (names and values).  In values, `,`, `=`, `%` become `%2C`, `%3D`, `%25`.
 
-    This keeps the case's text parsable.  Characters that a name cannot have become `_`.  If two names are then equal,
-    the later one gets a `_` at the end."""
+    This keeps the text parsable.  Characters that a name cannot have become `_`.  A repeated name gets a final `_`."""
     case_params: dict[str, Scalar] = {}
     for param_name, param_value in values.items():
         new_name = re.sub(r"\W", "_", param_name) or "_"

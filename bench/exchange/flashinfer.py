@@ -149,14 +149,12 @@ class Definition:
 
     @property
     def scheme(self) -> str | None:
-        """Returns Rooflab's name of the definition's float dtype.  Returns None if it has several, or if Rooflab has no
-        name for it."""
+        """Returns Rooflab's name of the definition's float dtype, or None for several dtypes or an unknown dtype."""
         name_by_dtype = {str(dtype).removeprefix("torch."): name for dtype, name in DTYPE_NAMES.items()}
         return name_by_dtype.get(self._dtypes[0]) if len(self._dtypes) == 1 else None
 
     def case(self, axes: Mapping[str, int]) -> Case:
-        """Returns the case (names and sizes) of one call of the kernel.  `axes` maps names of axes to their lengths in
-        the call.
+        """Returns the case (names and sizes) of one call of the kernel.  `axes` maps names of axes to their lengths.
 
         A gemm, or a norm with a constant epsilon, gets Rooflab's names of sizes, such as M, N and K.  Any other kernel
         gets the definition's name and `axes`."""
@@ -174,8 +172,7 @@ class Definition:
         return files.make_case({"definition": self.name, **axes})
 
     def row(self, traces: int) -> dict[str, Any]:
-        """Returns the definition as a table row: its name, type, number of traces and Rooflab op.  If it has no op, the
-        row says why."""
+        """Returns the definition's table row: its name, type, number of traces and Rooflab op, or why it has no op."""
         op, no_op_reason = self.op
         summary_row = {"definition": self.name, "op_type": self.op_type, "op": op, "scheme": self.scheme}
         return summary_row | {"traces": traces, "reason": no_op_reason}

@@ -96,8 +96,7 @@ def read_published(paths: Sequence[Path]) -> Published:
 
 
 def _described(path: Path) -> tuple[Mapping[str, Any], Iterator[tuple[str, bytes]]]:
-    """Finds the description of a data source by its path. Returns the description, and the names and contents of the
-    files to read."""
+    """Returns the description of the data source at a path, and the names and contents of the files to read."""
     if path.suffix == ".toml" and path.is_file():
         description = _description(path)
         return description, _inside(path.parent, description["files"])
@@ -139,8 +138,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _inside(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
-    """Yields the name and the content of each file in a folder or a wheel that fits `pattern`. Raises `ValueError` if
-    the wheel cannot be opened."""
+    """Yields name and content of files in a folder or wheel that fit `pattern`. Raises `ValueError` on a bad wheel."""
     if path.is_dir():
         for data_file in sorted(path.rglob("*")):
             if data_file.is_file() and _matches(file_name := data_file.relative_to(path).as_posix(), pattern):
@@ -305,8 +303,7 @@ def _checked(table: Table, rows: pd.DataFrame, columns: list[str], unit: str) ->
 
 def selected(published: Published) -> list[Placed]:
     """Returns the tables of published kernel times that the repository keeps.  A TOML file describes each source of
-    times, and marks the tables to keep.  If a table exists for several versions of a library, keeps only the newest
-    version."""
+    times, and marks the tables to keep.  If several versions of a library have tables, only the newest is kept."""
     newest_versions: dict[tuple[str, ...], Version] = {}
     versioned_tables = [
         (_library(each.table), parse(each.table.version), each) for each in published.placed if each.selected

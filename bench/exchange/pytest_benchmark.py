@@ -267,8 +267,7 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
 
 
 def _by_name(records: Sequence[Record]) -> dict[str, Record]:
-    """Chooses one record for each benchmark name: the newest. From a run that timed several configs, it chooses the
-    fastest config."""
+    """Chooses the newest record for each benchmark name. From a run with several configs, it chooses the fastest."""
     newest_by_name: dict[str, Record] = {}
     for record in sorted(records, key=lambda record: record.timestamp):
         name = _names(record)["fullname"]
@@ -280,8 +279,7 @@ def _by_name(records: Sequence[Record]) -> dict[str, Record]:
 
 
 def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Describes the machine with the keys of pytest-benchmark and of Rooflab. `node` holds the machine key, not the
-    host name."""
+    """Describes a machine with keys of pytest-benchmark and Rooflab. `node` is the machine key, not the host name."""
     os_name, _, machine_name = str(environment.get("os") or "").partition(" ")
     return {
         "node": environment.get("machine_key"),
@@ -300,8 +298,7 @@ def _machine(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stats(samples: Sequence[float]) -> dict[str, Any]:
-    """Returns the statistics of the samples, in seconds, with pytest-benchmark's names. The samples keep their
-    order."""
+    """Returns the statistics of samples in seconds, with pytest-benchmark's names. The samples keep their order."""
     stats = Stats()
     for sample_s in samples:
         stats.update(sample_s)
@@ -309,8 +306,7 @@ def _stats(samples: Sequence[float]) -> dict[str, Any]:
 
 
 def _names(record: Record) -> dict[str, Any]:
-    """Returns the names of a benchmark for pytest-benchmark. They come from the imported file, or else from the
-    record's kernel and case."""
+    """Returns a benchmark's names for pytest-benchmark, from the imported file or else the record's kernel and case."""
     imported_names = (record.environment.get("imported") or {}).get("benchmark")
     if imported_names:
         return {field_name: imported_names[field_name] for field_name in NAME_KEYS}

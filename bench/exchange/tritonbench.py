@@ -140,8 +140,7 @@ def _add(reading: _Cells, source: files.ResultFile) -> None:
 
 
 def _status(metrics: Mapping[str, float], words: Mapping[str, str]) -> tuple[Status, str]:
-    """Returns the status of a result, and the reason. tritonbench writes an error message in place of the first
-    metric."""
+    """Returns a result's status and the reason. tritonbench writes an error message in place of the first metric."""
     error_text = words.get("error_msg") or words.get("latency") or ("" if metrics else next(iter(words.values()), ""))
     if error_text:
         memory_match = re.search(r"out of memory|\bOOM\b", error_text, re.IGNORECASE)

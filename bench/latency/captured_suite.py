@@ -1,5 +1,4 @@
-"""Watches a running program, and records each call that a Rooflab op could compute.  The result is a suite: a file of
-the calls' shapes, counts and times.
+"""Records each call of a program that a Rooflab op could compute, in a suite: a file of shapes, counts and times.
 
 It watches known modules of transformers and vLLM (`_MODULES`), and torch's matrix products, attention and embedding
 elsewhere.  On a GPU, two events give the time of a call.  Only eager code is counted, because a CUDA graph calls no
@@ -63,9 +62,8 @@ class Tally:
 
 
 class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts and times the calls of a running program, in a `with` block.  By itself, it records torch's operators,
-    such as matrix products.  The function `capturing` also records modules of transformers and vLLM that Rooflab knows,
-    each as one call."""
+    """Counts and times a running program's calls in a `with` block.  By itself, it records torch's operators, such as
+    matrix products.  The function `capturing` also records known modules of transformers and vLLM, each as one call."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -88,8 +86,7 @@ class Captured(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def explained(self) -> float:
         """Returns the share of the model's time in calls that Rooflab's ops could compute, and so explain.
 
-        The model's time is the sum over all torch operators and known modules.  Python's own time between these calls
-        is not included."""
+        The model's time is the sum over all torch operators and known modules, without Python's time between them."""
         return sum(self.model.seconds.values()) / self.model.total_s if self.model.total_s else 0.0
 
     def add(self, key: Key | None, begin: TimeMark, end: TimeMark) -> None:
@@ -232,8 +229,7 @@ _MODULES = {"RMSNorm": _norm, "SiluAndMul": _gated}
 
 
 def run_program(command: Sequence[str]) -> Captured:
-    """Runs a Python program in this process and watches it.  `command` is `python app.py ...` or `python -m module
-    ...`.
+    """Runs and watches a Python program in this process.  `command` is `python app.py ...` or `python -m module ...`.
 
     Raises `ValueError` on any other command, and if the program fails.  The program's exit does not end this process.
     """

@@ -99,8 +99,7 @@ def _sequence(number: int, prompt: Prompt, arrival_s: float) -> Sequence:
 def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: float = 0.0) -> Trace:
     """Simulates a load and returns its trace.  A step's tokens reach the client `delay_s` seconds after the step.
 
-    Raises `ValueError` if the plan has text prompts, or if the KV cache cannot hold a request.  Text prompts have no
-    token counts here."""
+    Raises `ValueError` if the KV cache cannot hold a request, or on text prompts, because they have no token counts."""
     if plan.data.ids is None:
         raise ValueError("plan: expected token ids of drawn lengths on the clock")
     is_closed_loop = plan.arrivals is None

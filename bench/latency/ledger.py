@@ -115,8 +115,7 @@ class Ledger:
 
     @property
     def residual(self) -> float:
-        """Returns the share of the step's time that the ops and the host do not explain: `(step - ops - host + timers)
-        / step`.
+        """Returns the share of a step's time that ops and host do not explain: `(step - ops - host + timers) / step`.
 
         The step was measured without timers, the ops and the host with timers.  So the timers' cost is added.  The
         residual of one step is 0; for medians of many steps it may not be 0."""
@@ -169,8 +168,7 @@ def from_kernels(model: KernelTimes, kind: StepKind, batch: int, context: int) -
 
 
 def measured(llm: LLM, kind: StepKind, batch: int, context: int, steps: int = 16) -> Ledger:
-    """Measures the time of each op in an engine step on this machine.  Returns the times as a `Ledger`, with medians of
-    `steps` steps.
+    """Measures each op's time in an engine step on this machine.  Returns a `Ledger` with medians of `steps` steps.
 
     In a decode step, `batch` sequences of `context` tokens decode.  In a prefill step, one prompt of `context` tokens
     is computed, and `batch` is 1.  Raises `ValueError` on sizes that no step of the engine has."""

@@ -73,8 +73,7 @@ _OPS_BY_KIND = {"products": {"gemm"}, "attention": {"flash_attention", "paged_at
 class KernelTimes:
     """Models an engine step's time as the sum of its kernels' times and the host's time.
 
-    A kernel's time is published (`roofline/step_times.py`), or a roofline bound.  Times between two grid sizes are
-    interpolated linearly.
+    A kernel's time is published (`roofline/step_times.py`) or a roofline bound, interpolated linearly between sizes.
 
     - The output head and sampling depend on the number of sampled tokens.
     - Attention in decode depends on the number of sequences and their mean context.
@@ -172,11 +171,10 @@ def _sum(ops: Iterable[OpTime], sites: Container[str]) -> float:
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Models a step's time as a linear function of its sizes, fitted to the measured steps of a run.
+    """Models a step's time as a linear function of its sizes, fitted to a run's steps with coefficients of at least 0.
 
     The sizes are tokens (piecewise linear), keys of decoding sequences, query-key pairs of prompts, and sampled tokens.
-    All coefficients are at least 0.  The fit minimises the squares of relative errors (Lawson and Hanson, "Solving
-    Least Squares Problems", 1974)."""
+    The fit minimises the squares of relative errors (Lawson and Hanson, "Solving Least Squares Problems", 1974)."""
 
     coefficients: tuple[float, ...]
     gap_s: float
@@ -208,8 +206,7 @@ def fitted(steps: Iterable[Mapping[str, Any]]) -> MeasuredSteps:
 
 
 def of_trace(trace: Trace) -> tuple[MeasuredSteps, float]:
-    """Returns a model of the step times in a measured run.  Also returns the median seconds from a step's end until the
-    client has its tokens.
+    """Returns a model of a run's step times, and the median seconds from a step's end until the client has its tokens.
 
     Raises `ValueError` if fewer than 50 steps report how many keys they read."""
     fitted_model = fitted(trace.steps or ())
@@ -220,8 +217,7 @@ def of_trace(trace: Trace) -> tuple[MeasuredSteps, float]:
 
 
 def _features_of(row: Mapping[str, Any]) -> np.ndarray:
-    """Returns the model features of one server step. A drafted token counts as a decoded token and as a sampled
-    token."""
+    """Returns a server step's model features. A drafted token counts as a decoded token and as a sampled token."""
     num_decodes, drafted_tokens = row["num_decodes"], row.get("drafted", 0)
     sampled_tokens = num_decodes + drafted_tokens if drafted_tokens else row["tokens"]
     return _features(

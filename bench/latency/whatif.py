@@ -88,9 +88,8 @@ def _predicted(ledger: Ledger, op: str, before: str, after: str, ratio: float, c
 def swap(llm: LLM, other: LLM, op: str, kernel: Kernel, kind: StepKind, batch: int, context: int) -> PhaseChange | None:
     """Predicts and measures the time of an engine step if `kernel` computes `op`.
 
-    The engine `llm` uses the old kernel, and `other` uses the new one.  The prediction adds the difference of both
-    kernels' times, at the shapes of the step's calls.  A ratio would be worse: for a norm it predicted +13%, but +4%
-    was measured.
+    The engine `llm` uses the old kernel, and `other` the new one.  The prediction adds the difference of both kernels'
+    times, at the step's shapes.  A ratio would be worse: for a norm it predicted +13%, but +4% was measured.
 
     On a GPU, and for matrix products on a CPU, both are timed with an empty cache.  Other ops on a CPU are timed after
     a read of one layer's weights.  Returns None if the step does not call the op."""
@@ -170,8 +169,7 @@ def _behind_weights(calls: Mapping[str, Callable[[], Any]], llm: LLM) -> dict[st
 
 
 def _taken(kernel: Kernel, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the inputs that the kernel accepts. A matrix product gets its weight `b` in the kernel's packed
-    layout."""
+    """Returns the inputs that the kernel accepts. A matrix product gets its weight `b` packed for the kernel."""
     kernel_inputs = {name: input_value for name, input_value in inputs.items() if name in kernel.accepted}
     if kernel.op in MATMUL_OPS:
         other_inputs = {name: input_value for name, input_value in inputs.items() if name != "b"}

@@ -172,8 +172,7 @@ class _AnswerState:
 
 
 def _is_chunk(event: Any) -> bool:
-    """Tells whether a parsed event is a chunk of a streamed answer. Each field must have the right type, be null or be
-    missing."""
+    """Tells whether an event is a chunk of a streamed answer. A field must have the right type, be null or missing."""
 
     def has(where: Any, name: str, kind: type) -> bool:
         return where.get(name) is None or isinstance(where[name], kind)
@@ -201,8 +200,7 @@ def _listed(choice: Mapping[str, Any]) -> int | None:
 
 
 def _message(error_body: Any) -> str:
-    """Returns the message of a server error in OpenAI's format. For another format, returns the beginning of the
-    text."""
+    """Returns the message of a server error in OpenAI's format. For another format, returns the text's beginning."""
     try:
         parsed_body = json.loads(error_body) if isinstance(error_body, str) else error_body
         error = parsed_body.get("error", parsed_body)

@@ -66,8 +66,7 @@ def cause(begin_s: float, end_s: float, steps: Sequence[Mapping[str, Any]]) -> s
     """Returns the cause of a gap between two tokens, from the engine steps in the gap.
 
     If a step preempted a request, the cause is the preemption.  Otherwise the steps are searched for a prefill or a
-    wait for another process.  The step that fills most of the gap comes first, and the first cause found is returned.
-    Returns "unknown" if there is none."""
+    wait for another process, from the step that fills most of the gap on.  Returns "unknown" if none is found."""
 
     def overlap_s(step: Mapping[str, Any]) -> float:
         return min(end_s, float(step["end_s"])) - max(begin_s, float(step["begin_s"]))

@@ -81,8 +81,7 @@ class Endpoint:
     async def send(self, shot: Shot) -> None:
         """Sends the request in `shot` and waits for the end of its answer.  Stores a failure in `shot.error`.
 
-        If no connection is idle, a new connection is opened.  The time to open it counts as latency, because a user
-        would wait for it too."""
+        Opens a connection if none is idle.  The time for this counts as latency, because a user would wait too."""
         shot.sent_s, connection = clock(), None
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -166,8 +165,7 @@ async def _until(due_s: float) -> None:
 async def closed_loop(target: Endpoint, shots: Iterable[Shot], concurrency: int) -> tuple[float, list[Shot]]:
     """Keeps `concurrency` requests in flight.  Returns the loop's start time, and the requests that were sent.
 
-    A new request is sent when an earlier one ends, so a slow server gets fewer requests.  The loop ends early after 20
-    requests in a row without an answer."""
+    When a request ends, a new one is sent.  The loop ends early after 20 requests in a row without an answer."""
     begin_s, request_iter, sent_requests, silent = clock(), iter(shots), list[Shot](), 0
 
     async def user() -> None:

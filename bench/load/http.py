@@ -28,11 +28,9 @@ class Framing:
         self._endless = False
 
     def feed(self, data: bytes) -> bytes:
-        """Parses `data` together with earlier unparsed bytes, and returns the bytes of the body.  Raises `ValueError`
-        if the answer is not HTTP/1.1.
+        """Parses `data` and earlier unparsed bytes into body bytes.  Raises `ValueError` if the answer is not HTTP/1.1.
 
-        Bytes after the end of the answer may belong to another answer.  So after such bytes the connection is not used
-        again."""
+        Bytes after the answer's end may belong to another answer.  After such bytes, the connection is not reused."""
         if self.whole:
             self.keep = False
             return b""
@@ -75,8 +73,7 @@ class Framing:
         self.keep = headers.get("connection", "").lower() != "close" and protocol == "HTTP/1.1" and not self._endless
 
     def _dechunk(self, data: bytes) -> bytes:
-        """Decodes an HTTP body in chunked encoding, and returns the content in `data`. Remembers an incomplete chunk
-        for the next call."""
+        """Decodes a chunked HTTP body and returns the content in `data`. Keeps incomplete chunks for the next call."""
         body = b""
         offset = 0
         while offset < len(data):
@@ -103,8 +100,7 @@ class Framing:
 
 
 def _number(what: str, text: str, base: int) -> int:
-    """Converts a text of digits to a number. Raises `ValueError` for signs, blanks and underscores, which Python's
-    `int` accepts."""
+    """Converts digits to a number. Raises `ValueError` for signs, blanks and underscores, which `int` accepts."""
     if not re.fullmatch("[0-9]{1,15}" if base == 10 else "[0-9a-fA-F]{1,15}", text):
         raise ValueError(f"answer: expected {what}, got {text[:40]!r}")
     return int(text, base)

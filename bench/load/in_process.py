@@ -14,12 +14,10 @@ from rooflab.engine.llm import LLM, SamplingParams
 
 
 def measure(options: Mapping[str, Any], sizes: Mapping[str, int], out: Path | None) -> dict[str, Any]:
-    """Runs one batch of requests that arrive together.  Returns its results, and writes them to the folder `out` if
-    given.
+    """Runs a batch of requests that arrive together.  Returns its results, and writes them to a given folder `out`.
 
-    `sizes` has three values in this order: tokens per prompt, tokens per answer, number of requests.  Its keys are the
-    names of these sizes for error messages.  Raises `ValueError` on a number below 1, or if the model cannot serve
-    these sizes."""
+    `sizes` has three values in this order: tokens per prompt, tokens per answer, number of requests.  Its keys name
+    them in error messages.  Raises `ValueError` on a number below 1, or if the model cannot serve these sizes."""
     for option_name, option_value in sizes.items():
         if option_value < 1:
             raise ValueError(f"{option_name}: expected at least 1, got {option_value}")

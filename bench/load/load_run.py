@@ -160,8 +160,7 @@ async def _warm_up(target: Endpoint, plan: Plan) -> Plan:
 
 
 async def _load(target: Endpoint, plan: Plan) -> tuple[float, list[Shot]]:
-    """Sends the load to the server.  Returns the start time and the sent requests.  All prompts are made before the
-    start."""
+    """Makes all prompts, then sends the load to the server.  Returns the start time and the sent requests."""
     requests = list(islice(plan.shots(plan.seed), plan.num_prompts))
     if plan.arrivals is None:
         begin_s, requests = await closed_loop(target, requests, plan.concurrency)

@@ -42,17 +42,15 @@ class Times:
     """How the numbers of tokens in the chunks are known; `token_steps` defines the words."""
 
     def meets(self, limits: Mapping[str, float]) -> bool:
-        """Returns whether the request meets all `limits` (in ms, by name).  A limit on `itl` applies to each single
-        gap.  A missing value does not meet its limit.  For example, an answer in one chunk has no gap, but its user may
-        have waited long."""
+        """Returns whether the request meets all `limits` (in ms, by name).  A limit on `itl` applies to each gap.  A
+        missing value does not meet its limit: an answer in one chunk has no gap, but its user may have waited long."""
         ms_by_metric = {"ttft": self.ttft_ms, "tpot": self.tpot_ms, "e2e": self.e2e_ms}
         ms_by_metric["itl"] = float(self.itl_ms.max()) if len(self.itl_ms) else None
         return all((value := ms_by_metric[name]) is not None and value <= limit_ms for name, limit_ms in limits.items())
 
 
 def token_steps(request: Request) -> tuple[list[list[tuple[float, float]]], str]:
-    """Returns a list of `(time_s, tokens)` for each answer of the request.  Also returns a word that tells how the
-    number of tokens in each chunk is known:
+    """Returns a list of `(time_s, tokens)` for each answer, and a word that tells how the chunks' tokens are counted:
 
     - `said`: each chunk gives its number of tokens, by token ids, log-probabilities or a running total.
     - `one each`: each chunk has one token, because the server's total equals the number of chunks.

@@ -32,8 +32,7 @@ def time_kernel(checked: Checked, cost: Cost | None = None, *, budget_s: float, 
 
 
 def extra_info(record: Record, cost: Cost | None) -> dict[str, Any]:
-    """Returns JSON values that pytest-benchmark stores next to its statistics.  `record.unpack_samples` reads the value
-    `samples`.
+    """Returns JSON values that pytest-benchmark stores beside its statistics.  `record.unpack_samples` reads `samples`.
 
     An A/B comparison needs only these values: every sample in time order, the method, the machine, and the clocks."""
     environment = record.environment

@@ -106,8 +106,7 @@ class Replay:
         self._ends = list(reversed(durations))
 
     def __call__(self) -> float:
-        """Returns 0 at the start of a round, and the stored duration in seconds at its end. Returns the real clock if
-        no duration is stored."""
+        """Returns 0 at a round's start and the stored seconds at its end, or the real clock if no time is stored."""
         if not self._ends:
             return time.perf_counter()
         self._inside = not self._inside
@@ -126,9 +125,8 @@ smaller changes.
 
 
 class QuietCheck:
-    """Wraps a check of `--benchmark-compare-fail` and ignores failures that noise explains.  It ignores a failure if
-    the measured time or its baseline is NOISY.  On a CPU, it also ignores small slowdowns, because two processes differ
-    even with equal code."""
+    """Wraps a check of `--benchmark-compare-fail`, and ignores a failure if the measured time or its baseline is NOISY.
+    On a CPU, it also ignores small slowdowns, because two processes differ even with equal code."""
 
     def __init__(self, check: Any, noisy: set[tuple[str, str]], lines: list[str]) -> None:
         self.check, self.noisy, self.lines, self.compared = check, noisy, lines, 0
@@ -232,12 +230,10 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
     ordinary pytest-benchmark result, with raw samples in `extra_info`.  `cost`, a `rooflab.roofline.model.Cost`, adds
     FLOP/s, bytes/s and the fraction of the roofline.
 
-    The keyword argument `afterwards` is a function for a further check.  It is called after timing, and returns None or
-    an error text.
+    The keyword argument `afterwards` is a further check after timing: a function that returns None or an error text.
 
-    `max_time` and `min_rounds` of `pytest.mark.benchmark` limit the measurement.  Without them, `--benchmark-max-time`
-    and `--benchmark-min-rounds` do.  If pytest-benchmark is disabled (xdist, `--benchmark-disable`), `fn` is only
-    checked.
+    `max_time` and `min_rounds` of `pytest.mark.benchmark` limit the timing.  Otherwise `--benchmark-max-time` and
+    `--benchmark-min-rounds` do.  If pytest-benchmark is disabled (xdist, `--benchmark-disable`), `fn` is only checked.
 
     A measurement is NOISY if the machine was busy.  The test then passes, and `--benchmark-compare-fail` ignores the
     measurement.
@@ -293,8 +289,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
 
 @pytest.fixture
 def emulated() -> Iterator[Emulation]:
-    """Runs every Triton kernel of the test in an emulator of an H100, with CPU tensors.  The fixture's value lists the
-    kernel launches.
+    """Runs all Triton kernels of a test in an emulated H100, with CPU tensors.  The fixture's value lists the launches.
 
     The test fails on an access out of bounds, a read of unwritten memory, an endless kernel, or a race.  Triton's
     interpreter (`TRITON_INTERPRET`) must be off."""
@@ -324,8 +319,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 def _by_fn(benchmark: Any, action: Callable[..., Any], *values: Any, **named: Any) -> Any:
-    """Calls `action`, which runs the user's function `fn`. Fails the test if `fn` calls `pytest.skip` or
-    `pytest.xfail`."""
+    """Calls `action`, which runs the user's `fn`. Fails the test if `fn` calls `pytest.skip` or `pytest.xfail`."""
     try:
         return action(*values, **named)
     except (pytest.skip.Exception, pytest.xfail.Exception) as left:
@@ -349,8 +343,7 @@ def _by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., 
 
 
 def _fail(benchmark: Any, fault: str) -> NoReturn:
-    """Fails the test with the message `fault`.  First raises an error inside `benchmark.pedantic`, so that
-    pytest-benchmark saves no result."""
+    """Fails the test with the message `fault`. First raises an error in `benchmark.pedantic`, so no result is saved."""
 
     def wrong() -> NoReturn:
         raise AssertionError(fault)

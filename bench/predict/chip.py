@@ -63,8 +63,7 @@ _LOAD_STORE_OPCODES = ("LD", "ST", "ATOM", "RED", "SHFL")
 
 @dataclass(frozen=True)
 class Chip:
-    """Holds the hardware constants of one Hopper GPU: FLOPs and bytes per clock, and latencies of instructions in
-    clocks."""
+    """Holds hardware constants of a Hopper GPU: FLOPs and bytes per clock, and latencies of instructions in clocks."""
 
     tensor_flops_per_clock: Mapping[str, float]
     """By operand dtype, the dense FLOPs per clock of one SM."""

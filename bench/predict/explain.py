@@ -55,8 +55,7 @@ class Explanation:
 
     @property
     def modelled_ms(self) -> float | None:
-        """Returns the predicted time of the kernel in ms, or its roofline bound if its code was not read.  Returns None
-        if there is no prediction."""
+        """Returns the kernel's predicted ms (the roofline bound if its code was not read), or None if there is none."""
         times_ms = [time_step.ms for time_step in self.parts if time_step.name != UNEXPLAINED_PART]
         return math.fsum(times_ms) if times_ms else None
 

@@ -16,8 +16,7 @@ Every step replaces one ideal assumption by a real one, and adds the time that t
 The predicted time is the launch time, plus the first latency, plus the largest of memory, pipes and dependent steps.
 Without compiled code, a kernel with several launches does memory and arithmetic one after the other.
 
-A kernel may consist of several compiled kernels. Those that multiply matrices share the matrix FLOPs, and all share the
-bytes, in proportion to their threads.
+A kernel's compiled kernels share its bytes, and those that multiply share its matrix FLOPs, in proportion to threads.
 
 A pair of compiled kernels may together write more bytes than the op's result has. The model counts the extra bytes as
 intermediate results. The first kernel writes them, and the second reads them.
@@ -212,8 +211,7 @@ def _dependent_s(work: LaunchWork, chip: Chip) -> float:
 
 
 def _pipe_s(work: LaunchWork, chip: Chip, balanced: bool) -> float:
-    """Returns the seconds that the busiest pipe works. With `balanced`, takes the average SM, else the SM with the most
-    work."""
+    """Returns the seconds that the busiest pipe works. With `balanced`, takes the average SM, else the busiest SM."""
     ctas_per_sm = work.ctas / chip.sms if balanced else work.waves.busiest_sm_ctas * work.uneven
     return work.launches * max(work.pipe_cycles.values()) * ctas_per_sm / chip.clock_hz
 
@@ -224,8 +222,7 @@ def _copies_s(work: LaunchWork, chip: Chip) -> float:
 
 
 def _memory_s(work: LaunchWork, moved: float, rate: float, chip: Chip, in_flight: bool) -> float:
-    """Returns the seconds to move `moved` bytes. A wave with few CTAs does not reach the full bandwidth `rate`
-    (bytes/s)."""
+    """Returns the seconds to move `moved` bytes. A wave of few CTAs does not reach the bandwidth `rate` (bytes/s)."""
     bytes_per_cta = moved / (work.launches * work.ctas)
     resident_ctas = work.occupancy.ctas_per_sm * chip.sms
     cta_waves = ((resident_ctas, work.waves.full), (work.waves.tail_ctas, int(work.waves.tail_ctas > 0)))

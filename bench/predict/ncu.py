@@ -129,8 +129,7 @@ def command(target: KernelCase, seed: int, metrics: Sequence[str], log: Path, nc
 def profile(target: KernelCase, seed: int = 0, timeout_s: float = 600.0) -> Profile:
     """Runs ncu on this machine's GPU, and returns its counter values for one call of `target`.
 
-    Raises `ValueError` if ncu is missing, is not allowed to count, or counted nothing.  The message says how to fix
-    this."""
+    Raises `ValueError` if ncu is missing, may not count, or counted nothing.  The message says how to fix this."""
     ncu_path = find_tool("ncu")
     if ncu_path is None:
         raise ValueError(
@@ -223,8 +222,7 @@ def _old_name(name: str) -> str:
 
 
 def _number(cell: str, unit: str) -> float | None:
-    """Converts a table cell to a number in bytes or seconds; other units stay. Returns None if the cell has no
-    number."""
+    """Converts a table cell to a number in bytes or seconds; other units stay. Returns None if there is no number."""
     number = number_in(cell, "ncu")
     return number * _UNIT_FACTORS.get(unit.lower(), 1.0) if number is not None and math.isfinite(number) else None
 
@@ -262,8 +260,7 @@ def settled(target: KernelCase, profile: Profile) -> tuple[Traffic | None, str]:
     """Returns the HBM bytes of a profiled call, and a note that says why they are inexact.  The note is empty if they
     are exact.  The bytes are None if ncu did not count them.
 
-    ncu does not count writes that are still in L2 at the end of the call.  So the written bytes are raised to the least
-    bytes that the op must write."""
+    ncu does not count writes still in L2 after the call.  So the written bytes are at least what the op must write."""
     counted = profile.traffic
     if counted is None:
         return None, ""

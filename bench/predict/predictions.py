@@ -96,8 +96,7 @@ DEFAULT_GPU, DEFAULT_SUITE = "h100", "llama3_8b"
 
 
 def choose_cases(spec: OpSpec, texts: Sequence[str], scheme: Scheme) -> list[Case]:
-    """Returns the cases in `texts`.  By default, returns the largest Llama-3.1-8B case.  Raises `ValueError` on an
-    unknown case."""
+    """Returns the cases in `texts`, or else the largest Llama-3.1-8B case.  Raises `ValueError` on an unknown case."""
     if texts:
         return [spec.check_case(Case.parse(case_text)) for case_text in texts]
 
@@ -188,9 +187,8 @@ def measured_in(
 ) -> tuple[list[KernelCase], dict[KernelCase, float]]:
     """Returns all targets (kernel, case and dtypes), and the newest measured time of each on `device` in ms.
 
-    A measured target gets the tuning config that was used in the measurement. Three kinds of times are ignored: with a
-    warm L2, with a config that no longer exists, and from an A/B comparison, which may slow a kernel on purpose. Raises
-    `ValueError` if no target has a time."""
+    A measured target gets the measured tuning config. Ignores times with a warm L2 or a config that no longer exists,
+    and times of A/B comparisons, which may slow a kernel on purpose. Raises `ValueError` if no target has a time."""
     target_by_name = {(target.op, target.kernel, target.case.id, target.scheme.name): target for target in targets}
     by_target: dict[KernelCase, tuple[KernelCase, float]] = {}
     for record in sorted(records, key=lambda entry: entry.timestamp):

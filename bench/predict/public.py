@@ -34,8 +34,7 @@ class Errors(NamedTuple):
 
 
 def unfitted(readings: pd.DataFrame) -> Errors:
-    """Returns the relative errors of the predictions that `explain` prints.  They are unfitted: no correction factor
-    was fitted to measured times."""
+    """Returns the relative errors of the predictions of `explain`, without a factor fitted to measured times."""
     return Errors(*(readings["predicted_us"] / readings["published_us"] - 1).abs().quantile([0.5, 0.9]))
 
 

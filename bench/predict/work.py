@@ -7,13 +7,11 @@ A *role* is a group of specialised warps, and begins where it sets its register 
 of a role's named barriers give its number of warps. A role without such barriers counts as one warpgroup if it
 multiplies, else as one warp. If only one role multiplies, it gets all warpgroups that the other roles leave.
 
-Code without register budgets may have one loop that multiplies and another loop that copies operands. The warps of the
-copying loop count as one warpgroup, or as one warp if they copy by TMA. Loops that only wait do no work and are
-ignored.
+Code without register budgets may have one loop that multiplies and another that copies operands. The warps of the
+copying loop count as one warpgroup, or as one warp if they copy by TMA. Loops that only wait are ignored.
 
 Compiled code does not say how many turns its loops have. The model takes enough turns for the launch's matrix FLOPs and
-its bytes. This is too low if lanes are masked off, as in a tile of 16 rows with one valid row. It is also too low if
-lanes load the same bytes.
+its bytes. This is too low if lanes load the same bytes or are masked off, as in a tile of 16 rows with one valid row.
 
 The number of rounds is the launch's written bytes divided by the bytes that one round stores. A CTA does whole rounds,
 so the busiest CTA sets the time. If several CTAs may share a tile, all CTAs count as equally busy.
@@ -54,8 +52,7 @@ class Role:
 
     @property
     def turn(self) -> SassCode:
-        """Returns the instructions of one iteration of each loop. The loops belong to one role, a group of warps that
-        run the same code."""
+        """Returns the instructions of one iteration of each loop of the role, a group of warps with the same code."""
         return tuple(entry for body in self.loops for entry in body)
 
     @property
@@ -113,8 +110,7 @@ def _working(code: Sequence[SassInstruction], loops: Sequence[Loop]) -> list[Loo
 
 
 def _turn(code: Sequence[SassInstruction], loop: Loop) -> SassCode:
-    """Returns the instructions of one loop iteration. Leaves out code that a branch can skip, unless it multiplies or
-    loads."""
+    """Returns a loop iteration's instructions. Omits code that a branch can skip, unless it multiplies or loads."""
     body = _inside(code, loop)
     last_address = max((entry.address for entry in body if entry.target == loop.start), default=body[-1].address)
     has_copies = any(entry.loads_async for entry in body)
@@ -217,8 +213,7 @@ class LaunchWork:
 
 
 def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> LaunchWork:
-    """Returns the work of one launch of a kernel.  `share` holds the matrix FLOPs and the bytes of all `info.launches`
-    launches together.
+    """Returns the work of one kernel launch.  `share` holds the matrix FLOPs and bytes of all `info.launches` launches.
 
     Raises `ValueError` on code for another architecture, on a CTA that does not fit on an SM, and on an empty grid."""
     sm_target = f"sm_{device.compute_capability[0]}{device.compute_capability[1]}"
@@ -290,8 +285,7 @@ class _Loads:
         return max(plain_bytes, (stages - 1) * min(self.copied or shared_bytes, shared_bytes / stages) * self._share())
 
     def _share(self) -> float:
-        """Returns the ratio of copies that a CTA starts to copies that it receives. A multicast to several CTAs makes
-        it less than 1."""
+        """Returns the ratio of copies that a CTA starts to those that it receives. A multicast makes it less than 1."""
         tma_loads = [entry for role in self._roles for entry in role.turn if entry.fills_by_tma]
         return len(tma_loads) / sum(_receivers(self._code, entry) for entry in tma_loads) if tma_loads else 1.0
 
@@ -314,8 +308,7 @@ def _told(code: Sequence[SassInstruction], arrival: SassInstruction) -> int:
 
 
 def _receivers(code: Sequence[SassInstruction], load: SassInstruction) -> int:
-    """Returns the number of CTAs in the cluster that receive a copy. A multicast names them in a constant mask, one bit
-    per CTA."""
+    """Returns how many CTAs of the cluster receive a copy. A multicast has a constant mask with one bit per CTA."""
     return max(1, _constant(code, load).bit_count()) if "MULTICAST" in load.modifiers else 1
 
 
@@ -376,8 +369,7 @@ def _pipe_cycles(roles: Iterable[Role], once: float, rounds: float, turns: float
 def _cta_cycles(
     roles: Sequence[Role], rounds: float, turns: float, copy_cycles: float, load_latency: float, chip: Chip
 ) -> float:
-    """Returns the clock cycles of a CTA that has its SM alone. `copy_cycles` are the cycles of the copies in one loop
-    iteration."""
+    """Returns the clock cycles of a CTA alone on its SM. `copy_cycles` are those of one loop iteration's copies."""
     shared_cycles = max_cycles = begin_cycles = end_cycles = 0.0
     for role in roles:
         once_cycles, round_cycles = (

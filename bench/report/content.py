@@ -290,8 +290,7 @@ def gather(located: Sequence[Located], files: Sequence[sources.FileInfo], title:
 
 
 def _version() -> str:
-    """Returns the installed version of Rooflab. If Rooflab is not installed, returns a text with the hash of the source
-    files."""
+    """Returns Rooflab's installed version, or a text with the hash of the source files if it is not installed."""
     try:
         return version("rooflab")
     except PackageNotFoundError:

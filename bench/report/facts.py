@@ -138,8 +138,7 @@ _CLOCK_READING_NAMES = ("sm_clock_range_hz", "sm_clock_mhz", "memory_clock_mhz",
 
 
 def _facts(records: Sequence[Record]) -> tuple[Fact, ...]:
-    """Returns all values of each machine property in the records. Clocks, power and temperature show only the minimum
-    and the maximum."""
+    """Returns the records' values of each machine property. Clocks, power and temperature show only their range."""
     values_by_label: dict[str, dict[str, None]] = {}
     values_by_name: dict[str, list[float]] = {name: [] for name in _CLOCK_READING_NAMES}
     for record in records:

@@ -41,14 +41,12 @@ NO_BYTES_REASON = "its cost has no bytes, and so it has no intensity"
 def placed(
     records: Iterable[Record], roofs: Sequence[Ceilings], device: Device | None = None
 ) -> tuple[list[Point], list[str]]:
-    """Converts records (stored measurements) into points of a roofline chart. Also returns the reasons why correct
-    kernels have no point.
+    """Converts records (measurements) into points of a roofline chart. Also returns why correct kernels have no point.
 
     Failed checks and invalid times are ignored. If `device` is None, records without a time are ignored too.
 
-    If `device` is a GPU, `roofs` are its ceilings, and each bound is computed for it. A record from another GPU gives a
-    point without a time."""
-    points, unplaced_reasons = [], []
+    If `device` is a GPU, its ceilings `roofs` give the bounds, and records of other GPUs give points without a time."""
+    points, skip_reasons = [], []
     for record in records:
         median_ms, bound_s = record.latency_median_ms, (record.bound_ms or 0.0) / 1e3
         if record.kind != "bench" or record.status not in NOT_WRONG_STATUSES or not (median_ms or device):
@@ -67,7 +65,7 @@ def placed(
         if not skip_reason and not bound_s > 0:
             skip_reason = "its record holds no bound"
         if skip_reason or not moved_bytes:
-            unplaced_reasons.append(f"{record.op}/{record.kernel}: {skip_reason}")
+            skip_reasons.append(f"{record.op}/{record.kernel}: {skip_reason}")
             continue
         op, kernel = str(record.op), str(record.kernel)
         registered_kernel = kernels(op).get(kernel) if op in ops() and record.scheme else None
@@ -85,7 +83,7 @@ def placed(
             noisy=record.status == "NOISY" or bool((record.ceilings or {}).get("noise")),
         )
         points.append(point)
-    return points, list(dict.fromkeys(unplaced_reasons))
+    return points, list(dict.fromkeys(skip_reasons))
 
 
 COST_PREFIX, TENSOR = "cost_", "cost_tensor_flops_"
@@ -124,19 +122,18 @@ def cost_of(record: Record) -> Cost | None:
 
 def ceilings_of(records: Iterable[Record]) -> list[Ceilings]:
     """Returns the newest ceilings of each kind in the records.  `records` must be sorted, oldest first."""
-    by_kind: dict[str, Ceilings] = {}
+    roof_by_kind: dict[str, Ceilings] = {}
     for record in records:
         if record.ceilings:
             ceilings = decoded(Ceilings, record.ceilings)
-            by_kind[ceilings.kind] = by_kind.get(ceilings.kind, ceilings) if ceilings.noise else ceilings
-    return list(by_kind.values())
+            roof_by_kind[ceilings.kind] = roof_by_kind.get(ceilings.kind, ceilings) if ceilings.noise else ceilings
+    return list(roof_by_kind.values())
 
 
 def bounds_on(device: Device, suite: str, scheme: str, only: Sequence[str] = ()) -> tuple[list[Point], list[Ceilings]]:
     """Returns roofline points for a device that this machine does not have, and the device's ceilings.
 
-    Each kernel has one point with a bound and no time, at its op's largest case.  Published times for these cases are
-    added as points."""
+    Each kernel has a bound without a time, at its op's largest case.  Published times of these cases are added."""
     ceilings = device.ceilings()
     points = []
     for name, spec in ops().items():
@@ -185,8 +182,8 @@ def placed_on(records: Iterable[Record], device: Device) -> tuple[list[Point], l
     newest_records = newest_of(
         record for record in call_records if record.kind == "bench" and record.status in NOT_WRONG_STATUSES
     )
-    points, unplaced_reasons = placed(newest_records, [device.ceilings()], device)
-    return list({(point.work, point.label): point for point in points}.values()), unplaced_reasons
+    points, skip_reasons = placed(newest_records, [device.ceilings()], device)
+    return list({(point.work, point.label): point for point in points}.values()), skip_reasons
 
 
 def _priced(record: Record, roofs: Sequence[Ceilings]) -> tuple[Cost | None, str]:
@@ -273,18 +270,17 @@ def largest_cases(records: Sequence[Record]) -> list[Record]:
 def newest_of(records: Iterable[Record]) -> list[Record]:
     """Returns the newest record of each machine, kernel, case and scheme."""
     sorted_records = sorted(records, key=lambda record: record.timestamp)
-    located = [Located(record, Source("", 0, line_no, record.run_id)) for line_no, record in enumerate(sorted_records)]
-    return [item.record for item in choose(benches_of(located))]
+    items = [Located(record, Source("", 0, line_no, record.run_id)) for line_no, record in enumerate(sorted_records)]
+    return [item.record for item in choose(benches_of(items))]
 
 
 def drawing_of(machine: str, records: Sequence[Record], ceilings: Iterable[Ceilings]) -> Drawing:
-    """Makes the data of a figure from the records of one machine.  The figure names the device as the driver does, not
-    by the shorter name of the data sheet."""
+    """Makes a figure's data from one machine's records, with the driver's name of the device, not the data sheet's."""
     roofs, gpu = list(ceilings), records[-1].environment.get("gpu") if records[-1].device != "cpu" else None
     name = str((gpu or {}).get("name") or roofs[-1].device)
     roofs = [replace(roof, device=name) for roof in roofs]
-    points, unplaced_reasons = placed(records, roofs)
-    return Drawing(points, roofs, name, machine, unplaced_reasons)
+    points, skip_reasons = placed(records, roofs)
+    return Drawing(points, roofs, name, machine, skip_reasons)
 
 
 def drawings(
@@ -292,19 +288,18 @@ def drawings(
 ) -> list[Drawing]:
     """Returns one roofline figure for each machine, or with `across` one figure for all machines.
 
-    A figure shows each kernel's newest record at the largest case of its op, or with `all_cases` at all cases.  `runs`
-    limits it to records whose run id contains one of these texts.  A CPU with another number of threads is another
-    machine, because its ceilings differ."""
-    roofed_records = (record for record in sorted(records, key=lambda record: record.timestamp) if record.ceilings)
-    selected_records = (record for record in roofed_records if not runs or any(run in record.run_id for run in runs))
+    A figure shows each kernel's newest record at its op's largest case, or with `all_cases` at all cases.  `runs`
+    limits it to runs whose id contains one of these texts.  A CPU with another thread count is another machine."""
+    sorted_records = (record for record in sorted(records, key=lambda record: record.timestamp) if record.ceilings)
+    selected_records = (record for record in sorted_records if not runs or any(run in record.run_id for run in runs))
     all_drawings: list[Drawing] = []
     for machine, machine_records in grouped(selected_records, machine_of).items():
         group = machine_records if all_cases else largest_cases(machine_records)
-        by_label = grouped(group, lambda record: f", run {record.run_id[-8:]}" if runs else "")
-        by_run = [(drawing_of(machine, newest_of(subset), ceilings_of(group)), run) for run, subset in by_label.items()]
+        groups = grouped(group, lambda record: f", run {record.run_id[-8:]}" if runs else "")
+        by_run = [(drawing_of(machine, newest_of(subset), ceilings_of(group)), run) for run, subset in groups.items()]
         points = [replace(point, case=point.case + run) for drawing, run in by_run for point in drawing.points]
-        unplaced_reasons = list(dict.fromkeys(skip_reason for drawing, _ in by_run for skip_reason in drawing.unplaced))
-        all_drawings += [replace(by_run[-1][0], points=points, unplaced=unplaced_reasons)] if points else []
+        skip_reasons = list(dict.fromkeys(skip_reason for drawing, _ in by_run for skip_reason in drawing.unplaced))
+        all_drawings += [replace(by_run[-1][0], points=points, unplaced=skip_reasons)] if points else []
     if across and len(all_drawings) > 1:
         points = [replace(point, device=drawing.machine) for drawing in all_drawings for point in drawing.points]
         ceilings = [replace(roof, device=drawing.machine) for drawing in all_drawings for roof in drawing.ceilings]

@@ -150,8 +150,7 @@ def ladder_lines(op: str) -> dict[str, str]:
 
 
 def ladder_rows(op: str) -> list[dict[str, str]]:
-    """Returns a table row for each kernel that the docstring of the op's folder describes. A row has the kernel's name,
-    backend, description and source file."""
+    """Returns the name, backend, description and source file of each kernel in the docstring of the op's folder."""
     rows = []
     for name, line in ladder_lines(op).items():
         kernel = registry.get_kernel(op, name)
@@ -169,11 +168,11 @@ def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
     past_benches = grouped(benches, lambda item: _beside(item.record))
     op_results = []
     for op in sorted(timed_by_op.keys() | checks_by_op.keys()):
-        order, spec = tuple(ladder_lines(op)), registry.ops().get(op)
+        kernels, spec = tuple(ladder_lines(op)), registry.ops().get(op)
         machines = grouped(timed_by_op.get(op, ()), lambda item: machine_of(item.record))
-        ladders = tuple(_ladder(machine, items, past_benches, order) for machine, items in machines.items())
-        no_library = (spec.no_library or "") if spec else ""
-        op_results.append(OpLadder(op, order, no_library, ladders, _check_rows(checks_by_op.get(op, ()), order)))
+        tables = tuple(_ladder(machine, items, past_benches, kernels) for machine, items in machines.items())
+        no_lib_reason = (spec.no_library or "") if spec else ""
+        op_results.append(OpLadder(op, kernels, no_lib_reason, tables, _check_rows(checks_by_op.get(op, ()), kernels)))
     return tuple(op_results)
 
 
@@ -194,12 +193,12 @@ def _ladder(
     def size(item: Located) -> tuple[str, float, float]:
         return item.record.scheme or "", item.record.flops or 0.0, item.record.least_bytes or 0.0
 
-    blocks = []
+    cases = []
     for case_key, group in grouped(sorted(chosen, key=size), lambda item: _beside(item.record)).items():
         group.sort(key=lambda item: _rank(item.record, order))
-        blocks.append(LadderCase(case_key[2], case_key[3], tuple(_row(item, group, past[case_key]) for item in group)))
-    latencies_ms = [row.latency_ms for case_block in blocks for row in case_block.rows if row.latency_ms is not None]
-    return Ladder(machine, tuple(blocks), time_unit(latencies_ms))
+        cases.append(LadderCase(case_key[2], case_key[3], tuple(_row(item, group, past[case_key]) for item in group)))
+    latencies_ms = [row.latency_ms for case_block in cases for row in case_block.rows if row.latency_ms is not None]
+    return Ladder(machine, tuple(cases), time_unit(latencies_ms))
 
 
 def _rank(record: Record, order: Sequence[str]) -> tuple[int, int, str]:
@@ -213,10 +212,10 @@ def _row(item: Located, group: Sequence[Located], past: Sequence[Located]) -> La
     status, reason = record_fault or (record.status, record.reason)
     if median_ms is None and record_fault is None and not reason:
         reason = "the record holds no time"
-    vs_lib, vs_naive = (_ratio(record, role, group, past) for role in ("library", "naive"))
+    lib_ratio, naive_ratio = (_ratio(record, role, group, past) for role in ("library", "naive"))
     facts = facts_of(record, item.configs, item.counted)
     return LadderRow(
-        record, item.source, status, reason, status not in NOT_WRONG_STATUSES, median_ms, vs_lib, vs_naive, facts
+        record, item.source, status, reason, status not in NOT_WRONG_STATUSES, median_ms, lib_ratio, naive_ratio, facts
     )
 
 

@@ -12,7 +12,7 @@ from rooflab.bench.report.sources import Located, Source, grouped, machine_of
 from rooflab.kernels import registry
 
 CASE_ID = "ledger"
-UNSTACKED_METRICS = ("host_ms", "timers_ms", "step_ms", "itl_ms")
+NON_OP_METRICS = ("host_ms", "timers_ms", "step_ms", "itl_ms")
 
 SEGMENT_COLOURS = (
     "#1f83c4 #d1601f #1a9564 #c4569c #a7694f #8f7a12 #8d6fd1 #d6494c #148f96 #b0607a #6f9420 #b5771a".split()
@@ -94,7 +94,7 @@ def _parts(record: Record) -> dict[str, float]:
     """Returns the ms of each op and of the host. An op has one entry for each weight, such as `qkv_proj`."""
     ms_by_name: dict[str, float] = {}
     for metric_name, metric_value in record.metrics.items():
-        if metric_name not in UNSTACKED_METRICS and not metric_name.endswith("_bound_ms"):
+        if metric_name not in NON_OP_METRICS and not metric_name.endswith("_bound_ms"):
             op, call_site, _ = metric_name.split(".", 2)
             name = op if op == call_site else f"{op} {call_site}"
             ms_by_name[name] = ms_by_name.get(name, 0.0) + metric_value

@@ -50,8 +50,7 @@ def render(content: Content) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """Replaces the control characters in a text, because HTML does not allow them. Returns any other value
-    unchanged."""
+    """Replaces the control characters in a text, as HTML does not allow them. Returns other values unchanged."""
     return visible(value, keep="\n\t") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

@@ -103,8 +103,8 @@ def _table(machine: str, items: Sequence[Located]) -> CeilingTable:
     for name in dict.fromkeys(name for limits in limits_by_kind.values() for name in limits):
         value_by_kind = {roof_kind: limits[name] for roof_kind, limits in limits_by_kind.items() if name in limits}
         has_both_kinds = "measured" in value_by_kind and "datasheet" in value_by_kind and not name.endswith("floor")
-        share = value_by_kind["measured"][0] / value_by_kind["datasheet"][0] if has_both_kinds else None
-        rows.append(CeilingRow(name, {roof_kind: text for roof_kind, (_, text) in value_by_kind.items()}, share))
+        peak_ratio = value_by_kind["measured"][0] / value_by_kind["datasheet"][0] if has_both_kinds else None
+        rows.append(CeilingRow(name, {roof_kind: text for roof_kind, (_, text) in value_by_kind.items()}, peak_ratio))
     clock = held_clock_mhz(items) if "at_clock" in newest_ceilings and newest_ceilings["at_clock"][1] is None else None
     device = next(iter(newest_ceilings.values()))[0].device if newest_ceilings else machine
     sources = tuple(source for _, source in newest_ceilings.values() if source is not None)

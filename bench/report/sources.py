@@ -74,21 +74,20 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
-    """Reads all records in the given files and folders.  Returns the records, oldest first, and the files.  A line that
-    occurs twice counts once.
+    """Reads files and folders.  Returns their records, oldest first, and the files.  A repeated line counts once.
 
     Raises `ValueError` if there is no record.  Also raises it on a damaged line, with the file and the line number."""
-    located: list[Located] = []
+    items: list[Located] = []
     files: list[FileInfo] = []
-    known_lines: set[str] = set()
+    seen_lines: set[str] = set()
     for file_number, path in enumerate(find_files(paths), 1):
         records = read(path)  # checks the whole file, including an incomplete last line
         lines = enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1)
-        filled_lines = [(line, line_text.strip()) for line, line_text in lines if line_text.strip()]
+        nonempty_lines = [(line, line_text.strip()) for line, line_text in lines if line_text.strip()]
         new_items: list[Located] = []
-        for (line, line_text), record in zip(filled_lines, records, strict=True):
-            if line_text not in known_lines:
-                known_lines.add(line_text)
+        for (line, line_text), record in zip(nonempty_lines, records, strict=True):
+            if line_text not in seen_lines:
+                seen_lines.add(line_text)
                 try:
                     checked_record = whole(record)
                 except ValueError as error:
@@ -96,10 +95,10 @@ def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
                 new_items.append(Located(checked_record, Source(display_name(path), file_number, line, record.run_id)))
         run_ids = tuple(dict.fromkeys(item.record.run_id for item in new_items))
         files.append(FileInfo(file_number, display_name(path), len(new_items), run_ids))
-        located += new_items
-    if not located:
+        items += new_items
+    if not items:
         raise ValueError(f"records: expected at least one, found none in {', '.join(map(str, paths))}")
-    time_sorted = sorted(located, key=lambda item: (item.record.timestamp, item.source.file_number, item.source.line))
+    time_sorted = sorted(items, key=lambda item: (item.record.timestamp, item.source.file_number, item.source.line))
     return time_sorted, files
 
 
@@ -187,16 +186,14 @@ def benches_of(located: Iterable[Located]) -> list[Located]:
 
 
 def choose(benches: Sequence[Located]) -> list[Located]:
-    """Returns the newest bench record of each machine, op, kernel, case and scheme.  A hardware profile is returned
-    only if there is no other record.
+    """Returns the newest bench record of each machine, op, kernel, case and scheme.  Prefers other records to profiles.
 
-    A run of a tuning search times several configs of one kernel.  Then the record of the fastest correct config is
-    returned."""
+    A tuning search times several configs of one kernel.  Then the record of the fastest correct config is returned."""
     current_items = []
-    for key_items in grouped(benches, lambda item: kernel_key(item.record)).values():
-        by_kind = grouped(key_items, lambda item: item.record.status == "OK" and item.record.latency_median_ms is None)
+    for case_items in grouped(benches, lambda item: kernel_key(item.record)).values():
+        groups = grouped(case_items, lambda item: item.record.status == "OK" and item.record.latency_median_ms is None)
         # A profile gives the traffic of a kernel, not its time: Nsight Compute counts under its own clock.
-        group, profiles = by_kind.get(False, key_items), by_kind.get(True, [])
+        group, profiles = groups.get(False, case_items), groups.get(True, [])
         run_items = [item for item in group if item.record.run_id == group[-1].record.run_id]
         configs = {str(item.record.config) for item in run_items}
         timed_items = [(time_ms, item) for item in run_items if (time_ms := latency_ms(item.record)) is not None]
@@ -217,16 +214,16 @@ def _with_counted(chosen: Located, profiles: Sequence[Located]) -> Located:
     if bench_record.dirty or not any(code_id) or median_ms is None or bench_record.traffic_basis == "counted":
         return chosen
     for item in reversed(profiles):
-        profile, counted_bytes = item.record, item.record.traffic_bytes or 0.0
+        profile, traffic_bytes = item.record, item.record.traffic_bytes or 0.0
         is_same_code = not profile.dirty and (_code_of(profile), profile.config) == (code_id, bench_record.config)
-        if profile.traffic_basis == "counted" and counted_bytes > 0 and is_same_code:
-            flops_per_byte, bytes_per_s = (bench_record.flops or 0.0) / counted_bytes, counted_bytes / median_ms * 1e3
-            counted_record = replace(
+        if profile.traffic_basis == "counted" and traffic_bytes > 0 and is_same_code:
+            flops_per_byte, bytes_per_s = (bench_record.flops or 0.0) / traffic_bytes, traffic_bytes / median_ms * 1e3
+            merged_record = replace(
                 bench_record,
-                traffic_bytes=counted_bytes,
+                traffic_bytes=traffic_bytes,
                 intensity=flops_per_byte,
                 bytes_per_s=bytes_per_s,
                 traffic_basis="counted",
             )
-            return replace(chosen, record=counted_record, counted=item.source)
+            return replace(chosen, record=merged_record, counted=item.source)
     return chosen

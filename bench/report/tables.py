@@ -13,9 +13,9 @@ from rooflab.bench.report.sources import FINE_STATUSES, NOT_WRONG_STATUSES, Loca
 from rooflab.kernels import registry
 from rooflab.roofline.numbers import metric_label, metric_text, percent, plain_value
 
-BROKEN_VERDICTS = ("INCORRECT", "FAILED", "INVALID", "MISSING", "SLOWER")
+MERGE_BLOCKERS = ("INCORRECT", "FAILED", "INVALID", "MISSING", "SLOWER")
 """The verdicts that stop a merge.  UNRESOLVED stops a merge only under --strict."""
-_ORDER = ("NO VERDICT", *BROKEN_VERDICTS, "UNRESOLVED", "FASTER", "SAME")
+_ORDER = ("NO VERDICT", *MERGE_BLOCKERS, "UNRESOLVED", "FASTER", "SAME")
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ def comparisons_of(located: Sequence[Located]) -> tuple[ComparisonRow, ...]:
         record = item.record
         verdict = record.verdict or (record.status if record.status not in FINE_STATUSES else "NO VERDICT")
         name = f"{record.op}/{record.kernel}" if record.op else record.kernel or "own function"
-        stops = verdict in ("NO VERDICT", *BROKEN_VERDICTS) or record.status not in FINE_STATUSES
+        is_blocker = verdict in ("NO VERDICT", *MERGE_BLOCKERS) or record.status not in FINE_STATUSES
         row_keys = machine_of(record), name, _baseline(record)
-        rows.append(ComparisonRow(*row_keys, verdict, _why(record), stops, record, facts_of(record), item.source))
+        rows.append(ComparisonRow(*row_keys, verdict, _why(record), is_blocker, record, facts_of(record), item.source))
     return tuple(sorted(rows, key=lambda row: (_ORDER.index(row.verdict) if row.verdict in _ORDER else -1, row.name)))
 
 
@@ -193,6 +193,5 @@ def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
 
 
 def _metrics(item: Located) -> frozenset[str]:
-    """Returns the names of a run's metrics, except ITL and TPOT. A run with one token per request has no ITL and
-    TPOT."""
+    """Returns the names of a run's metrics, except ITL and TPOT. A run with one token per request lacks them."""
     return frozenset(key for key in item.record.metrics if not key.startswith(("itl", "tpot")))

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from rooflab.bench.base.git import git
 from rooflab.bench.revisions.repository import import_roots
 
-MEASURED_FOLDERS = ("kernels", "reference", "roofline")
+OP_CODE_FOLDERS = ("kernels", "reference", "roofline")
 SETTING_FILES = ("pyproject.toml", "constraints.txt")
 TIMING_FILES = (
     "bench/ab/ab_worker.py",
@@ -29,16 +29,16 @@ def touched_ops(
 ) -> list[str]:
     """Returns the members of `ops` that the changed files affect, in the order of `ops`.
 
-    `changed` has paths relative to the checkout.  A file in an op's folder, or the op's reference, affects this op and
-    the ops that use it (`users`).  Shared code of kernels, timing code of `bench` and the pinned packages affect all
-    ops."""
+    `changed` has paths relative to the checkout.  A file in an op's folder, or the op's reference, affects the op and
+    the ops that use it (`users`).  Shared kernel code, timing code of `bench` and pinned packages affect all ops."""
     affected_ops: set[str] = set()
     for file_path in changed:
         folder_parts = PurePosixPath(file_path).parts
-        if folder_parts[0] in MEASURED_FOLDERS:
-            in_op_dir = folder_parts[0] == "kernels" and len(folder_parts) > 2
-            name = folder_parts[1] if in_op_dir else PurePosixPath(file_path).stem
-            unknown_op = in_op_dir and not name.startswith("_")  # it lies in the folder of an op that neither side has
+        if folder_parts[0] in OP_CODE_FOLDERS:
+            is_nested = folder_parts[0] == "kernels" and len(folder_parts) > 2
+            name = folder_parts[1] if is_nested else PurePosixPath(file_path).stem
+            # It lies in the folder of an op that neither side has.  `kernels/lib` is code that ops share.
+            unknown_op = is_nested and name != "lib" and not name.startswith("_")
             if name in ops and folder_parts[0] != "roofline":
                 affected_ops |= {name, *(users or {}).get(name, ())}
             elif not unknown_op and not file_path.endswith((".md", ".txt")) and folder_parts[-1] != "plot.py":
@@ -56,10 +56,10 @@ def users(trees: Iterable[Path], ops: Collection[str]) -> dict[str, set[str]]:
             for file in (tree / "reference" / f"{op}.py", *sorted((tree / "kernels" / op).glob("*.py"))):
                 for used_op in _ops_imported(file, users_by_op):
                     users_by_op[used_op].add(op)
-    for between_op in ops:  # Warshall's algorithm for a transitive closure
+    for middle_op in ops:  # Warshall's algorithm for a transitive closure
         for op in ops:
-            if between_op in users_by_op[op]:
-                users_by_op[op] |= users_by_op[between_op]
+            if middle_op in users_by_op[op]:
+                users_by_op[op] |= users_by_op[middle_op]
     return users_by_op
 
 
@@ -83,9 +83,8 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterable[Path], root: Path) -> set[str]:
     """Returns the kernel files in `files` that a change affects. All paths are relative to the root `root`.
 
-    A change affects a kernel if it touches the kernel's file or a Python file that this file imports, also indirectly.
-    A changed data file counts too, if git tracks it in or below a folder of these Python files. A change of the pinned
-    packages affects all kernels."""
+    A change affects a kernel if it touches its file or a Python file that this imports, also indirectly. A data file
+    counts too, if git tracks it in or below these files' folders. Changed pinned packages affect all kernels."""
     affected_files, files = set[str](), {*files}
     if {*changed} & {*SETTING_FILES}:
         return files
@@ -94,27 +93,26 @@ def touched_files(changed: Collection[str], files: Iterable[str], trees: Iterabl
         data_files = {name for name in changed if name in git_files and name[0] != "."}
         data_files = {name for name in data_files if not name.endswith((".py", ".md", ".rst", ".txt"))}
         for file in files:
-            reached_files = {path.relative_to(tree) for path in _reached(tree / file, tree, folders)}
-            data_file_changed = any(path.parent in Path(name).parents for path in reached_files for name in data_files)
-            if data_file_changed or {*map(Path, changed)} & reached_files:
+            used_files = {path.relative_to(tree) for path in _reached(tree / file, tree, folders)}
+            has_data_change = any(path.parent in Path(name).parents for path in used_files for name in data_files)
+            if has_data_change or {*map(Path, changed)} & used_files:
                 affected_files.add(file)
     return affected_files
 
 
 def _reached(file: Path, tree: Path, folders: Sequence[Path]) -> set[Path]:
-    """Returns `file` and all files that it imports, directly or through other files. Includes imports inside
-    functions."""
-    reached_files: set[Path] = set()
-    todo_files = [file]
-    while todo_files:
-        file = todo_files.pop()
-        if file in reached_files or not file.is_file():
+    """Returns `file` and all files that it imports, also through other files, including imports inside functions."""
+    visited_files: set[Path] = set()
+    stack = [file]
+    while stack:
+        file = stack.pop()
+        if file in visited_files or not file.is_file():
             continue
-        reached_files.add(file)
+        visited_files.add(file)
         parents = [folder for folder in file.parents if folder.is_relative_to(tree)]  # the folders of a relative import
         with suppress(SyntaxError, ValueError):  # a file that cannot be parsed imports nothing
             for name in _imported(ast.parse(file.read_bytes())):
                 for module in (folder.joinpath(*name.split(".")) for folder in (*folders, *parents)):
                     packages = (package / "__init__.py" for package in (module, *module.parents) if package != tree)
-                    todo_files += [module.with_suffix(".py"), *(init for init in packages if init.is_relative_to(tree))]
-    return reached_files
+                    stack += [module.with_suffix(".py"), *(init for init in packages if init.is_relative_to(tree))]
+    return visited_files

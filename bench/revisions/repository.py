@@ -68,12 +68,12 @@ def kernels_in(tree: Path, files: tuple[Path, ...] = ()) -> dict[str, str]:
     """Returns the source file of each kernel, by kernel id, relative to `tree`.  With `files`, returns only the kernels
     that these files register.  Without `files`, returns all kernels with a source file in `tree`."""
     if files:
-        files_here = [file for file in files if file.is_file()]
-        return {kernel.id: str(file.relative_to(tree)) for file in files_here for kernel in registry.load_file(file)}
+        found_files = [file for file in files if file.is_file()]
+        return {kernel.id: str(file.relative_to(tree)) for file in found_files for kernel in registry.load_file(file)}
     all_kernels = [kernel for op in registry.ops() for kernel in registry.kernels(op).values()]
     paths, root = {kernel.id: source_of(kernel) for kernel in all_kernels}, tree.resolve()
     rooflab_folder = Path(registry.__file__).resolve().parent  # an environment may lie in the repository
-    files_in_tree = {
+    file_by_kernel = {
         name: src for name, src in paths.items() if src.is_relative_to(root) and not src.is_relative_to(rooflab_folder)
     }
-    return {name: str(src.relative_to(root)) for name, src in files_in_tree.items()}
+    return {name: str(src.relative_to(root)) for name, src in file_by_kernel.items()}

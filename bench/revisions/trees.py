@@ -18,7 +18,7 @@ from rooflab.reference.spec import CONTRACT
 
 CONSTRAINTS_FILE = "constraints.txt"
 """The file that pins packages.  A tree's requirements are these pins and the dependencies in pyproject.toml."""
-TIMED_PACKAGES = ("torch", "pytorch", "triton", "numpy", "cupy", "cuda", "nvidia", "mkl", "intel-openmp")
+PACKAGE_PREFIXES = ("torch", "pytorch", "triton", "numpy", "cupy", "cuda", "nvidia", "mkl", "intel-openmp")
 """Prefixes of the names of packages that can change a kernel's time."""
 
 
@@ -39,8 +39,8 @@ def resolve(root: Path, revision: str, what: str = "revision") -> str:
     except ValueError:
         name = root.resolve().name
         is_shallow = git(root, "rev-parse", "--is-shallow-repository", may_fail=True) == "true"
-        fix_hint = "; this clone is shallow: fetch all of it (actions/checkout: `fetch-depth: 0`)" if is_shallow else ""
-        raise ValueError(f"{what}: expected a commit, branch or tag of {name}, got {revision!r}{fix_hint}") from None
+        advice = "; this clone is shallow: fetch all of it (actions/checkout: `fetch-depth: 0`)" if is_shallow else ""
+        raise ValueError(f"{what}: expected a commit, branch or tag of {name}, got {revision!r}{advice}") from None
 
 
 def changed_files(root: Path, base: str, head: str | None = None) -> list[str]:
@@ -55,15 +55,14 @@ def changed_files(root: Path, base: str, head: str | None = None) -> list[str]:
 
 def working_tree(root: Path) -> Tree:
     """Describes the checkout in its present state, with all uncommitted changes."""
-    commit, dirty = git_state(root)
-    name = f"{commit[:10]}{' and changes' if dirty else ''}" if commit else "no commit"
-    return Tree(f"working tree ({name})", root, commit, dirty)
+    commit, is_dirty = git_state(root)
+    name = f"{commit[:10]}{' and changes' if is_dirty else ''}" if commit else "no commit"
+    return Tree(f"working tree ({name})", root, commit, is_dirty)
 
 
 @contextmanager
 def checked_out(root: Path, revision: str) -> Iterator[Tree]:
-    """Creates a git worktree of `revision`, and removes it after the `with` block.  The checkout at `root` does not
-    change.
+    """Creates a git worktree of `revision`, removed after the `with` block.  The checkout at `root` does not change.
 
     Raises `ValueError` if git fails."""
     commit = resolve(root, revision)
@@ -84,9 +83,9 @@ def checked_out(root: Path, revision: str) -> Iterator[Tree]:
 def check_contract(tree: Path, label: str, option: str = "base") -> None:
     """Raises `ValueError` if `tree` has another version of the interface (`CONTRACT`) than the running Rooflab."""
     file = tree / "reference" / "spec.py"
-    contract_match = re.search(r"^CONTRACT = (\d+)$", file.read_text() if file.is_file() else "", re.MULTILINE)
-    if contract_match is None or int(contract_match[1]) != CONTRACT:
-        found_text = f"contract {contract_match[1]}" if contract_match else "none"
+    version_match = re.search(r"^CONTRACT = (\d+)$", file.read_text() if file.is_file() else "", re.MULTILINE)
+    if version_match is None or int(version_match[1]) != CONTRACT:
+        found_text = f"contract {version_match[1]}" if version_match else "none"
         raise ValueError(
             f"{option}: expected a revision with contract {CONTRACT} in reference/spec.py, got {found_text} in {label}"
         )
@@ -103,4 +102,4 @@ def pins(tree: Path) -> tuple[str, ...]:
         *project_table.get("optional-dependencies", {}).get("cuda", []),
     ]
     requirements += constraints_file.read_text().splitlines() if constraints_file.is_file() else []
-    return tuple(sorted(line for line in requirements if re.sub("_", "-", line.lower()).startswith(TIMED_PACKAGES)))
+    return tuple(sorted(line for line in requirements if re.sub("_", "-", line.lower()).startswith(PACKAGE_PREFIXES)))

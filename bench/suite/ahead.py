@@ -37,8 +37,7 @@ compiled_hashes: set[str] = set()
 
 
 def compilers() -> Pool:
-    """Returns a pool of at most four processes that compile kernels. They use half of the CPU cores. The other half is
-    for the command that runs on the GPU."""
+    """Returns a pool of at most four processes that compile kernels on half of the CPU cores, beside a GPU command."""
     environment = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": ""}
     return Pool(
         MODULE, environment=environment, limit_s=LIMIT_S, size=min(4, max(1, len(os.sched_getaffinity(0)) // 2))

@@ -49,17 +49,17 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
         passed_kernels_store.trust(trust)
     passed_kernels = [kernel for kernel in risky_kernels if not context.dry_run and passed_kernels_store.holds(kernel)]
     runnable_kernels = [kernel for kernel in risky_kernels if context.dry_run or kernel.why_not_here(device) is None]
-    to_check = [kernel for kernel in runnable_kernels if kernel not in passed_kernels]
-    check_tasks = [(kernel, chosen) for kernel in to_check if (chosen := first_taken(kernel, default_scheme(device)))]
+    checklist = [kernel for kernel in runnable_kernels if kernel not in passed_kernels]
+    check_tasks = [(kernel, chosen) for kernel in checklist if (chosen := first_taken(kernel, default_scheme(device)))]
 
-    run_check = Checkers(device, limit_s=FIRST_CHECK_S)
+    checkers = Checkers(device, limit_s=FIRST_CHECK_S)
 
     def attempt(kernel: Kernel, chosen: tuple[Case, Scheme]) -> CheckResult | None:
-        return None if context.left_s < 0 else run_check(CheckTask(kernel, *chosen))
+        return None if context.left_s < 0 else checkers(CheckTask(kernel, *chosen))
 
     excluded_kernels: dict[str, str] = {}
-    right_kernels: list[Kernel] = []
-    late_kernels: list[str] = []
+    ok_kernels: list[Kernel] = []
+    skipped_ids: list[str] = []
     with ThreadPoolExecutor(min(MAX_PARALLEL_CHECKS, max(1, 3 * (psutil.cpu_count() or 2) // 4))) as thread_pool:
         kernel_by_future = {thread_pool.submit(attempt, *check_task): check_task[0] for check_task in check_tasks}
         for check_future in as_completed(kernel_by_future):
@@ -67,24 +67,24 @@ def first_checks(context: Context, ops: Sequence[str], trust: Path | None = None
             if check_error is not None:  # any error: it must not end the checks of the other kernels
                 excluded_kernels[kernel.id] = f"{type(check_error).__name__}: {check_error}"
             elif (check_result := check_future.result()) is None:
-                late_kernels.append(kernel.id)
+                skipped_ids.append(kernel.id)
             else:
                 record = check_result.record(kernel, writer.run_id, machine)
                 code_hash_field = {CODE_FIELD: passed_kernels_store.code(kernel)}
                 writer.write(replace(record, environment={**record.environment, **code_hash_field}))
                 if check_result.status == "OK":
-                    right_kernels.append(kernel)
+                    ok_kernels.append(kernel)
                 elif check_result.status not in NOT_RUN:
                     excluded_kernels[kernel.id] = f"{check_result.status}: {check_result.reason}"
     if not context.dry_run:
-        passed_kernels_store.keep({kernel.id: passed_kernels_store.code(kernel) for kernel in right_kernels})
+        passed_kernels_store.keep({kernel.id: passed_kernels_store.code(kernel) for kernel in ok_kernels})
     fault_lines = [f"{name}: {fault_text}" for name, fault_text in excluded_kernels.items()]
-    right, num_passed_before = len(right_kernels), len(passed_kernels)
+    right, num_passed_before = len(ok_kernels), len(passed_kernels)
     figures = {"right": right + num_passed_before, "right before": num_passed_before, "excluded": len(excluded_kernels)}
-    figures["not here"] = len(risky_kernels) - right - num_passed_before - len(excluded_kernels) - len(late_kernels)
-    excluded_kernels |= dict.fromkeys(late_kernels, "no time was left for its first check")
-    fault_reason = "; ".join(fault_lines + [f"no time for {name}" for name in late_kernels])
-    return EntryOutcome("PARTIAL" if late_kernels else "DONE", fault_reason, figures=figures, excluded=excluded_kernels)
+    figures["not here"] = len(risky_kernels) - right - num_passed_before - len(excluded_kernels) - len(skipped_ids)
+    excluded_kernels |= dict.fromkeys(skipped_ids, "no time was left for its first check")
+    fault_reason = "; ".join(fault_lines + [f"no time for {name}" for name in skipped_ids])
+    return EntryOutcome("PARTIAL" if skipped_ids else "DONE", fault_reason, figures=figures, excluded=excluded_kernels)
 
 
 if __name__ == "__main__":

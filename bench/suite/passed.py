@@ -43,8 +43,7 @@ class Passed:
     def trust(self, folder: Path) -> None:
         """Adds kernels that passed their first check in an earlier run. `folder` has the records of that run.
 
-        Records from another kind of GPU, or of older kernel code, are ignored. A kernel is added only if all its other
-        records are OK."""
+        Ignores records of other GPU models or older kernel code. Adds a kernel only if all its other records are OK."""
         gpu = self._environment.gpu
         code_by_kernel = {kernel.id: self.code(kernel) for kernel in registry.every_kernel()}
         statuses_of: dict[str, set[str]] = {}
@@ -68,12 +67,11 @@ class Passed:
 
 
 def passed_on_card(kernels: Iterable[Kernel], scheme: str, device: torch.device) -> frozenset[str]:
-    """Returns the names of kernels that passed their first check on this kind of GPU. Only first checks with the dtypes
-    `scheme` count."""
+    """Returns the names of kernels that passed their first check on this kind of GPU with the dtypes `scheme`."""
     if device.type != "cuda":
         return frozenset()
-    passed_store, scheme_name = Passed(Environment.now(device.index or 0)), default_scheme(device)
-    first_cases = ((kernel, first_taken(kernel, scheme_name)) for kernel in kernels if passed_store.holds(kernel))
+    passed_checks, scheme_name = Passed(Environment.now(device.index or 0)), default_scheme(device)
+    first_cases = ((kernel, first_taken(kernel, scheme_name)) for kernel in kernels if passed_checks.holds(kernel))
     return frozenset(
         kernel.name
         for kernel, case_and_scheme in first_cases

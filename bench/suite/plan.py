@@ -39,13 +39,12 @@ LATENCY_ENTRIES: tuple[tuple[str, str, tuple[str, ...], float], ...] = (
         400,
     ),
 )
-START_S = 8.0
+SPAWN_S = 8.0
 """The seconds that a process needs to start and import, unless it starts while another process still works."""
 
 
 def make_plan(only: Sequence[str] = (), files: Sequence[Path] = (), trust: Path | None = None) -> list[Entry]:
-    """Returns the suite's entries (one command each), the most valuable first. Prerequisites come before the entries
-    that need them.
+    """Returns the suite's entries (one command each), the most valuable first, but after their prerequisites.
 
     `files` are paths of files with more entries. `trust` is a folder with records of an earlier run. A kernel's first
     check is not repeated if it passed there.
@@ -64,7 +63,7 @@ def make_plan(only: Sequence[str] = (), files: Sequence[Path] = (), trust: Path 
     chosen_ids = set(entry_by_id)
     if only:
         named_ids = {entry_id for name in only for entry_id in _named(name, all_entries)}
-        chosen_ids = named_ids | {needed_id for entry_id in named_ids for needed_id in _before(entry_id, entry_by_id)}
+        chosen_ids = named_ids | {prior_id for entry_id in named_ids for prior_id in _before(entry_id, entry_by_id)}
         if any(entry_by_id[name].launches for name in chosen_ids):
             chosen_ids.add("ahead")
         if "first" not in named_ids:  # only the chosen ops
@@ -94,8 +93,7 @@ def _named(name: str, entries: Sequence[Entry]) -> set[str]:
 
 
 def _word(entry_id: str) -> str:
-    """Returns the first word of an entry id: `engine` for `bar:engine.llama-3.1-8b`. A prefix `bar:` (performance
-    target) does not count."""
+    """Returns an entry id's first word: `engine` for `bar:engine.llama-3.1-8b`, without `bar:` (performance target)."""
     return entry_id.removeprefix("bar:").replace(":", ".").partition(".")[0]
 
 
@@ -115,56 +113,54 @@ def _ordered(entries: Sequence[Entry]) -> list[Entry]:
     for entry in entries:
         for name in _before(entry.id, entries_by_id) & entry_values.keys():
             entry_values[name] = max(entry_values[name], entry.value)
-    placed_by_id: dict[str, Entry] = {}
+    sorted_entries: dict[str, Entry] = {}
 
     def place(entry: Entry) -> None:
         for name in (*entry.needs, *entry.after):
-            if name in entries_by_id and name not in placed_by_id:
+            if name in entries_by_id and name not in sorted_entries:
                 place(entries_by_id[name])
-        placed_by_id.setdefault(entry.id, entry)
+        sorted_entries.setdefault(entry.id, entry)
 
     for entry in sorted(entries, key=lambda entry: -entry_values[entry.id]):
         place(entry)
-    return list(placed_by_id.values())
+    return list(sorted_entries.values())
 
 
 def card_entries(ops: Sequence[str], trust: Path | None = None) -> list[Entry]:
     """Returns the suite's entries (one command each) that serve all ops. They test the machine, compile kernels for
-    later entries, and check each kernel once. They also measure the GPU's ceilings, and test the A/B comparison
-    itself."""
+    later entries, and check each kernel once. They also measure the GPU's ceilings, and test the A/B comparison."""
     # Calls of torch itself neither hang nor write out of bounds.
     safe_backends = registry.CPU_BACKENDS
-    risky = [kernel for op in ops for kernel in registry.kernels(op).values() if kernel.backend not in safe_backends]
+    kernels = [kernel for op in ops for kernel in registry.kernels(op).values() if kernel.backend not in safe_backends]
     card_command, checks = ("-m", "rooflab.bench.suite.card_answers"), ("-m", "rooflab.bench.suite.first", *ops)
     trust_args = ("--trust", str(trust)) if trust else ()
     return [
         Entry("environment", "the machine, its software, and whether the device answers", step_words(card_command),
-              START_S + 4, 100.0, step_words(card_command, dry=True), needs=()),
+              SPAWN_S + 4, 100.0, step_words(card_command, dry=True), needs=()),
         Entry("ahead", "compiles what later entries launch, on cores that they leave idle",
               ("-m", "rooflab.bench.suite.ahead", "{run}/plan.json"), 1.0, 99.0, needs=("environment",), beside=True),
         Entry("first", "each kernel's first check on this card, in a process of its own with a time limit",
-              step_words((*checks, *trust_args)), START_S + 12 + 1.5 * len(risky), 95.0, step_words(checks, dry=True),
+              step_words((*checks, *trust_args)), SPAWN_S + 12 + 1.5 * len(kernels), 95.0, step_words(checks, dry=True),
               needs=("environment",), ops=tuple(ops), whole=True),
         Entry("ceilings", "ceilings measured on this card by our own microkernels",
-              (*LAB_COMMAND, "ceilings", "--refresh", "--out", "{out}", "--json"), START_S + 65, 90.0,
+              (*LAB_COMMAND, "ceilings", "--refresh", "--out", "{out}", "--json"), SPAWN_S + 65, 90.0,
               (*LAB_COMMAND, "ceilings", "--refresh", "--budget", "0.5", "--device", "cpu", "--json"), ("environment",),
               launches=({"microkernels": True},), of_card=True),
         Entry("self-test", "the A/B against identical code and an injected 5% slowdown",
               (*LAB_COMMAND, "ab", "rmsnorm", "gemm", "--self-test", "--budget", str(SELF_TEST_BUDGET_S),
-               "--out", "{out}", "--json"), START_S + 2 * SELF_TEST_BUDGET_S, 50.0, checks=("rmsnorm", "gemm")),
+               "--out", "{out}", "--json"), SPAWN_S + 2 * SELF_TEST_BUDGET_S, 50.0, checks=("rmsnorm", "gemm")),
     ]  # fmt: skip
 
 
 def latency_entries() -> list[Entry]:
-    """Returns four suite entries (one command each) for Llama-3.1-8B with random weights. Two entries time a decode
-    step and a prefill step, op by op. One entry tries other kernels in the engine. One entry tests six claims about LLM
-    inference."""
+    """Returns four suite entries (one command each) for Llama-3.1-8B with random weights. Two entries time a decode and
+    a prefill step, op by op. One tries other kernels in the engine. One tests six claims about LLM inference."""
     return [
         Entry(
             f"latency:{name}",
             entry_title,
             (*LAB_COMMAND, *command_words, *MODEL_OPTIONS),
-            START_S + cost_s,
+            SPAWN_S + cost_s,
             48.0,
             checks=tuple(FIRST_ON_CUDA),
         )
@@ -181,21 +177,21 @@ def op_entries(op: str) -> list[Entry]:
     run_options = ("--out", "{out}", "--seed", "{seed}")
     resume_options = ("--seconds", "{seconds}", "--resume", *run_options)
     suites = tuple(option_word for suite in MODEL_SUITES for option_word in ("--suite", suite))
-    small_options = ("--case", spec.get_cases("smoke")[0].id, "--device", "cpu", "--resume", *run_options)
+    cpu_options = ("--case", spec.get_cases("smoke")[0].id, "--device", "cpu", "--resume", *run_options)
     # One kernel of each backend, because some rungs take seconds for a case in Triton's interpreter.
     backend_kernels = {kernel.backend: kernel.name for kernel in kernels if kernel.role != "peer"}.values()
     kernel_options = tuple(option_word for name in backend_kernels for option_word in ("--kernel", name))
     entries = [
         Entry(f"check:{op}", f"every kernel of {op} on all smoke and edge cases",
               (*LAB_COMMAND, "check", op, "--suite", "smoke", "--suite", "edge", *resume_options),
-              START_S + 0.15 * num_checks, 72.0,
+              SPAWN_S + 0.15 * num_checks, 72.0,
               (*LAB_COMMAND, "check", op, *kernel_options,
                "--scheme", "fp32" if "fp32" in spec.schemes else spec.schemes[0],
-               "--by", "interpreter", *small_options),
+               "--by", "interpreter", *cpu_options),
               ops=(op,), launches=({"op": op, "suites": ["smoke", "edge"], "scheme": "all"},)),
         Entry(f"bench:{op}", f"every kernel of {op} on models' shapes",
-              (*LAB_COMMAND, "bench", op, *suites, "--budget", "0.3", *resume_options), START_S + 0.6 * num_times, 60.0,
-              (*LAB_COMMAND, "bench", op, "--budget", "0.02", *small_options),
+              (*LAB_COMMAND, "bench", op, *suites, "--budget", "0.3", *resume_options), SPAWN_S + 0.6 * num_times, 60.0,
+              (*LAB_COMMAND, "bench", op, "--budget", "0.02", *cpu_options),
               after=("ceilings",), ops=(op,), launches=({"op": op, "suites": list(MODEL_SUITES)},)),
     ]  # fmt: skip
     if any(kernel.tuning is not None for kernel in kernels):

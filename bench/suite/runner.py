@@ -157,8 +157,7 @@ class _SuiteRun:
         write_json(self.settings.out / "excluded.json", self.progress.excluded())
 
     def _refused(self, entry: Entry) -> EntryOutcome | None:
-        """Returns None if the entry can run. Otherwise returns its outcome: a prerequisite is not done, or too little
-        time is left."""
+        """Returns None if an entry can run, else its outcome: a prerequisite is not done or too little time is left."""
         entry_outcomes = self.progress.outcomes
         plan_ids = {planned_entry.id for planned_entry in self.plan}
         for name in entry.needs:
@@ -243,8 +242,7 @@ class _SuiteRun:
         return self._judged(entry, folder, status), ""
 
     def _judged(self, entry: Entry, folder: Path, status: int) -> EntryOutcome:
-        """Returns the outcome that the entry's process wrote. If there is none, derives it from the exit status and the
-        records."""
+        """Returns the outcome that the entry's process wrote, or derives one from the exit status and the records."""
         outcome = read_outcome(folder / OUTCOME_FILE)
         kernel_failures, statuses = state.wrong_in(folder)
         if outcome is None:
@@ -283,9 +281,9 @@ class _SuiteRun:
     def _hangs(self) -> bool:
         """Tells whether one kernel runs alone and longer than its time limit. Returns False while several kernels run
         at once, because they may only slow each other down."""
-        running_note = Running.read(self._note_path())
+        run_state = Running.read(self._note_path())
         time_limit_s = DRY_ENTRY_LIMIT_S if self.settings.dry_run else MAX_KERNEL_S
-        return len(running_note.kernels) == 1 and time.time() - running_note.began > time_limit_s
+        return len(run_state.kernels) == 1 and time.time() - run_state.began > time_limit_s
 
     def _next(self) -> Child:
         """Returns the process for the next entry. On a GPU, also starts a spare process for the entry after that."""
@@ -296,15 +294,13 @@ class _SuiteRun:
         return self.current
 
     def _release(self, process: Child) -> None:
-        """Ends the process of an entry on a GPU. In a dry run (on a CPU), keeps it, because it has no CUDA context to
-        break."""
+        """Ends an entry's process on a GPU. A dry run (on a CPU) keeps it, because it has no CUDA context to break."""
         if not self.settings.dry_run:
             self.current = None
             process.stop()
 
     def _probe(self) -> None:
-        """Tests whether the device still works, and stops the run if not. Later entries would only wait until their
-        time limits."""
+        """Tests whether the device works, and stops the run if not. Later entries would only hit their time limits."""
         if self.settings.dry_run:
             return
         probe_process, fail_reason = self._process(), ""

@@ -32,7 +32,7 @@ from rooflab.roofline.device import Device, identify
 from rooflab.roofline.model import Cost
 from rooflab.roofline.occupancy import occupancy
 
-QUICK_S, MIN_QUICK_SAMPLES = 0.01, 5
+QUICK_BUDGET_S, MIN_QUICK_SAMPLES = 0.01, 5
 """Seconds, and the least number of samples, for one config on one case in the search."""
 
 
@@ -62,9 +62,9 @@ class DeviceTimes:
                 if isinstance(times_by_config[config], str):
                     continue
                 try:
-                    rotating_call = Rotation(self._kernel.with_config(config), self._spec, inputs)
-                    rotating_call()  # compiles
-                    ready_calls[config_name(config)] = rotating_call
+                    rotation = Rotation(self._kernel.with_config(config), self._spec, inputs)
+                    rotation()  # compiles
+                    ready_calls[config_name(config)] = rotation
                 except Failed.errors() as error:
                     times_by_config[config] = Failed.of(error, "").reason
             if not ready_calls:
@@ -72,7 +72,7 @@ class DeviceTimes:
             samples_by_name = time_functions(
                 ready_calls,
                 self._device,
-                budget_s=QUICK_S * len(ready_calls),
+                budget_s=QUICK_BUDGET_S * len(ready_calls),
                 min_samples=MIN_QUICK_SAMPLES,
                 seed=self._seed,
                 timer=self._timer,
@@ -107,7 +107,7 @@ def made_up(configs: Sequence[Any]) -> dict[Any, Seconds | str]:
 
 SEARCH_SHARE = 0.6
 """The share of the time for the search.  The recorded checks and measurements get the rest."""
-MAX_FINAL_S, MIN_FINAL_BUDGET_S = 0.5, 0.02
+MAX_FINAL_BUDGET_S, MIN_FINAL_BUDGET_S = 0.5, 0.02
 """The most and the least seconds of samples for one contender on one case of the recorded measurement."""
 
 
@@ -230,14 +230,14 @@ class TuningRun:
     ) -> tuple[Seconds, float]:
         """Computes the least possible seconds of a config on each case, at the GPU's highest clock. Also returns the
         occupancy on the first case, which breaks ties. Unknown values are 0."""
-        gpu, footprint_of = _card(self.device), kernel.tunable.footprint
+        gpu, footprint_fn = _card(self.device), kernel.tunable.footprint
         if gpu is None:
             return tuple(0.0 for _ in probes), 0.0
         ceilings = gpu.ceilings(gpu.max_clock_hz)
-        cta_sizes = [footprint_of(config, case, self.scheme) if footprint_of else None for case in probes]
-        least_times = tuple(least_s(cost, ceilings, size, gpu.sms) for cost, size in zip(costs, cta_sizes, strict=True))
+        cta_sizes = [footprint_fn(config, case, self.scheme) if footprint_fn else None for case in probes]
+        min_times_s = tuple(least_s(cost, ceilings, size, gpu.sms) for cost, size in zip(costs, cta_sizes, strict=True))
         size = cta_sizes[0]
-        return least_times, occupancy(gpu, size.threads, size.registers, size.shared_bytes).fraction if size else 0.0
+        return min_times_s, occupancy(gpu, size.threads, size.registers, size.shared_bytes).fraction if size else 0.0
 
     def _measure(self, cases: Sequence[Case], finalists: Mapping[str, Sequence[Any]], seconds: float) -> list[Record]:
         """Times every kernel with the launcher's own config, and with the best configs of the search."""
@@ -248,7 +248,7 @@ class TuningRun:
             for config_number, config in enumerate(configs)
         ]
         timed_kernels = [*self.kernels, *candidate_kernels, *self.beside]
-        budget_s = min(MAX_FINAL_S, max(MIN_FINAL_BUDGET_S, seconds / 2 / (len(timed_kernels) * len(cases))))
+        budget_s = min(MAX_FINAL_BUDGET_S, max(MIN_FINAL_BUDGET_S, seconds / 2 / (len(timed_kernels) * len(cases))))
         timing_settings, records = Settings(device=str(self.device), seed=self.seed, budget_s=budget_s), []
         kernel_measurement = Measurement(self.spec, self.scheme, timing_settings, self.writer.run_id)
         for record in kernel_measurement.records(timed_kernels, cases):
@@ -280,13 +280,13 @@ class TuningRun:
         The launcher may choose a different config for each case."""
         if start in result.failures:
             return BucketResult(**counts, reason=f"the launcher's own choice failed: {result.failures[start]}")
-        by_config: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}
+        timings: dict[str, tuple[dict[str, Any], dict[str, float]]] = {}
         default_logs: dict[str, float] = {}
         case_ids = {str(record.case_id) for record in records}
         for record in records:
             if record.kernel == kernel.name and record.status == "OK" and record.latency_median_ms:
                 values, case = dict(record.config or {}), str(record.case_id)
-                times = by_config.setdefault(str(sorted(values.items())), (values, {}))[1]
+                times = timings.setdefault(str(sorted(values.items())), (values, {}))[1]
                 times[case] = math.log(record.latency_median_ms)
                 if values == asdict(kernel.config_for(Case(**record.case), self.scheme, self.device)):
                     default_logs.setdefault(case, times[case])  # the launcher's record precedes the finalists' records
@@ -295,8 +295,8 @@ class TuningRun:
             reason = f"{faults[0].case_id}: {faults[0].status}: {faults[0].reason}" if faults else "nothing was timed"
             return BucketResult(**counts, reason=reason)
         default_log_sum = sum(default_logs.values())
-        log_sums = [(values, sum(times.values())) for values, times in by_config.values() if times.keys() == case_ids]
-        values, best_log_sum = min(log_sums, key=lambda entry: entry[1], default=({}, default_log_sum))
+        log_ms_sums = [(values, sum(times.values())) for values, times in timings.values() if times.keys() == case_ids]
+        values, best_log_sum = min(log_ms_sums, key=lambda entry: entry[1], default=({}, default_log_sum))
         if best_log_sum >= default_log_sum:
             return BucketResult(**counts)
         return BucketResult(**counts, best=values, faster=math.exp((default_log_sum - best_log_sum) / len(case_ids)))

@@ -85,32 +85,32 @@ def choose(op: str, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     for record in records:
         row_groups.setdefault(rows_of(record.case) or 0, []).append(record)  # above 0, by _counts
     buckets: dict[str, list[Record]] = {}
-    low = 0.0
-    for high in BUCKET_ROWS:
-        rows_in_bucket = [rows for rows in row_groups if low < rows <= high]
-        nearest_rows = min(row_groups, key=lambda rows: abs(math.log(rows / min(max(rows, low + 1), high))))
-        buckets[bucket_of(high)] = [record for rows in rows_in_bucket or [nearest_rows] for record in row_groups[rows]]
-        low = high
+    prev_limit = 0.0
+    for limit in BUCKET_ROWS:
+        rows_in_bucket = [rows for rows in row_groups if prev_limit < rows <= limit]
+        nearest_rows = min(row_groups, key=lambda rows: abs(math.log(rows / min(max(rows, prev_limit + 1), limit))))
+        buckets[bucket_of(limit)] = [record for rows in rows_in_bucket or [nearest_rows] for record in row_groups[rows]]
+        prev_limit = limit
     best_by_bucket = {bucket: _best_by_kernel(cases) for bucket, cases in buckets.items()}
     allowed_kernels = _of_one_packing(op, best_by_bucket)
     scheme = str(records[0].scheme)
-    return {bucket: _entry(contenders, allowed_kernels, scheme) for bucket, contenders in best_by_bucket.items()}
+    return {bucket: _entry(candidates, allowed_kernels, scheme) for bucket, candidates in best_by_bucket.items()}
 
 
 def _best_by_kernel(records: Sequence[Record]) -> dict[str, _Contender]:
     """Returns the fastest config of each kernel. If any config was timed on all cases, only such configs count."""
-    contenders: dict[tuple[str, str], _Contender] = {}
+    candidates: dict[tuple[str, str], _Contender] = {}
     for record in records:
         assert record.kernel and record.case_id and record.latency_median_ms, "held by _counts"
         for config in _configs(record):
-            contender = contenders.setdefault((record.kernel, config), _Contender(record.kernel, config, record.run_id))
-            contender.latencies[record.case_id] = math.log(record.latency_median_ms)
+            candidate = candidates.setdefault((record.kernel, config), _Contender(record.kernel, config, record.run_id))
+            candidate.latencies[record.case_id] = math.log(record.latency_median_ms)
     cases = {record.case_id for record in records}
-    complete_contenders = [contender for contender in contenders.values() if contender.latencies.keys() == cases]
+    complete_contenders = [candidate for candidate in candidates.values() if candidate.latencies.keys() == cases]
     best_by_kernel: dict[str, _Contender] = {}
     # On equal times the launcher's own choice comes first: a config must be faster to be written to the file.
-    for contender in sorted(complete_contenders or contenders.values(), key=lambda x: (x.mean, bool(x.config))):
-        best_by_kernel.setdefault(contender.kernel, contender)
+    for candidate in sorted(complete_contenders or candidates.values(), key=lambda x: (x.mean, bool(x.config))):
+        best_by_kernel.setdefault(candidate.kernel, candidate)
     return best_by_kernel
 
 
@@ -131,19 +131,19 @@ def _of_one_packing(op: str, best: Mapping[str, Mapping[str, _Contender]]) -> se
     kernel_names = {name for row in best.values() for name in row}
     if registry.get_op(op).prepared is None:
         return kernel_names
-    names_by_packing: dict[Any, set[str]] = {}
+    names_by_layout: dict[Any, set[str]] = {}
     for name in sorted(kernel_names):
-        names_by_packing.setdefault(registry.get_kernel(op, name).prepare, set()).add(name)
+        names_by_layout.setdefault(registry.get_kernel(op, name).prepare, set()).add(name)
 
     def total(group: set[str]) -> tuple[bool, float]:
-        best_logs = [min((row[name].mean for name in group if name in row), default=math.inf) for row in best.values()]
-        return math.inf in best_logs, sum(best_logs)
+        min_log_ms = [min((row[name].mean for name in group if name in row), default=math.inf) for row in best.values()]
+        return math.inf in min_log_ms, sum(min_log_ms)
 
-    return min(names_by_packing.values(), key=total)
+    return min(names_by_layout.values(), key=total)
 
 
 def _entry(best: Mapping[str, _Contender], allowed: set[str], scheme: str) -> dict[str, Any]:
-    best_contender = next((contender for name, contender in best.items() if name in allowed), next(iter(best.values())))
+    best_contender = next((candidate for name, candidate in best.items() if name in allowed), next(iter(best.values())))
     kernel_choice: dict[str, Any] = {"kernel": best_contender.kernel, "record": best_contender.run_id}
-    configs = {name: json.loads(contender.config) for name, contender in best.items() if contender.config}
+    configs = {name: json.loads(candidate.config) for name, candidate in best.items() if candidate.config}
     return kernel_choice | ({"scheme": scheme, "configs": configs} if configs else {})

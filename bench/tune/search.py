@@ -1,5 +1,4 @@
-"""Searches for the fastest config of a kernel. Skips configs that cannot win, and times small groups of configs
-together with the best config so far.
+"""Searches for a kernel's fastest config. Skips configs that cannot win, and times small groups with the best so far.
 
 This module uses no GPU. The caller passes two functions: one computes a config's least possible time, the other
 measures its time.
@@ -64,8 +63,7 @@ def search(
     A config is skipped if its least possible time, `least(config)`, is not below the best time.  Configs that differ
     from the best one in few fields are tried first.
 
-    Configs are timed in small groups.  The best config so far is timed again in each group, because the GPU may become
-    slower during the search."""
+    Configs are timed in small groups, each with the best config so far, because the GPU may slow down meanwhile."""
     search_result = SearchResult()
     start_times = times([start])[start]
     if isinstance(start_times, str):
@@ -73,15 +71,15 @@ def search(
         return search_result
     best_config, best_times = start, start_times
     search_result.scores[start] = 1.0
-    waiting_configs = [config for config in candidates if config != start]
-    while waiting_configs:
+    untried_configs = [config for config in candidates if config != start]
+    while untried_configs:
         if clock() >= deadline:
-            search_result.left = len(waiting_configs)
+            search_result.left = len(untried_configs)
             break
-        able_configs = [config for config in waiting_configs if _mean(least(config)) < _mean(best_times)]
-        search_result.bounded += len(waiting_configs) - len(able_configs)
+        able_configs = [config for config in untried_configs if _mean(least(config)) < _mean(best_times)]
+        search_result.bounded += len(untried_configs) - len(able_configs)
         able_configs.sort(key=lambda config: _distance(config, best_config))  # a stable sort: ties keep the given order
-        config_group, waiting_configs = able_configs[:GROUP_SIZE], able_configs[GROUP_SIZE:]
+        config_group, untried_configs = able_configs[:GROUP_SIZE], able_configs[GROUP_SIZE:]
         if not config_group:
             break
         group_times = times([best_config, *config_group])
@@ -123,5 +121,5 @@ def least_s(cost: Cost, ceilings: Ceilings, footprint: Footprint | None, sms: in
     if footprint is None or not footprint.tensor_flops or len(cost.tensor_flops) != 1:
         return seconds
     (dtype,) = cost.tensor_flops
-    busiest_ctas = -(-footprint.ctas // sms)
-    return max(seconds, busiest_ctas * footprint.tensor_flops * sms / ceilings.matrix_rate(dtype))
+    busiest_sm_ctas = -(-footprint.ctas // sms)
+    return max(seconds, busiest_sm_ctas * footprint.tensor_flops * sms / ceilings.matrix_rate(dtype))

@@ -40,8 +40,7 @@ def tune_op(
 ) -> TuningRun:
     """Searches the configs of `kernels` in about `budget_s` seconds.  The default is all tunable kernels of `op`.
 
-    A dry run invents times and writes no record.  Raises `ValueError` if a kernel has no configs or cannot
-    be timed on this device."""
+    A dry run invents times and writes no record.  Raises `ValueError` if a kernel has no configs or cannot be timed."""
     if not budget_s > 0:
         raise ValueError(f"budget: expected seconds above 0, got {budget_s}")
     device_name = "cpu" if dry_run else device
@@ -99,8 +98,7 @@ def _check_timed_here(kernel: Kernel, device: torch.device) -> None:
 
 
 def _others(op: str, tunable: Sequence[Kernel], device: torch.device) -> list[Kernel]:
-    """Returns the op's library kernels and optimized kernels that are not tuned here. Leaves out kernels that this
-    device cannot time."""
+    """Returns the op's library and optimized kernels that this device can time, without the kernels tuned here."""
     return [
         kernel
         for kernel in registry.kernels(op).values()

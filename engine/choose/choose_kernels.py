@@ -42,12 +42,12 @@ from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.registry import Kernel
 from rooflab.kernels.tuning import BUCKET_ROWS, bucket_of
 
-PREFILL = ("flash_attention_varlen", "paged_attention", "sample")
+EAGER_OPS = ("flash_attention_varlen", "paged_attention", "sample")
 """The ops that are no part of a decode step from the embedding to the logits."""
 TOLERATED_RATIO = 1.05
 """The largest allowed ratio of a product's time to the bucket's best time.  A larger ratio needs a second packing."""
 TIMING_ROUNDS = 5
-MAX_WAITING_RATIO = 0.05
+MAX_CPU_WAIT_RATIO = 0.05
 """The highest allowed ratio of the time that threads wait for a core to the time that they run, as in the bench."""
 LIMIT_S = 10.0
 """The most seconds of timing at a start, without compilation.  Without a limit, 2 busy cores took 87 s and 128 s."""
@@ -82,7 +82,7 @@ def choose_kernels(
     With `replays`, the engine can record a decode step once and replay it.  A recorded step contains only C++ kernels.
     If it is faster in a bucket of up to 16 rows, this bucket gets only C++ kernels."""
     arch = limits.arch
-    facts = {
+    key_data = {
         "layers": [arch.num_layers, arch.hidden_size, arch.intermediate_size, arch.vocab_size],
         "heads": [arch.num_heads, arch.num_kv_heads, arch.head_dim, arch.window],
         "dtype": limits.codes or str(limits.dtype).removeprefix("torch."),
@@ -94,12 +94,12 @@ def choose_kernels(
     # All that could serve, and not those of `able` alone: a swap of one op keeps the times, and so the others' kernels.
     all_kernels = (kernel for op in map(registered, limits.ops) for kernel in registry.kernels(op).values())
     kernels = [kernel for kernel in all_kernels if kernel.role != "peer" and kernel.backend in registry.CPU_BACKENDS]
-    cache = KeptTimes(arch.name, facts, (kernel for kernel in kernels if kernel.why_not_here(limits.device) is None))
+    cache = KeptTimes(arch.name, key_data, (kernel for kernel in kernels if kernel.why_not_here(limits.device) is None))
     sorted_choices = {}
     for (op, bucket), choices in able.items():
         if len(choices) > 1:
-            take_times = partial(time_kernels, op, rows[op, bucket], [choice.kernel for choice in choices], limits)
-            op_times = cache.of(op, bucket, take_times)
+            timer = partial(time_kernels, op, rows[op, bucket], [choice.kernel for choice in choices], limits)
+            op_times = cache.of(op, bucket, timer)
             choices = [replace(choice, why=_reason(choice, op_times)) for choice in choices]
             choices.sort(key=lambda choice: op_times.get(choice.kernel.name, 0.0))
         sorted_choices[op, bucket] = choices
@@ -111,9 +111,9 @@ def choose_kernels(
             sorted_choices |= replayed(bucket_of(bucket_rows), sorted_choices, cache.times, limits.arch.num_layers)
     for matmul_op in limits.matmul_ops:
         matmul_choices = {bucket: choices for (op, bucket), choices in sorted_choices.items() if op == matmul_op}
-        packings = _ways(matmul_choices, cache.times.get(matmul_op, {}), limits)
+        layouts = _ways(matmul_choices, cache.times.get(matmul_op, {}), limits)
         for bucket, choices in matmul_choices.items():
-            sorted_choices[matmul_op, bucket] = [choice for choice in choices if choice.kernel.prepare in packings]
+            sorted_choices[matmul_op, bucket] = [choice for choice in choices if choice.kernel.prepare in layouts]
     return sorted_choices
 
 
@@ -125,7 +125,7 @@ def replayed(
 
     Returns {} if a timed op has no C++ kernel, or if an eager step is faster. A replayed step skips the Python code of
     each launch. The estimated time of this code is the shortest measured time of any kernel call."""
-    step = {op: choices for (op, op_bucket), choices in fastest.items() if op_bucket == bucket and op not in PREFILL}
+    step = {op: choices for (op, op_bucket), choices in fastest.items() if op_bucket == bucket and op not in EAGER_OPS}
     timed_ops = {op: choices for op, choices in step.items() if len(choices) > 1 and times[op].get(bucket)}
     native = {op: [choice for choice in choices if choice.kernel.backend == "cpp"] for op, choices in timed_ops.items()}
     if not all(native.values()):
@@ -177,8 +177,8 @@ def _ways(
 
 
 def _reason(choice: Choice, times: Mapping[str, float]) -> str:
-    others_text = ", ".join(f"{name} {time_us:.0f}" for name, time_us in times.items() if name != choice.kernel.name)
-    return f"{times[choice.kernel.name]:.0f} us here, against {others_text}" if times else PROVISIONAL
+    times_text = ", ".join(f"{name} {time_us:.0f}" for name, time_us in times.items() if name != choice.kernel.name)
+    return f"{times[choice.kernel.name]:.0f} us here, against {times_text}" if times else PROVISIONAL
 
 
 def time_kernels(
@@ -261,7 +261,7 @@ class KeptTimes:
         return bucket_times.get(bucket, {})
 
     def _busy(self) -> bool:
-        return (waiting_since(self._began) or 0.0) > MAX_WAITING_RATIO
+        return (waiting_since(self._began) or 0.0) > MAX_CPU_WAIT_RATIO
 
     def keep(self) -> None:
         """Writes the new times to the cache.  Times from a busy machine are marked as provisional."""

@@ -32,7 +32,7 @@ MATMUL_OPS = ("gemm", "gemm_gguf")
 """The ops that multiply by a weight: in the model's dtype, and by codes.  The model calls both `gemm`."""
 MOST_REPLAYED = 16
 """The most sequences of a replayed decode step on a CPU.  In larger steps the host's share is small."""
-CONTEXT_KEYS = 512
+CONTEXT_LENGTH = 512
 """The number of keys of each sequence in the timed calls."""
 
 
@@ -93,7 +93,7 @@ def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     arch, block_size = limits.arch, limits.block_size
     meta = partial(torch.empty, dtype=limits.dtype, device="meta")
     H, D, query_heads, kv_heads = arch.hidden_size, arch.head_dim, arch.num_heads, arch.num_kv_heads
-    drawn_rows = min(M, limits.max_drawn)
+    num_logit_rows = min(M, limits.max_drawn)
     max_blocks = -(-limits.max_model_len // block_size)
     cache = meta(max_blocks, block_size, kv_heads, D)
     q, k = meta(M, query_heads, D), meta(M, kv_heads, D)
@@ -101,7 +101,7 @@ def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
     attention_options = {"softmax_scale": None} | ({} if arch.window is None else {"window": arch.window})
     chunk_bounds = torch.tensor([0, M], dtype=torch.int32)  # of one chunk
     lengths = {"cu_seqlens_q": chunk_bounds, "cu_seqlens_k": chunk_bounds, "max_seqlen_q": M, "max_seqlen_k": M}
-    angle_table = meta(limits.max_model_len, D // 2, dtype=torch.float32)
+    rope_table = meta(limits.max_model_len, D // 2, dtype=torch.float32)
     fp32_options, pages = {"dtype": torch.float32}, {"q": q, "k_cache": cache, "v_cache": cache, **attention_options}
     arguments: dict[str, dict[str, Any]] = {
         "embedding": {"token_ids": token_ids, "weight": meta(arch.vocab_size, H)},
@@ -109,7 +109,7 @@ def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
         "fused_add_rmsnorm": {"x": meta(M, H), "residual": meta(M, H), "weight": meta(H), "eps": arch.rms_norm_eps},
         "rope_and_cache": {
             **{"q": q, "k": k, "v": k, "q_out": q, "k_cache": cache, "v_cache": cache},
-            **{"cos": angle_table, "sin": angle_table, "positions": token_ids, "slot_mapping": token_ids},
+            **{"cos": rope_table, "sin": rope_table, "positions": token_ids, "slot_mapping": token_ids},
             **(dict.fromkeys(("q_norm", "k_norm"), meta(D)) if arch.qk_norm else {}),
         },
         "flash_attention_varlen": {"q": q, "k": k, "v": k, **lengths, "causal": True, **attention_options},
@@ -118,13 +118,13 @@ def model_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any]]:
         FUSED_OP: {"a": meta(M, H), "b": meta(2 * arch.intermediate_size, H).mT},
         gated(arch): {"x": meta(M, 2 * arch.intermediate_size)},
         "sample": {
-            "logits": meta(drawn_rows, arch.vocab_size),
-            "temperature": meta(drawn_rows, **fp32_options),
-            "top_k": meta(drawn_rows, dtype=torch.int32),
-            "top_p": meta(drawn_rows, **fp32_options),
-            "min_p": meta(drawn_rows, **fp32_options),
-            "seed": meta(drawn_rows, dtype=torch.int64),
-            "position": meta(drawn_rows, dtype=torch.int64),
+            "logits": meta(num_logit_rows, arch.vocab_size),
+            "temperature": meta(num_logit_rows, **fp32_options),
+            "top_k": meta(num_logit_rows, dtype=torch.int32),
+            "top_p": meta(num_logit_rows, **fp32_options),
+            "min_p": meta(num_logit_rows, **fp32_options),
+            "seed": meta(num_logit_rows, dtype=torch.int64),
+            "position": meta(num_logit_rows, dtype=torch.int64),
         },
     }
     return [arguments[op]]
@@ -160,7 +160,7 @@ def _product_inputs(op: str, M: int, limits: LargestSizes) -> list[dict[str, Any
     return inputs
 
 
-def real(inputs: Mapping[str, Any], block_size: int, context: int = CONTEXT_KEYS) -> dict[str, Any]:
+def real(inputs: Mapping[str, Any], block_size: int, context: int = CONTEXT_LENGTH) -> dict[str, Any]:
     """Makes real (random) tensors from meta tensors.  Pages and positions are valid; a sequence has `context` keys."""
     arguments: dict[str, Any] = {}
     sequences = len(inputs["seq_lens"]) if "seq_lens" in inputs else 1

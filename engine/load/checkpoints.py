@@ -59,11 +59,11 @@ class GGUFCheckpoint:
 
     def generation(self) -> tuple[str, Mapping[str, Any]]:
         """Returns the place of the sampling settings, for error messages, and the settings by transformers' names."""
-        name_of_key = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
+        hf_names = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
         settings = {
             name.removeprefix(_SAMPLING): value for name, value in self._model.fields.items() if _SAMPLING in name
         }
-        return f"{self.path.name}, {_SAMPLING[:-1]}", {name_of_key.get(name, name): settings[name] for name in settings}
+        return f"{self.path.name}, {_SAMPLING[:-1]}", {hf_names.get(name, name): settings[name] for name in settings}
 
     def plain_matrices(self) -> dict[str, str]:
         """Maps the names of matrices whose codes cannot be kept to the names of their formats."""

@@ -31,8 +31,8 @@ REFUSED_FIELDS: Mapping[str, float | None] = {
 def read_generation(source: str, fields: Mapping[str, Any]) -> dict[str, float]:
     """Returns the settings in `MODEL_SETTINGS`, with the model's own values from `fields`.  Raises `ValueError` on a
     field in `REFUSED_FIELDS`, on a setting of the wrong type, and on a value out of range."""
-    for name, off_value in REFUSED_FIELDS.items():
-        if (value := fields.get(name)) not in (None, off_value, [], {}):
+    for name, neutral_value in REFUSED_FIELDS.items():
+        if (value := fields.get(name)) not in (None, neutral_value, [], {}):
             raise ValueError(f"model: {source}: {name} {value!r:.60} is not implemented")
     settings = MODEL_SETTINGS | {name: fields[name] for name in MODEL_SETTINGS if fields.get(name) is not None}
     try:

@@ -13,13 +13,13 @@ from rooflab.roofline.architecture import Architecture
 GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma")
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor that divides the rotary frequencies.  llama.cpp's converter makes it from Llama 3's rope scaling."""
-_MAY_CHANGE_ANSWERS = re.compile("rope|attention|scal|softcap|window|expert|parallel|pooling")
-_READ_KEYS = frozenset(
+_RISKY_KEY_REGEX = re.compile("rope|attention|scal|softcap|window|expert|parallel|pooling")
+_SUPPORTED_KEYS = frozenset(
     "attention.head_count attention.head_count_kv attention.key_length attention.value_length attention.causal"
     " attention.layer_norm_rms_epsilon attention.sliding_window rope.dimension_count rope.freq_base"
     " rope.scaling.finetuned rope.scaling.original_context_length".split()
 )
-_OFF_VALUES = {"rope.scaling.type": ("none", "linear"), "rope.scaling.factor": (1.0,), "rope.scale_linear": (1.0,)}
+_NEUTRAL_VALUES = {"rope.scaling.type": ("none", "linear"), "rope.scaling.factor": (1.0,), "rope.scale_linear": (1.0,)}
 """For some keys, the values that change nothing.  The value 0 and empty values change nothing either."""
 
 
@@ -45,10 +45,10 @@ class GGUFModel:
 
     def _refuse_unmodelled(self) -> None:
         for name, value in self.fields.items():
-            bare_key = name.removeprefix(f"{self.kind}.")
-            if bare_key == name or bare_key in _READ_KEYS or value in _OFF_VALUES.get(bare_key, ()):
+            key_suffix = name.removeprefix(f"{self.kind}.")
+            if key_suffix == name or key_suffix in _SUPPORTED_KEYS or value in _NEUTRAL_VALUES.get(key_suffix, ()):
                 continue
-            if _MAY_CHANGE_ANSWERS.search(bare_key) and value:
+            if _RISKY_KEY_REGEX.search(key_suffix) and value:
                 raise ValueError(f"model: {self.path.name}: {name} {value!r} is not modelled yet")
 
     def _whole(self, name: str, default: int | None = None) -> int:

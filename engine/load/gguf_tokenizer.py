@@ -19,9 +19,9 @@ _WORDS_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s
 _GPT_4_REGEX = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_UPPER_CLASS, _LOWERCASE = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UPPERCASE, _LOWERCASE = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN_REGEX = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER_CLASS}*{_LOWERCASE}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER_CLASS}+{_LOWERCASE}*|\p{{N}}"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPERCASE}*{_LOWERCASE}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPERCASE}+{_LOWERCASE}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _GPT_2_REGEXES, _LLAMA_3_REGEXES, _DIGITS_REGEXES = (_WORDS_REGEX,), (_GPT_4_REGEX % "{1,3}",), (r"\p{N}", _WORDS_REGEX)
@@ -142,10 +142,10 @@ def _sentencepiece(
 
     text_tokens = {token for token, type_id in zip(tokens, types, strict=True) if type_id not in (_CONTROL, _BYTE)}
     merges = [
-        (-scores[vocab[token]], vocab[token[:split_at]], vocab[token[split_at:]], token[:split_at], token[split_at:])
+        (-scores[vocab[token]], vocab[token[:position]], vocab[token[position:]], token[:position], token[position:])
         for token in text_tokens
-        for split_at in range(1, len(token))
-        if token[:split_at] in text_tokens and token[split_at:] in text_tokens
+        for position in range(1, len(token))
+        if token[:position] in text_tokens and token[position:] in text_tokens
     ]
     merge_pairs = [merge[3:] for merge in sorted(merges)]
     bpe_model = models.BPE(vocab, merge_pairs, byte_fallback=True, fuse_unk=True, unk_token=unknown)

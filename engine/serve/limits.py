@@ -109,8 +109,8 @@ class Guard:
         if self.limits.api_key is not None and not is_public:
             auth_scheme, _, bearer_key = headers.get(b"authorization", b"").partition(b" ")
             # In a time that does not depend on how much of it is right.
-            key_matches = secrets.compare_digest(bearer_key.strip(), self.limits.api_key.encode())
-            if not key_matches or auth_scheme.lower() != b"bearer":
+            has_valid_key = secrets.compare_digest(bearer_key.strip(), self.limits.api_key.encode())
+            if not has_valid_key or auth_scheme.lower() != b"bearer":
                 return ApiError(401, "Incorrect API key provided", code="invalid_api_key")
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             return ApiError(415, "content-encoding: expected a body that is not compressed")

@@ -17,7 +17,7 @@ from rooflab.engine.sequence import MOST_LOGPROBS, PENALTY_RANGE, SamplingParams
 COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
 MOST_ANSWERS = 128
-MOST_STOPS = 4
+MOST_STOP_TEXTS = 4
 MOST_STOP_CHARACTERS = 1024
 MOST_STOP_IDS = 128
 MOST_BIASES = 300
@@ -91,7 +91,7 @@ class Sampling(Strict):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=MOST_STOP_TEXTS, fail_fast=True)] | None = None
     seed: Seed | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -176,7 +176,7 @@ class Message(Strict):
     def plain(self) -> dict[str, str]:
         """Returns the message in the format that chat templates expect."""
         content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        text = content if isinstance(content, str) else "".join(text_part.text for text_part in content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 

@@ -30,7 +30,7 @@ from rooflab.engine.serve.limits import Limits
 from rooflab.roofline.numbers import counted
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-LAST_WAIT_S = 4.0
+SHUTDOWN_WAIT_S = 4.0
 """Seconds that a reader gets at the server's end, to read what was already written."""
 SLOW_READER_S = 60.0
 """If a connection's buffer is full and its reader takes nothing, the connection is closed after this many seconds."""
@@ -132,7 +132,7 @@ class Server(uvicorn.Server):
 
         self._service.draining = True
         self._service.engine.cut()
-        asyncio.get_running_loop().call_later(LAST_WAIT_S, hang_up)
+        asyncio.get_running_loop().call_later(SHUTDOWN_WAIT_S, hang_up)
         await super().shutdown(sockets)
 
 
@@ -180,7 +180,7 @@ def config_of(service: Service, host: str) -> uvicorn.Config:
         log_level="warning",
         access_log=False,
         timeout_keep_alive=limits.keep_alive_s,
-        timeout_graceful_shutdown=int(LAST_WAIT_S) + 1,
+        timeout_graceful_shutdown=int(SHUTDOWN_WAIT_S) + 1,
         h11_max_incomplete_event_size=limits.max_head_bytes,
     )
 
@@ -210,8 +210,8 @@ async def serve(
     try:
         service = await service_of(engine, options, name, limits or Limits())
         if otlp_endpoint:
-            export_call, stop_exporter = exporter(otlp_endpoint, service.model)
-            engine.ended.append(export_call)
+            call_exporter, stop_exporter = exporter(otlp_endpoint, service.model)
+            engine.ended.append(call_exporter)
         url = url_of(host, socket.getsockname()[1])
         server = Server(config_of(service, host), service, drain_s, url, say)
         gc.freeze()  # else each collection while a body is parsed looks at all of torch: 0.5 s for 1 MiB of lists

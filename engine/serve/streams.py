@@ -21,16 +21,16 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    work_task, leave_task = asyncio.ensure_future(work), asyncio.ensure_future(leaves())
+    result_task, disconnect_task = asyncio.ensure_future(work), asyncio.ensure_future(leaves())
     try:
-        await asyncio.wait((work_task, leave_task), return_when=asyncio.FIRST_COMPLETED)
-        if work_task.done():
-            return work_task.result()
+        await asyncio.wait((result_task, disconnect_task), return_when=asyncio.FIRST_COMPLETED)
+        if result_task.done():
+            return result_task.result()
         raise ClientDisconnect
     finally:
-        for task in (work_task, leave_task):
+        for task in (result_task, disconnect_task):
             task.cancel()
-        await asyncio.wait((work_task, leave_task))
+        await asyncio.wait((result_task, disconnect_task))
 
 
 class EventStream(StreamingResponse):

@@ -11,7 +11,7 @@ from rooflab.engine.serve.answers import Answer, AnswerPiece, BodyFormat
 from rooflab.engine.serve.client import Call, Engine, EngineDied, Inbox
 from rooflab.engine.serve.errors import TIMED_OUT, ApiError
 
-SILENT_S = 15.0
+MAX_SILENCE_S = 15.0
 """Seconds that a stream may be silent while prompts wait or run.  Proxies close a silent stream after 30 to 60 s."""
 
 
@@ -53,13 +53,13 @@ class RequestWork:
 
     async def pieces(self) -> AsyncGenerator[list[AnswerPiece], None]:
         """Yields lists of answer pieces until every answer has ended.  Unfinished answers are cut off at the deadline,
-        or when the server ends.  Yields an empty list after each `SILENT_S` seconds without a token.
+        or when the server ends.  Yields an empty list after each `MAX_SILENCE_S` seconds without a token.
 
         Raises `EngineDied` if the engine ends."""
         event_loop, open_answers = asyncio.get_running_loop(), dict(self._answers)
         while open_answers:
             try:
-                async with asyncio.timeout_at(min(self._deadline_s, event_loop.time() + SILENT_S)):
+                async with asyncio.timeout_at(min(self._deadline_s, event_loop.time() + MAX_SILENCE_S)):
                     arrived_tokens = await self._inbox.get()
             except TimeoutError:
                 if event_loop.time() < self._deadline_s and not self._engine.ending:
@@ -77,7 +77,7 @@ class RequestWork:
 
     async def events(self, include_usage: bool, continuous: bool) -> AsyncGenerator[bytes, None]:
         """Yields the events of a stream, one per token.  A chat's role comes in an event before the first of them."""
-        begun_answers: set[int] = set()
+        seen_answers: set[int] = set()
         usage_field: dict[str, Any] = {"usage": None} if include_usage else {}
         try:
             async for pieces in self.pieces():
@@ -85,9 +85,9 @@ class RequestWork:
                 for piece in pieces:
                     if continuous:
                         usage_field["usage"] = self.usage
-                    if piece.index not in begun_answers and (first_choice := self.format.first(piece.index)):
+                    if piece.index not in seen_answers and (first_choice := self.format.first(piece.index)):
                         events.append(self.format.event([first_choice], **usage_field))
-                    begun_answers.add(piece.index)
+                    seen_answers.add(piece.index)
                     events.append(self.format.event([self.format.delta(piece)], **usage_field))
                 yield b"".join(events) or b": \n\n"  # a comment
             if include_usage:

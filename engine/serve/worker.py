@@ -157,7 +157,7 @@ class Worker:
 
     def _step(self) -> None:
         engine_core, kv_blocks = self.llm.core, self.llm.scheduler.blocks
-        old_evictions, self._steps = kv_blocks.evicted, self._steps + 1
+        old_num_evicted, self._steps = kv_blocks.evicted, self._steps + 1
         start_times = run_times() if self.llm.device.type == "cpu" else None
         begin_s = time.perf_counter()
         sequences = self.llm.step()
@@ -182,7 +182,7 @@ class Worker:
             prompt_pairs=sum(pairs_of(chunk.start, chunk.end) for chunk in chunks),
             tokens=len(tokens),
             preempted=len(step.preempted) if step else 0,
-            evicted=kv_blocks.evicted - old_evictions,
+            evicted=kv_blocks.evicted - old_num_evicted,
             running=engine_state.running,
             waiting=engine_state.waiting,
             waited=None if start_times is None else waiting_since(start_times),

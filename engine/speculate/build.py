@@ -70,12 +70,12 @@ def opened(
         if getattr(draft_arch, name) != size:
             raise ValueError(f"draft: expected {name} {size}, got {getattr(draft_arch, name)} ({draft_arch.name})")
     if draft_arch.max_position < max_model_len:
-        got_text = f"one for {draft_arch.max_position} ({draft_arch.name})"
-        raise ValueError(f"draft: expected a model for {max_model_len} tokens, which is max_model_len, got {got_text}")
+        size_text = f"one for {draft_arch.max_position} ({draft_arch.name})"
+        raise ValueError(f"draft: expected a model for {max_model_len} tokens, which is max_model_len, got {size_text}")
     if asked.kind == "eagle":
         return DraftSource(max_rows, draft_arch, read_head(weight_files, draft_arch, dtype, device).items())
-    if isinstance(tokenizer, Tokenizer) and isinstance(theirs, Tokenizer) and (other := tokenizer.other_token(theirs)):
-        raise ValueError(f"draft: expected the model's vocabulary, got one in which {other[0]!r} is token {other[1]}")
+    if isinstance(tokenizer, Tokenizer) and isinstance(theirs, Tokenizer) and (clash := tokenizer.other_token(theirs)):
+        raise ValueError(f"draft: expected the model's vocabulary, got one in which {clash[0]!r} is token {clash[1]}")
     return DraftSource(max_rows, draft_arch, tensors, bool(plain))
 
 

@@ -51,7 +51,7 @@ class Chain(Drafter, ABC):
         to_device = partial(on_device, device=device)
         tokens = to_device(np.array([sequence.token_ids[-1] for sequence in sequences]))
         sampling, state = SamplingTensors(sequences, device, edits=False), self.begin(sequences)
-        drawn_tokens: list[torch.Tensor] = []
+        step_tokens: list[torch.Tensor] = []
         for step_index in range(int(draft_lengths[0])):
             n = int((draft_lengths > step_index).sum())
             if n < len(tokens):
@@ -64,9 +64,9 @@ class Chain(Drafter, ABC):
             ops = self.ops.step(n)
             logits, state = self.forward(inputs, ops, state[:n])
             tokens = sampling.sample(ops.sample, logits, to_device(positions + 1))[0]
-            drawn_tokens.append(tokens)
+            step_tokens.append(tokens)
         drafts: dict[EngineSequence, list[int]] = {sequence: [] for sequence in sequences}
-        for tokens in drawn_tokens:  # read at the end, so that the device does not wait for the host after each token
+        for tokens in step_tokens:  # read at the end, so that the device does not wait for the host after each token
             for draft, token in zip(drafts.values(), tokens.tolist(), strict=False):  # the shorter drafts have ended
                 draft.append(token)
         return drafts

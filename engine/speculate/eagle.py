@@ -58,10 +58,10 @@ class EagleDrafter(Chain):
 
     def __init__(self, runner: SpeculativeRunner, arch: Architecture, head: dict[str, Weight], ops: OpSet):
         embedding = runner.model.embedding
-        norm_ones = torch.ones(arch.hidden_size, dtype=embedding.dtype, device=runner.device)
-        layer = packed_layer(arch, head | {f"{_LAYER_PREFIX}input_layernorm.weight": norm_ones}, _LAYER_PREFIX)
+        ones = torch.ones(arch.hidden_size, dtype=embedding.dtype, device=runner.device)
+        layer = packed_layer(arch, head | {f"{_LAYER_PREFIX}input_layernorm.weight": ones}, _LAYER_PREFIX)
         # The output head is the model's, and is not packed again.
-        weights = Weights(embedding, [layer], norm_ones, norm_ones[None, :])
+        weights = Weights(embedding, [layer], ones, ones[None, :])
         super().__init__(runner, Model(arch, weights, ops, runner.max_model_len), ops)
         self.fc, self.fc_bias = ops.prepare(head["fc.weight"]), head.get("fc.bias")
         self._hidden: WeakKeyDictionary[EngineSequence, tuple[int, torch.Tensor]] = WeakKeyDictionary()
@@ -79,8 +79,8 @@ class EagleDrafter(Chain):
 
     def accepted(self, sequences: Sequence[EngineSequence], counts: Sequence[int], states: torch.Tensor) -> None:
         """Keeps `states`, the hidden states from which the next drafts start."""
-        for sequence, num_new, state in zip(sequences, counts, states, strict=True):
-            self._hidden[sequence] = (len(sequence.token_ids) - 1 + num_new, state)
+        for sequence, num_new_tokens, state in zip(sequences, counts, states, strict=True):
+            self._hidden[sequence] = (len(sequence.token_ids) - 1 + num_new_tokens, state)
 
     def follow(
         self, step: Step, inputs: StepInput, decoding: Sequence[EngineSequence], hidden: torch.Tensor | None

@@ -22,10 +22,10 @@ from rooflab.engine.sequence import Sequence
 
 KEPT_TIMES = 15
 """The number of kept step times for each class of batch sizes.  Each doubling of the size has four classes."""
-RENEWAL_STEPS = 64
+MAX_DRAFT_STEPS = 64
 """The number of steps with drafts after which one step runs without drafts, so that its present time is known."""
 LEAST_PRICE, HIGHEST_PRICE = 0.01, 0.99
-DECAY_WEIGHT = 0.9
+DECAY_FACTOR = 0.9
 """Each new draft multiplies the earlier counts in `Odds` by this factor."""
 PAUSE_TOKENS, LONGEST_PAUSE = 16, 256
 """Tokens until a sequence drafts again.  This number doubles after each failed try, up to `LONGEST_PAUSE`."""
@@ -64,9 +64,9 @@ class Lengths:
         if not self.adapts or not rows:
             return
         bucket = int(4 * log2(rows))
-        plain_s, added_s = self._plain.get(bucket), self._added.get(bucket)
-        self._drafts = plain_s is not None and self._since.get(bucket, 0) < RENEWAL_STEPS
-        self.price = max(LEAST_PRICE, rows * median(added_s) / median(plain_s)) if plain_s and added_s else LEAST_PRICE
+        step_s, token_s = self._plain.get(bucket), self._added.get(bucket)
+        self._drafts = step_s is not None and self._since.get(bucket, 0) < MAX_DRAFT_STEPS
+        self.price = max(LEAST_PRICE, rows * median(token_s) / median(step_s)) if step_s and token_s else LEAST_PRICE
         if self.price >= 1:  # nobody drafts, but for a step now and then, which may find another price
             self._drafts = self._drafts and self._idle.get(bucket, 0) >= LONGEST_PAUSE
             self.price = HIGHEST_PRICE
@@ -90,8 +90,8 @@ class Lengths:
         draft_odds = self._odds.get(sequence)
         if draft_odds is None:
             return
-        draft_odds.accepted = DECAY_WEIGHT * draft_odds.accepted + accepted
-        draft_odds.tried = DECAY_WEIGHT * draft_odds.tried + accepted + (accepted < drafted)
+        draft_odds.accepted = DECAY_FACTOR * draft_odds.accepted + accepted
+        draft_odds.tried = DECAY_FACTOR * draft_odds.tried + accepted + (accepted < drafted)
         acceptance_rate = draft_odds.accepted / draft_odds.tried
         draft_odds.length = self._pays(acceptance_rate)
         if draft_odds.length:
@@ -112,10 +112,10 @@ class Lengths:
     def timed(self, rows: int, drafted: int, seconds: float) -> None:
         """Records the time of a step without prompts that decoded `rows` sequences and verified `drafted` tokens."""
         bucket = int(4 * log2(rows))
-        plain_s = self._plain.setdefault(bucket, deque(maxlen=KEPT_TIMES)) if not drafted else self._plain.get(bucket)
-        if not drafted and plain_s is not None:
-            plain_s.append(seconds)
+        step_s = self._plain.setdefault(bucket, deque(maxlen=KEPT_TIMES)) if not drafted else self._plain.get(bucket)
+        if not drafted and step_s is not None:
+            step_s.append(seconds)
             self._since[bucket], self._idle[bucket] = 0, self._idle.get(bucket, 0) + 1
-        elif plain_s:
-            self._added.setdefault(bucket, deque(maxlen=KEPT_TIMES)).append((seconds - median(plain_s)) / drafted)
+        elif step_s:
+            self._added.setdefault(bucket, deque(maxlen=KEPT_TIMES)).append((seconds - median(step_s)) / drafted)
             self._since[bucket], self._idle[bucket] = self._since.get(bucket, 0) + 1, 0

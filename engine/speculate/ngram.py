@@ -11,7 +11,7 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.drafter import Drafter
 from rooflab.engine.speculate.lengths import Lengths
 
-CONTEXT_TOKENS, TRIED = 8, 16
+CONTEXT_TOKENS, MAX_TRIES = 8, 16
 """The number of compared tokens before the pair, and the number of earlier positions of the pair that are tried."""
 
 
@@ -33,7 +33,7 @@ def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
     Each occurrence is known by the position after it. `place` is the position of the latest occurrence. `older` maps
     each occurrence to the next older occurrence."""
     best_position, longest_match, end = place, -1, len(tokens)
-    for _ in range(TRIED):
+    for _ in range(MAX_TRIES):
         count = 0
         while (
             count < CONTEXT_TOKENS and place - 3 - count >= 0 and tokens[place - 3 - count] == tokens[end - 3 - count]
@@ -68,16 +68,16 @@ class NgramDrafter(Drafter):
         """Returns the sequences in which the last two tokens occurred before, each with the length of its draft."""
         # A loop with one call: it runs for up to 256 sequences a step, most of which find nothing.
         found_positions = self._found = {}
-        wanted_drafts: list[tuple[EngineSequence, int]] = []
+        draft_requests: list[tuple[EngineSequence, int]] = []
         if lengths.idle:
-            return wanted_drafts
+            return draft_requests
         for sequence in rows:
             pair_index = self._places.get(sequence)
             if pair_index is None:
                 pair_index = self._places[sequence] = Places()
-            tokens, position_of, num_indexed = sequence.token_ids, pair_index.behind, pair_index.known
+            tokens, position_of, index_end = sequence.token_ids, pair_index.behind, pair_index.known
             num_tokens = len(tokens)
-            if num_tokens - num_indexed > 1:
+            if num_tokens - index_end > 1:
                 _index(tokens, pair_index, num_tokens)
             token_pair = (tokens[-2], tokens[-1]) if num_tokens > 1 else (-1, -1)
             position = position_of.setdefault(token_pair, num_tokens)
@@ -86,8 +86,8 @@ class NgramDrafter(Drafter):
                 position_of[token_pair], pair_index.older[num_tokens] = num_tokens, position
                 if draft_length := lengths.of(sequence):
                     found_positions[sequence] = _alike(tokens, position, pair_index.older)
-                    wanted_drafts.append((sequence, draft_length))
-        return wanted_drafts
+                    draft_requests.append((sequence, draft_length))
+        return draft_requests
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
         """Drafts tokens for each sequence.  Copies the tokens that follow an earlier occurrence of the sequence's last
@@ -95,8 +95,8 @@ class NgramDrafter(Drafter):
         drafts = {}
         for sequence, draft_length in drafting:
             position, tokens = self._found[sequence], sequence.token_ids
-            draft_tokens, repeat_length = tokens[position : position + draft_length], len(tokens) - position
+            draft_tokens, period = tokens[position : position + draft_length], len(tokens) - position
             while len(draft_tokens) < draft_length:
-                draft_tokens.append(draft_tokens[-repeat_length])
+                draft_tokens.append(draft_tokens[-period])
             drafts[sequence] = draft_tokens
         return drafts

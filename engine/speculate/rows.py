@@ -45,10 +45,10 @@ def accepted(
     2408.07978)."""
     tokens, row = {}, 0
     while row < len(drawn):
-        sequence, num_equal = sequences[row], 0
+        sequence, num_accepted = sequences[row], 0
         draft = drafts.get(sequence, ())
-        while num_equal < len(draft) and drawn[row + num_equal] == draft[num_equal]:
-            num_equal += 1
-        tokens[sequence] = list(drawn[row : row + num_equal + 1])
+        while num_accepted < len(draft) and drawn[row + num_accepted] == draft[num_accepted]:
+            num_accepted += 1
+        tokens[sequence] = list(drawn[row : row + num_accepted + 1])
         row += len(draft) + 1
     return tokens

@@ -57,8 +57,8 @@ class SpeculativeRunner(ModelRunner):
         token_counts = np.array([len(new_tokens) for new_tokens in tokens.values()], np.int64)
         if self.drafter.reads_hidden:
             row_counts = np.array([len(self.drafts.get(sequence, ())) + 1 for sequence in tokens], np.int64)
-            last_new_rows = on_device(np.cumsum(row_counts) - row_counts + token_counts - 1, self.device)
-            self.drafter.accepted(list(tokens), token_counts.tolist(), self._hidden[last_new_rows])
+            last_token_rows = on_device(np.cumsum(row_counts) - row_counts + token_counts - 1, self.device)
+            self.drafter.accepted(list(tokens), token_counts.tolist(), self._hidden[last_token_rows])
         if self._rows is not None:
             row_order = np.array([sequence.row for sequence in self._rows.sequences])
             self.batch.source[row_order] = np.arange(len(row_order))
@@ -70,8 +70,8 @@ class SpeculativeRunner(ModelRunner):
         """Runs the model and returns logits `[num_drawn, vocab_size]`. Also passes the step's inputs and hidden states
         to the drafter."""
         batch, rows, drafter, hidden_states = self.batch, self._rows, self.drafter, None
-        plain_rows, draft_spans = (slice(len(batch)), []) if rows is None else (rows.plain, rows.spans)
-        inputs = step_input(batch, plain_rows, [*draft_spans, *spans_of(step.chunks)], self.drawn)
+        batch_rows, draft_spans = (slice(len(batch)), []) if rows is None else (rows.plain, rows.spans)
+        inputs = step_input(batch, batch_rows, [*draft_spans, *spans_of(step.chunks)], self.drawn)
         ops = self.step_ops(step)
         replayed_logits = self.replayed(step) if rows is None else None
         if replayed_logits is not None:

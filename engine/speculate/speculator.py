@@ -33,16 +33,16 @@ class Speculator:
         Calls `computed(step)` after the run, before a sequence gets a token, to mark the prompt chunks as computed."""
         runner, self.last = self.runner, None
         step_begin_s = time.perf_counter()
-        granted_drafts = self._proposed(scheduler, step)
-        runner.drafts = runner.drafter.draft(granted_drafts) if granted_drafts else {}
+        draft_plan = self._proposed(scheduler, step)
+        runner.drafts = runner.drafter.draft(draft_plan) if draft_plan else {}
         draft_end_s = time.perf_counter()
-        step_draw = runner.run(step)
-        tokens = {} if step_draw is None else accepted(step_draw.sequences, step_draw.tokens(), runner.drafts)
+        token_draw = runner.run(step)
+        tokens = {} if token_draw is None else accepted(token_draw.sequences, token_draw.tokens(), runner.drafts)
         verify_end_s = time.perf_counter()
         computed(step)
         draft_counts = Speculated([0] * self.lengths.most)
         sequences = self._give(scheduler.blocks, tokens, draft_counts)
-        for sequence, _ in granted_drafts:
+        for sequence, _ in draft_plan:
             if sequence.finish_reason is None:
                 scheduler.blocks.trim(sequence, len(sequence) - 1)
                 runner.batch.set_blocks(sequence)
@@ -67,20 +67,20 @@ class Speculator:
     ) -> list[tuple[Sequence, int]]:
         """Allocates KV-cache pages for drafts of at most `room` tokens in all.  Returns the sequences that got pages,
         each with its draft length.  A draft never fills its sequence to the maximum length."""
-        granted_drafts = []
-        for sequence, wanted_length in wanted:
+        draft_plan = []
+        for sequence, max_draft_length in wanted:
             if room <= 0:
                 break
             num_tokens = len(sequence.token_ids)
-            draft_length = min(wanted_length, room, sequence.max_length - num_tokens - 1)
+            draft_length = min(max_draft_length, room, sequence.max_length - num_tokens - 1)
             free_slots = len(sequence.block_ids) * blocks.block_size - num_tokens
             while draft_length > free_slots and not blocks.grow(sequence, num_tokens + draft_length):
                 draft_length -= 1
             if draft_length > 0:
                 self.runner.batch.set_blocks(sequence)
-                granted_drafts.append((sequence, draft_length))
+                draft_plan.append((sequence, draft_length))
                 room -= draft_length
-        return granted_drafts
+        return draft_plan
 
     def _give(self, blocks: BlockManager, tokens: Mapping[Sequence, list[int]], counts: Speculated) -> list[Sequence]:
         """Appends the new tokens to each sequence, up to the token that ends the sequence. An unfinished sequence joins

@@ -48,8 +48,7 @@ def ceilings_for(device: torch.device) -> Ceilings | None:
     On CUDA, these are the stored rates of `rooflab ceilings`, or else the data sheet's.  Without a data sheet, the
     result is None.  On a CPU, missing rates are measured now.
 
-    A CPU has no unit for matrix products in fp8 or tf32.  So the rate of these two dtypes is the best matrix rate of
-    the other dtypes."""
+    A CPU has no unit for fp8 or tf32 matrix products.  Their rate is the best matrix rate of the other dtypes."""
     records, _ = MachineLimits.kept(device)
     if device.type == "cpu":
         ceilings, _ = assemble(records or MachineLimits.measured(device).records, device)
@@ -66,9 +65,8 @@ def ceilings_for(device: torch.device) -> Ceilings | None:
 def limits_for(device: torch.device, ceilings: Ceilings) -> Ceilings | None:
     """Returns the rates that no reading on `device` can exceed, or None if they are unknown.
 
-    On a CPU these are the measured `ceilings`.  NOISY ceilings count as unknown.  On CUDA these are the data sheet's
-    rates at the highest clock.  The L2 rate comes from `ceilings` if the data sheet has none (Hopper).  A GPU without a
-    data sheet gets only the L2 rate."""
+    On a CPU these are the measured `ceilings` (None if NOISY).  On CUDA these are the data sheet's rates at the highest
+    clock.  If it has no L2 rate (Hopper), `ceilings` gives one.  A GPU without a data sheet gets only the L2 rate."""
     if device.type == "cpu":
         return None if ceilings.noise else ceilings
     data_sheet = identify(torch.cuda.get_device_name(device))
@@ -89,8 +87,7 @@ class MachineLimits(NamedTuple):
     """Why the records give no ceilings; empty if they give ceilings."""
 
     def best(self) -> dict[str, Record]:
-        """Maps the name of each limit to the record with its best value.  If every record of a limit failed, it maps to
-        the first of them."""
+        """Maps each limit's name to the record with the best value, or to the first record if all of them failed."""
 
         def merit(record: Record) -> float:
             value = value_of(record) or 0.0
@@ -183,8 +180,7 @@ this_machine = cache(Environment.now)
 
 
 def _here(device: torch.device) -> tuple[Environment, Path]:
-    """Returns the present environment of this machine, and the path of the file with the measured limits of
-    `device`."""
+    """Returns this machine's present environment, and the path of the file with the measured limits of `device`."""
     environment = replace(this_machine(device.index or 0), threads=torch.get_num_threads())
     name = environment.machine_key
     if device.type == "cuda":
@@ -232,8 +228,7 @@ def value_of(record: Record) -> float | None:
 def assemble(records: Sequence[Record], device: torch.device) -> tuple[Ceilings | None, str]:
     """Returns `(ceilings, "")` from measured limits, or `(None, text)`; the text names the missing limits.
 
-    A rate is the best of several records.  Memory has records of four kinds of access.  A dtype has records of several
-    instructions."""
+    A rate is the best of several records: of four kinds of memory access, or of several instructions of a dtype."""
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     sm_version = 10 * major + minor
     limits = {limit: value for limit, record in MachineLimits(records).best().items() if (value := value_of(record))}

@@ -39,8 +39,7 @@ def vector(card: Card, load: Load) -> Iterator[list[Microkernel]]:
 
 
 def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
-    """Returns the fp32 multiply-add microkernel for one launch shape.  All thread blocks start with the same random
-    values."""
+    """Returns the fp32 multiply-add microkernel for one launch shape.  All CTAs start with the same random values."""
     generator = torch.Generator(card.device).manual_seed(0)
     start_points = torch.randn(shape.pairs, shape.threads, 2, generator=generator, device=card.device)
     sums = torch.zeros(card.sms * shape.blocks_per_sm, shape.threads, 2, device=card.device)
@@ -64,8 +63,7 @@ def _fma(card: Card, load: Load, shape: VectorShape) -> Microkernel:
 
 
 def _special(card: Card, load: Load, shape: VectorShape) -> Microkernel:
-    """Returns the microkernel that computes 2**x, for one launch shape.  The values of x start in [1, 2) and grow to at
-    most 3."""
+    """Returns the 2**x microkernel for one launch shape.  The values of x start in [1, 2) and grow to at most 3."""
     generator = torch.Generator(card.device).manual_seed(0)
     start_values = 1 + torch.rand(shape.threads, generator=generator, device=card.device)
     sums = torch.zeros(card.sms * shape.blocks_per_sm, shape.threads, device=card.device)
@@ -214,8 +212,7 @@ def _mma_sync(card: Card, load: Load, dtype: str, shape: MmaShape) -> Microkerne
 
 
 def _wgmma_macro(dtype: str, n: int) -> str:
-    """Returns the C macro `WGMMA(d, a, b, add)`.  It computes `d = a * b`, plus the old `d` if `add` is not 0.  A
-    thread holds `n / 2` floats of `d`."""
+    """Returns the C macro `WGMMA(d, a, b, add)`: `d = a * b + (add ? d : 0)`.  A thread has `n / 2` floats of `d`."""
     operand, d = DTYPES[dtype], n // 2
     # The operands are numbered in this order: d..., the descriptors of a and b, add.  The signs of a and b come first;
     # then, only for 16-bit types, a transpose flag of each.
@@ -229,8 +226,7 @@ def _wgmma_macro(dtype: str, n: int) -> str:
 
 
 def _mma_macro(dtype: str) -> str:
-    """Returns the C macro `MMA(d, a, b)`, which computes `d += a * b`.  A thread holds 4 floats of `d`, 4 registers of
-    `a` and 2 registers of `b`."""
+    """Returns the C macro `MMA(d, a, b)`: `d += a * b`.  A thread has 4 floats of `d`, 4 registers of `a`, 2 of `b`."""
     operand = DTYPES[dtype]
     name = f"mma.sync.aligned.m16n8k{STEP_BYTES // operand.values.itemsize}.row.col.f32.{operand.ptx}.{operand.ptx}.f32"
     ptx_text = f"{name} {_numbers(0, 4)}, {_numbers(4, 4)}, {_numbers(8, 2)}, {_numbers(0, 4)};"
@@ -238,8 +234,8 @@ def _mma_macro(dtype: str) -> str:
 
 
 def _macro(call: str, text: str, accumulators: int, inputs: str) -> str:
-    """Returns the definition of the C macro `call`.  The macro runs the PTX code `text`, with the float array `d` as
-    accumulators and the operands `inputs`."""
+    """Returns the C macro `call`, which runs the PTX code `text` on the float accumulators `d` and operands
+    `inputs`."""
     return f'#define {call} asm volatile("{text}" : {_values("d", accumulators, "+f")} : {inputs})\n'
 
 

@@ -149,8 +149,7 @@ def _shapes(kernels: Sequence[Microkernel], blank: Record, time: TimeFunction, s
     """Measures one hardware limit, and returns a record for each launch shape.  Each launch shape has its own
     microkernel, a small kernel that stresses this limit.
 
-    First checks the results of each microkernel.  Then times the right microkernels, each with all of its work and with
-    half of its work."""
+    First checks each microkernel's results.  Then times the right ones, each with all and with half of its work."""
     check_records = [_checked(kernel, 2, blank) for kernel in kernels]
     failed_records = [record for record in check_records if record.status != "OK"]
     right_kernels = [kernel for kernel, record in zip(kernels, check_records, strict=True) if record.status == "OK"]

@@ -121,8 +121,7 @@ def differs(access: str, start: int, a: torch.Tensor, b: torch.Tensor, c: torch.
     """Returns a mask of the words of `a` that a memory benchmark wrote wrong.  `access` names the benchmark.  After
     `copy`, `a` must equal `b`.  After `triad`, `a` must equal `b + s * c`.
 
-    After `write`, each word has a value that depends on its index in the whole array.  `start` is the index of the
-    first word of `a`."""
+    After `write`, each word's value depends on its index in the whole array.  `start` is the index of `a[0]`."""
     if access == "copy":
         return a != b
     if access == "triad":

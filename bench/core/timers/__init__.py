@@ -55,14 +55,12 @@ MAX_CLOCK_GAP_S = 2.0
 
 
 def bound(place: str, names: str) -> list[Callable[..., object]]:
-    """Returns functions of a module or class, as saved at import: `bound("torch.cuda.Event", "record query")` returns
-    two of them."""
+    """Returns functions of a module or class saved at import: `bound("torch.cuda.Event", "record query")` gives two."""
     return [_SAVED_FUNCTIONS[f"{place}.{name}"][2] for name in names.split()]
 
 
 def tampered(threads: int | None = None) -> str | None:
-    """Describes functions that were replaced since import (`time.perf_counter was replaced (mine.py:3)`), or returns
-    None.
+    """Describes functions replaced since import (`time.perf_counter was replaced (mine.py:3)`), or returns None.
 
     `threads` is the expected number of torch's threads; another number is reported too.  Restores the saved functions
     and the number of threads, so that the next kernel is not blamed."""

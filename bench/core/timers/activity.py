@@ -47,8 +47,7 @@ class DeviceKernel(NamedTuple):
 
 @contextmanager
 def profiled() -> Iterator[torch.autograd.profiler.profile | None]:
-    """Records the device's work with Kineto, the recorder behind `torch.profiler`.  Yields None if another profiler
-    runs.
+    """Records the device's work with Kineto, the recorder of `torch.profiler`.  Yields None if another profiler runs.
 
     `torch.profiler` is not used, because it imports Triton, which takes 1 s.  After that import, this process can no
     longer choose whether Triton interprets kernels."""
@@ -65,7 +64,7 @@ def observed(call: Function, cuda: CudaCalls) -> dict[str, Any]:
     """Calls `call` twice.  Returns the first call's peak memory, and the second call's device kernels and their hash.
 
     The first call may compile and tune.  The peak is that of torch's allocator.  It counts neither the call's result
-    nor earlier allocations.  If the profiler records nothing, there are no kernels and no hash.  Raises whatever `call`
+    nor earlier allocations.  If nothing is recorded, there are no kernels and no hash.  Raises whatever `call`
     raises."""
     with cuda.use():
         cuda.synchronize()

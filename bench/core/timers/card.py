@@ -77,8 +77,7 @@ class ClockWatch(ExitStack):
         )
 
     def summary(self) -> JsonObject | None:
-        """Returns a summary of the GPU's clock readings as JSON values.  Without readings, returns the reason, or None
-        if no reason is known.
+        """Returns a summary of the GPU's clock readings as JSON values.  Without readings, returns the reason or None.
 
         The summary has the minimum and maximum of NVML's readings, and all throttle reasons.  `throttled` lists the
         reasons that make a reading invalid.  `other_processes` is the number of other processes on the GPU; None if

@@ -32,8 +32,7 @@ _thread_ids: dict[tuple[int, int], tuple[int, ...]] = {}
 def pinned_threads() -> Iterator[str]:
     """Pins torch's threads.  Yields `threads pinned`, or the reason why they were not pinned.
 
-    At the end, each thread may run on its former processors again.  A thread that was started meanwhile may run on the
-    processors of the calling thread."""
+    At the end, threads get their former processors back.  A thread started meanwhile gets the calling thread's."""
     old_affinities = _affinities()
     allowed_cpus = old_affinities.get(threading.get_native_id(), set())
     if pin_failure := _pin(old_affinities, allowed_cpus):
@@ -46,8 +45,7 @@ def pinned_threads() -> Iterator[str]:
 
 
 def _pin(before: Mapping[int, set[int]], allowed: set[int]) -> str:
-    """Pins each of torch's threads to one of the processors `allowed`. Returns "", or the reason if that is
-    impossible."""
+    """Pins each of torch's threads to one of the processors `allowed`. Returns "", or why that is impossible."""
     thread_count = torch.get_num_threads()
     if not allowed:
         return "this system does not offer it"
@@ -84,8 +82,7 @@ def assign(last_cpus: Sequence[int], allowed: Collection[int], core_of: Mapping[
 
 
 def _threads(count: int) -> tuple[int, ...]:
-    """Returns the ids of the calling thread and of torch's worker threads. Finds the workers by their run time while
-    torch adds tensors."""
+    """Returns the ids of the calling thread and torch's workers, found by their run time while torch adds tensors."""
     cache_key = caller_id, _ = threading.get_native_id(), count
     if cache_key in _thread_ids and all((_TASK_FOLDER / str(thread)).is_dir() for thread in _thread_ids[cache_key]):
         return _thread_ids[cache_key]
@@ -124,8 +121,7 @@ def _affinities() -> dict[int, set[int]]:
 
 
 def _release(before: Mapping[int, set[int]], allowed: set[int]) -> None:
-    """Gives each thread the processors that it had before the pinning. A thread started since then gets the processors
-    `allowed`."""
+    """Gives each thread the processors that it had before the pinning. Threads started since then get `allowed`."""
     for thread, current_cpus in _affinities().items():
         affinity = before.get(thread, allowed)
         if current_cpus != affinity:

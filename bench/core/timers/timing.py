@@ -35,9 +35,9 @@ MIN_STEADY_RATIO = 0.95
 
 
 def timer_for(device: torch.device, cold: bool = True, flush: str = "read") -> Timer:
-    """Returns the timer of a device.  With `cold`, the timer empties the cache before each sample.  `flush` says
-    whether it reads or writes memory for this: "read" or "write".  Raises `ValueError` on another value of `flush`, and
-    on a device other than cpu and cuda."""
+    """Returns a device's timer.  With `cold`, it empties the cache before each sample.  For this it reads or writes
+    memory: `flush` is "read" or "write".  Raises `ValueError` on another `flush`, and on a device other than cpu and
+    cuda."""
     check_device(device.type)
     if device.type == "cpu":
         return CpuTimer(cold, flush)
@@ -88,8 +88,7 @@ def time_functions(
     `observe` is called once per round of samples.  On CUDA it is called while the device works.  If `timer` (from
     `timer_for`) is given, `device`, `cold` and `flush` are ignored.
 
-    Raises `ValueError` if there are no functions, the budget is not positive, `min_samples` is less than one, or the
-    device is neither cpu nor cuda."""
+    Raises `ValueError` without functions, on a budget <= 0, `min_samples` < 1, or a device other than cpu and cuda."""
     _check_arguments(functions, budget_s, min_samples)
     active_timer = timer or timer_for(torch.device(device), cold, flush)
     threads, last_rounds, limit = torch.get_num_threads(), N_LAST_ROUNDS if renew else 0, max(MAX_SAMPLES, min_samples)
@@ -176,8 +175,7 @@ def _orders(names: list[str], seed: int) -> Iterator[list[str]]:
 
 
 def _warm_up(watch: Timer, functions: Mapping[str, Function], deadline: float) -> dict[str, float]:
-    """Runs the functions until their times are steady or `deadline` has passed. Returns the fastest time of each
-    function."""
+    """Runs functions until their times are steady or `deadline` has passed. Returns each function's fastest time."""
     fastest_times = dict.fromkeys(functions, math.inf)
     for round_count in itertools.count(1):
         seconds_by_name = watch.round([(name, function, 1) for name, function in functions.items()])

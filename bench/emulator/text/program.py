@@ -137,5 +137,5 @@ class Program:
 
     @cached_property
     def sequential(self) -> bool:
-        """Returns whether a CTA or cluster must run alone: the kernel has an instruction that `SEQUENTIAL_OPS` lists."""
+        """Returns whether a CTA or cluster must run alone: it has an instruction of `SEQUENTIAL_OPS`."""
         return any(instruction.opcode.startswith(SEQUENTIAL_OPS) for instruction in self.kernel.instructions)

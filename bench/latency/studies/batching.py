@@ -54,8 +54,7 @@ def run(lab: Lab) -> Study:
 
 
 def _allowed(lengths: list[int]) -> float:
-    """Returns the largest possible speed-up of continuous batching over static batching. It is the ratio of their step
-    counts, from the answer lengths."""
+    """Returns the largest speed-up of continuous over static batching: the ratio of steps for the answer lengths."""
     end_step_by_slot = [0] * BATCH
     for answer_length in lengths:
         heapreplace(end_step_by_slot, end_step_by_slot[0] + answer_length)

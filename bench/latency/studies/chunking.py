@@ -56,8 +56,7 @@ def run(lab: Lab) -> Study:
 
 
 def _steps_ms(llm: LLM, chunk: int, long: int, others: int, answer: SamplingParams, turn: int) -> list[float]:
-    """Returns the ms of each engine step while a long prompt is prefilled in chunks. `others` is the number of
-    sequences that decode meanwhile."""
+    """Returns the ms of each engine step while a long prompt is prefilled in chunks and `others` sequences decode."""
     llm.scheduler.prefill_chunk = long
     for prompt in draw_prompts(llm, others, 16, seed=turn):
         llm.add_request(prompt, answer)

@@ -48,8 +48,7 @@ def run(lab: Lab) -> Study:
 
 
 def _times(with_cache: LLM, without: LLM, prompt: list[int]) -> tuple[float, float, float]:
-    """Measures three times in ms: the next token with a KV cache, the prefill of `prompt`, and the next token without a
-    KV cache."""
+    """Measures the ms of one token with a KV cache, of the prefill of `prompt`, and of one token without a KV cache."""
     with stepping(with_cache, "decode", 1, len(prompt), 5) as engine_step:
         cached_s, *_ = spread([seconds_of(engine_step) for _ in range(5)])
     with stepping(with_cache, "prefill", 1, len(prompt), 1) as engine_step:

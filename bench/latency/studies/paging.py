@@ -18,8 +18,7 @@ def run(lab: Lab) -> Study:
     """Counts how many sequences run at once with a contiguous and with a paged KV cache of the same size.
 
     It also computes the empty share of the reserved memory.  A contiguous cache reserves the longest context for each
-    sequence, and a paged cache only pages for the tokens so far.  The prediction is the total memory divided by the
-    mean memory of a sequence.
+    sequence, a paged cache only pages for its tokens.  The prediction divides the memory by a sequence's mean memory.
 
     The sequences are about as long as in the ShareGPT data set.  Half a page (8 tokens) is empty on average: 4% of 200
     tokens.  The results are the same on any machine."""

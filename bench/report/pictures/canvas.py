@@ -1,5 +1,4 @@
-"""Contains functions that all figures of the documentation share.  Also draws the bytes that kernels move at each
-memory level.
+"""Contains functions that all figures of the documentation share.  Also draws kernels' traffic at each memory level.
 
 The figures use colours that colour-blind readers can distinguish.  A file changes only if its content changes.
 """
@@ -52,8 +51,8 @@ def save(figure: Figure, path: Path) -> Path:
 
 def where(made: Record | Environment) -> str:
     """Returns a sentence that names the commit at which a record or an environment was made."""
-    dirty_text = " with uncommitted changes" if made.dirty else ""
-    return f"Commit {(made.commit or 'unknown')[:10]}{dirty_text}."
+    changes_text = " with uncommitted changes" if made.dirty else ""
+    return f"Commit {(made.commit or 'unknown')[:10]}{changes_text}."
 
 
 def note(figure: Figure, texts: Sequence[str]) -> None:
@@ -62,7 +61,7 @@ def note(figure: Figure, texts: Sequence[str]) -> None:
     figure.supxlabel("\n".join(lines), fontsize=8, color=INK, x=0.01, ha="left")
 
 
-MEGA, TURNS_PER_K = 1e6, 1e3
+MB, THOUSAND = 1e6, 1e3
 AXIS_LENGTH_FACTOR = 2.3
 """The length of the axis divided by its longest bar.  The rest of the axis has the text behind the bar."""
 LEVEL_NOTES = (
@@ -83,7 +82,7 @@ STYLES: Mapping[str, Mapping[str, Any]] = {
     "lost to bank conflicts": {"facecolor": LOST, "edgecolor": LOST},
 }
 """By name in the legend, the drawing options of a part of a bar.  Names with `_` first are not in the legend."""
-UNSEEN_TEXT = "not seen, inside torch's kernels"
+UNKNOWN_TEXT = "not seen, inside torch's kernels"
 
 
 class Panel(NamedTuple):
@@ -98,40 +97,40 @@ def panels_of(records: Sequence[Record]) -> list[Panel]:
     """Returns a panel of bars for each memory level, from HBM to shared memory.  Each record has one bar per panel."""
     level_names = {"HBM": "hbm", "L2 to SM": "l2", "shared memory, in and out": "shared"}
     panels = [_moved(f"{title} (MB)", level_name, records) for title, level_name in level_names.items()]
-    least_and_all_turns = [
+    wavefront_pairs = [
         [record.metrics.get(f"{METRIC_PREFIX}shared_wavefronts{end}") for end in ("_least", "")] for record in records
     ]
-    if any(turns for _, turns in least_and_all_turns):
-        parts: dict[str, list[float]] = {"_least": [], "lost to bank conflicts": []}
+    if any(total for _, total in wavefront_pairs):
+        bar_parts: dict[str, list[float]] = {"_least": [], "lost to bank conflicts": []}
         texts = []
-        for min_turns, turns in least_and_all_turns:
-            least_k, lost_k = (min_turns or 0.0) / TURNS_PER_K, ((turns or 0.0) - (min_turns or 0.0)) / TURNS_PER_K
-            parts["_least"].append(least_k)
-            parts["lost to bank conflicts"].append(lost_k)
+        for min_count, total in wavefront_pairs:
+            least_k, lost_k = (min_count or 0.0) / THOUSAND, ((total or 0.0) - (min_count or 0.0)) / THOUSAND
+            bar_parts["_least"].append(least_k)
+            bar_parts["lost to bank conflicts"].append(lost_k)
             lost_text = f"{three_digits(lost_k)} of them lost to bank conflicts" if lost_k > 0 else "no bank conflict"
-            texts.append(UNSEEN_TEXT if turns is None else f"{three_digits(least_k + lost_k)} thousand, {lost_text}")
-        panels.append(Panel("shared memory, turns of loads and stores (thousand)", parts, texts))
+            texts.append(UNKNOWN_TEXT if total is None else f"{three_digits(least_k + lost_k)} thousand, {lost_text}")
+        panels.append(Panel("shared memory, turns of loads and stores (thousand)", bar_parts, texts))
     return panels
 
 
 def _moved(title: str, level: str, records: Sequence[Record]) -> Panel:
-    parts: dict[str, list[float]] = {"read": [], "read, modelled": [], "written": []}
+    bar_parts: dict[str, list[float]] = {"read": [], "read, modelled": [], "written": []}
     texts = []
     for record in records:
         mb_by_metric = {
-            name: value / MEGA for name, value in record.metrics.items() if name.startswith(f"{METRIC_PREFIX}{level}_")
+            name: value / MB for name, value in record.metrics.items() if name.startswith(f"{METRIC_PREFIX}{level}_")
         }
         names = ("read", "modelled", "write", "read_sector", "write_sector")
-        read_mb, modelled_mb, write_mb, *mb_in_sectors = (
+        read_mb, modelled_mb, write_mb, *sector_mb = (
             mb_by_metric.get(f"{METRIC_PREFIX}{level}_{name}_bytes", 0.0) for name in names
         )
-        for bar_lengths, value in zip(parts.values(), (read_mb - modelled_mb, modelled_mb, write_mb), strict=True):
+        for bar_lengths, value in zip(bar_parts.values(), (read_mb - modelled_mb, modelled_mb, write_mb), strict=True):
             bar_lengths.append(value)
         text = f"{three_digits(read_mb + write_mb)} MB: {three_digits(read_mb)} read, {three_digits(write_mb)} written"
-        if sum(mb_in_sectors) > read_mb + write_mb:
-            text += f"; in sectors {three_digits(sum(mb_in_sectors))}"
-        texts.append(text if mb_by_metric else UNSEEN_TEXT)
-    return Panel(title, parts, texts)
+        if sum(sector_mb) > read_mb + write_mb:
+            text += f"; in sectors {three_digits(sum(sector_mb))}"
+        texts.append(text if mb_by_metric else UNKNOWN_TEXT)
+    return Panel(title, bar_parts, texts)
 
 
 @with_own_settings
@@ -149,12 +148,12 @@ def draw_levels(records: Sequence[Record], folder: Path) -> Path:
     rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axes, level_panel in zip(rows, panels, strict=True):
         _draw_panel(axes, level_panel, [str(record.kernel) for record in records])
-    least_op_mb = (first_record.least_bytes or 0.0) / MEGA
-    rows[0].axvline(least_op_mb, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
+    needed_mb = (first_record.least_bytes or 0.0) / MB
+    rows[0].axvline(needed_mb, color=INK, linewidth=0.9, linestyle=(0, (3, 2)))
     legends = [axes.get_legend_handles_labels() for axes in rows]
-    handle_of = {label: handle for handles, labels in legends for handle, label in zip(handles, labels, strict=True)}
-    rows[1].legend(handle_of.values(), handle_of, fontsize=8.5, loc="lower right", frameon=False)
-    case_note = f"{first_record.case_id}, {first_record.scheme}; the op needs {three_digits(least_op_mb)} MB (dashed)."
+    legend_items = {label: handle for handles, labels in legends for handle, label in zip(handles, labels, strict=True)}
+    rows[1].legend(legend_items.values(), legend_items, fontsize=8.5, loc="lower right", frameon=False)
+    case_note = f"{first_record.case_id}, {first_record.scheme}; the op needs {three_digits(needed_mb)} MB (dashed)."
     note(figure, [case_note, *LEVEL_NOTES, f"{where(first_record)} Numbers in {first_record.run_id}.jsonl."])
     return save(figure, folder / f"bytes-{first_record.op}.png")
 

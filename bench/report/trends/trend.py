@@ -19,7 +19,7 @@ MIN_NOISE = 1e-3
 """The lower limit of the noise, in log units (0.1%): with a coarse clock several runs can be exactly equal."""
 _MEAN_TO_SIGMA, _MAD_TO_SIGMA = 2 / math.sqrt(math.pi), 1.4826
 """For normal values: the mean |x - y| of two over the deviation sigma, and sigma over the median |x - median|."""
-State = Literal["SHORT", "STEADY", "SLOWER", "FASTER", "SUSPECT"]
+TrendState = Literal["SHORT", "STEADY", "SLOWER", "FASTER", "SUSPECT"]
 COMPARED_POINTS = 20
 """The number of points before a new point, on the same level, with which the new point is compared."""
 CHANGE_THRESHOLD = 0.02
@@ -38,9 +38,8 @@ def find_steps(logs: Sequence[float]) -> list[int]:
 
         sum of all deviations / noise  +  (4 + 1.5 ln n) * (number of pieces - 1)
 
-    The deviation of a point is its distance from the median of its piece. `noise` is one standard deviation, and n is
-    the number of points. The run time is quadratic in n. A squared deviation would give a single slow run too much
-    weight.
+    The deviation of a point is its distance from its piece's median. `noise` is one standard deviation, and n is the
+    number of points. The run time is quadratic in n. A squared deviation would give one slow run too much weight.
 
     `tests/report/test_history.py` simulates such series. With normal noise, at most 1% of the series show a false
     change. If every tenth run is slow by 8 deviations, 2% of the series show one. A change of 5 deviations is found in
@@ -52,13 +51,13 @@ def find_steps(logs: Sequence[float]) -> list[int]:
     if len(logs) < 4:
         return []
     # A few steps raise the mean difference of neighbours only a little.
-    norm_logs = np.asarray(logs, float) / max(MIN_NOISE, float(np.abs(np.diff(logs)).mean()) / _MEAN_TO_SIGMA)
-    step_cost = 4.0 + 1.5 * math.log(len(norm_logs))
+    norm_values = np.asarray(logs, float) / max(MIN_NOISE, float(np.abs(np.diff(logs)).mean()) / _MEAN_TO_SIGMA)
+    step_cost = 4.0 + 1.5 * math.log(len(norm_values))
     best_partitions: list[tuple[float, list[int]]] = [(0.0, []), (math.inf, [])]
     """By number n of points: the least cost of the first n points, and the indices at which their pieces begin."""
-    for j in range(2, len(norm_logs) + 1):
+    for j in range(2, len(norm_values) + 1):
         partition_costs = (
-            (best_partitions[i][0] + step_cost + float(np.abs(norm_logs[i:j] - np.median(norm_logs[i:j])).sum()), i)
+            (best_partitions[i][0] + step_cost + float(np.abs(norm_values[i:j] - np.median(norm_values[i:j])).sum()), i)
             for i in range(j - 1)
         )
         lowest_cost, i = min(partition_costs)
@@ -95,7 +94,7 @@ class Trend:
     steps: tuple[LevelStep, ...]
     z: float | None
     """The robust z of the last point against the level before it.  None if that level is too short."""
-    state: State
+    state: TrendState
     """The state of the last point."""
 
     @property
@@ -148,56 +147,53 @@ def find_trends(
 def _trend(
     key: Mapping[str, str], points: Sequence[TrendPoint], places: Mapping[str, int], last: int, limit: float
 ) -> Trend:
-    by_commit = all(point.record.commit in places for point in points)
+    has_commits = all(point.record.commit in places for point in points)
 
     def place(point: TrendPoint) -> tuple[object, ...]:
-        return places[str(point.record.commit)] if by_commit else 0, point.record.timestamp, point.record.run_id
+        return places[str(point.record.commit)] if has_commits else 0, point.record.timestamp, point.record.run_id
 
     sorted_points = sorted(points, key=place)
-    logs, marks = np.log([point.latency_ms for point in sorted_points]), _marks(sorted_points)
-    names = [label(point, by_commit) for point in sorted_points]
-    level_edges = [0, *find_steps(logs.tolist()), len(logs)]
+    log_ms, marks = np.log([point.latency_ms for point in sorted_points]), _marks(sorted_points)
+    names = [label(point, has_commits) for point in sorted_points]
+    level_edges = [0, *find_steps(log_ms.tolist()), len(log_ms)]
     level_steps = []
     for level_begin, index, level_end in zip(level_edges[:-2], level_edges[1:-1], level_edges[2:], strict=True):
-        effect = math.expm1(float(np.median(logs[index:level_end]) - np.median(logs[level_begin:index])))
-        level_steps.append(LevelStep(index, effect, names[index - 1], names[index], marks.get(index, "")))
+        step_change = math.expm1(float(np.median(log_ms[index:level_end]) - np.median(log_ms[level_begin:index])))
+        level_steps.append(LevelStep(index, step_change, names[index - 1], names[index], marks.get(index, "")))
     z, is_last_outlier = _judge(
-        logs, max(index for index in (0, *marks, *level_edges[:-1]) if index < len(logs)), last, limit
+        log_ms, max(index for index in (0, *marks, *level_edges[:-1]) if index < len(log_ms)), last, limit
     )
-    state: State = "SHORT" if z is None else "STEADY"
-    if level_steps and len(logs) - level_steps[-1].point <= last and abs(level_steps[-1].effect) > limit:
+    state: TrendState = "SHORT" if z is None else "STEADY"
+    if level_steps and len(log_ms) - level_steps[-1].point <= last and abs(level_steps[-1].effect) > limit:
         state = "SLOWER" if level_steps[-1].effect > 0 else "FASTER"
-    return Trend(key, sorted_points, by_commit, marks, tuple(level_steps), z, "SUSPECT" if is_last_outlier else state)
+    return Trend(key, sorted_points, has_commits, marks, tuple(level_steps), z, "SUSPECT" if is_last_outlier else state)
 
 
 def _marks(ordered: Sequence[TrendPoint]) -> dict[int, str]:
-    """Describes each change of software or config between neighbouring points of a trend. Returns the texts by the
-    index of the later point."""
-    marks = {}
+    """Returns texts on changes of software or config between neighbouring trend points, by the later point's index."""
+    changes = {}
     for point_index, (old_values, new_values) in enumerate(pairwise(point.circumstances for point in ordered), 1):
         value_pairs = zip(CIRCUMSTANCES, old_values, new_values, strict=True)
-        marks[point_index] = ", ".join(
-            f"{name} {value_was} -> {value_now}" for name, value_was, value_now in value_pairs if value_was != value_now
+        changes[point_index] = ", ".join(
+            f"{name} {old_value} -> {new_value}" for name, old_value, new_value in value_pairs if old_value != new_value
         )
-    return {point_index: text for point_index, text in marks.items() if text}
+    return {point_index: text for point_index, text in changes.items() if text}
 
 
 def _judge(logs: np.ndarray, begin: int, last: int, limit: float) -> tuple[float | None, bool]:
-    """Compares the last time of a series with the times before it. Returns its robust z-score, and whether the time is
-    unusual.
+    """Compares a series' last time with the times before it. Returns its robust z-score, and whether it is unusual.
 
-    `logs` has the logarithms of the times. At most `last` earlier times count, from index `begin` on. An unusual time
-    differs from their median by more than the share `limit`. Its z-score is also beyond `3.5 * (1 + 6 / n)` for `n`
-    earlier times.
+    `logs` are the times' logarithms. At most `last` earlier times count, from index `begin` on. An unusual time differs
+    from their median by more than the share `limit`, with a z-score beyond `3.5 * (1 + 6 / n)` for `n` earlier times.
 
     The 3.5 is from Iglewicz and Hoaglin, "How to detect and handle outliers", 1993. The factor allows for few times.
     About 0.5% of normally distributed times have a larger z-score."""
-    earlier_logs, value = logs[max(begin, len(logs) - 1 - last) : -1], float(logs[-1])
-    if len(earlier_logs) < MIN_HISTORY:
+    past_log_ms, value = logs[max(begin, len(logs) - 1 - last) : -1], float(logs[-1])
+    if len(past_log_ms) < MIN_HISTORY:
         return None, False
-    median_log_ms = float(np.median(earlier_logs))
-    z = (value - median_log_ms) / max(MIN_NOISE, _MAD_TO_SIGMA * float(np.median(np.abs(earlier_logs - median_log_ms))))
-    return z, abs(z) > 3.5 * (1 + 6 / len(earlier_logs)) and abs(math.expm1(value - median_log_ms)) > limit
+    median_log_ms = float(np.median(past_log_ms))
+    z = (value - median_log_ms) / max(MIN_NOISE, _MAD_TO_SIGMA * float(np.median(np.abs(past_log_ms - median_log_ms))))
+    return z, abs(z) > 3.5 * (1 + 6 / len(past_log_ms)) and abs(math.expm1(value - median_log_ms)) > limit
 
 
 def label(point: TrendPoint, by_commit: bool) -> str:
@@ -211,10 +207,10 @@ def label(point: TrendPoint, by_commit: bool) -> str:
 
 def sparkline(values: Sequence[float]) -> str:
     """Draws the newest values as block characters.  The scale covers at least a factor of 1.1, so noise looks flat."""
-    logs = [math.log(latency_ms) for latency_ms in values[-MAX_SPARK_POINTS:]]
-    lowest_log, highest_log = min(logs), max(logs)
-    mid_log, log_span = (lowest_log + highest_log) / 2, max(highest_log - lowest_log, math.log(1.1))
-    return "".join(_BARS[min(len(_BARS) - 1, int(((log - mid_log) / log_span + 0.5) * len(_BARS)))] for log in logs)
+    log_ms = [math.log(latency_ms) for latency_ms in values[-MAX_SPARK_POINTS:]]
+    min_log_ms, max_log_ms = min(log_ms), max(log_ms)
+    mid_log, log_span = (min_log_ms + max_log_ms) / 2, max(max_log_ms - min_log_ms, math.log(1.1))
+    return "".join(_BARS[min(len(_BARS) - 1, int(((log - mid_log) / log_span + 0.5) * len(_BARS)))] for log in log_ms)
 
 
 def summary(points: Points, trends: Sequence[Trend]) -> dict[str, Any]:

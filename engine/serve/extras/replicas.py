@@ -30,9 +30,9 @@ from rooflab.engine.serve.limits import Limits
 from rooflab.engine.serve.server import SLOW_READER_S, bound, hosts_of, service_of, url_of
 
 APPLICATION_NAME = "rooflab"
-REFUSED_AT_ONCE = 16
+MAX_EXTRA_REQUESTS = 16
 """The most requests above the limit that one replica may hold while it refuses them."""
-HEALTH_S = 2.0
+HEALTH_CHECK_S = 2.0
 """Seconds between two of Ray's checks that a replica's engine is alive."""
 
 
@@ -67,7 +67,7 @@ class Replica:
         return self._app
 
     async def check_health(self) -> None:
-        """Raises like `Engine.check`.  Ray calls this every `HEALTH_S` seconds and replaces a failed replica."""
+        """Raises like `Engine.check`.  Ray calls this every `HEALTH_CHECK_S` seconds and replaces a failed replica."""
         self._engine.check()
 
 
@@ -100,8 +100,8 @@ def serve_replicas(
         name="engine",
         ray_actor_options={"num_gpus": 1} if on_gpu else {"num_cpus": threads},
         # What is above the limit must reach the replica, which answers 429: Ray's proxy would keep it, without a limit.
-        max_ongoing_requests=batch_size + limits.max_queue + REFUSED_AT_ONCE,
-        health_check_period_s=HEALTH_S,
+        max_ongoing_requests=batch_size + limits.max_queue + MAX_EXTRA_REQUESTS,
+        health_check_period_s=HEALTH_CHECK_S,
         graceful_shutdown_timeout_s=drain_s,
         logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False),
     )
