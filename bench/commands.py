@@ -107,8 +107,7 @@ def run_benches(
     """Checks and times all selected kernels.  Writes each record at once with `writer`, and appends it to `into`.
 
     A case is skipped if `into` holds the records of all its kernels.  `planted_before` lists the pairs `(kernel id,
-    scheme)` already checked with adversarial inputs.  With a time limit, a broken CUDA context raises
-    `ContextBroken`."""
+    scheme)` already checked on adversarial inputs.  With a time limit, a broken CUDA context raises `ContextBroken`."""
     check_caches()
     records = [] if into is None else into
     bench_deadline = time.monotonic() + settings.limit_s
@@ -166,7 +165,7 @@ def gpu_bounds(gpu: str, suite: str, scheme: str, ops: Sequence[str]) -> tuple[D
 
 
 def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing, list[str]]:
-    """Returns a roofline plot of `records` for the GPU `gpu`, and user messages that call the records `name`.
+    """Returns a roofline plot of `records` for the GPU `gpu`, and messages for the user that call the records `name`.
 
     A time is drawn only if it was measured on this GPU.  A record of the emulator is drawn with its counted bytes.
     Raises `ValueError` if no record can be drawn."""

@@ -1,8 +1,7 @@
 """Computes statistics of paired measurements: an estimate, its bounds, and the smallest effect that could be detected.
 
-An effect is `log(time_B / time_A)`, from two fresh processes, one per side.  Launches of one process are not
-independent.  With 1% of noise between processes, a test on single launches finds a slowdown in 40% of pairs of
-identical code.
+An effect is `log(time_B / time_A)`, from two fresh processes, one per side.  Launches of a process are not independent.
+With 1% of noise between processes, a test on single launches finds a slowdown in 40% of pairs of identical code.
 
 The estimate is the median of the means of all pairs of effects (Hodges and Lehmann, 1963).  The bounds and the p-values
 come from the exact distribution of Wilcoxon's signed-rank test.
@@ -100,6 +99,5 @@ def _skipped(pairs: int) -> int:
     """Returns the rank of the lower confidence bound in the sorted Walsh averages.  A Walsh average is the mean of two
     measured effects.  The smallest average has rank 1.
 
-    `pairs` is the number of effects.  `ALPHA` is the bound's error probability.  Returns 0 if there are too few
-    effects."""
+    `pairs` is the number of effects.  `ALPHA` is the bound's error probability.  Returns 0 for too few effects."""
     return int(np.searchsorted(np.cumsum(_distribution(pairs)), ALPHA, side="right"))

@@ -44,8 +44,7 @@ def compare_files(a: Path, b: Path, rules: Rules, kernels: Sequence[str] = ()) -
     """Compares the records in `a` and `b`.  Returns one outcome for each kernel, case and scheme (dtypes) in `a`.
 
     With two names in `kernels`, side A is the first kernel and side B the second.  A comparison that ran on neither
-    side is left out.  Raises `ValueError` if a file cannot be read, or if the two sides' records do not fit
-    together."""
+    side is left out.  Raises `ValueError` if a file cannot be read, or if the sides' records do not fit together."""
     if len(kernels) not in (0, 2):
         raise ValueError(f"kernel: expected two or none beside records, got {len(kernels)}")
     kernel_names = kernels or (None, None)
@@ -157,8 +156,7 @@ def evidence_of(
 
 
 def _counted(first: Sequence[Record], second: Sequence[Record]) -> tuple[list[Record], list[Record]]:
-    """Returns both sides' records, without pairs with a NOISY record.  Keeps such pairs if their batch has no
-    others."""
+    """Returns both sides' records without pairs with a NOISY record.  Keeps such pairs if their batch has no others."""
     pairs = {id(record): record.run_id[:-1] for record in (*first, *second) if "pair" in record.metrics}
     noisy = {pairs.get(id(record)) for record in (*first, *second) if record.status == "NOISY"} - {None}
     timed = [record for record in (*first, *second) if record.status in ("OK", "NOISY")]

@@ -67,7 +67,7 @@ def _worst(text: str, values: Sequence[float]) -> str:
 
 
 def write_junit(path: Path, outcomes: Sequence[Outcome], strict: bool) -> None:
-    """Writes one test case per comparison.  A test fails on a nonzero exit status; else UNRESOLVED means skipped."""
+    """Writes a test case per comparison.  It fails on a nonzero exit status; otherwise, UNRESOLVED means skipped."""
     from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite  # a GPU machine may lack it
 
     test_suite = TestSuite("rooflab ab")

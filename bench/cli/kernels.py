@@ -263,9 +263,8 @@ def roofline(
 ) -> None:
     """Draw a roofline plot of measured records.  With --gpu, draw the lower bounds of kernels' times on that GPU.
 
-    Each machine gets a figure, with the newest reading of each kernel and input case.  The JSON of pytest-benchmark can
-    be drawn too, if each test passes a cost to the fixture kernel_benchmark.  With --gpu, other GPUs' times are not
-    drawn."""
+    Each machine gets a figure, with the newest reading of each kernel and input case.  JSON of pytest-benchmark can be
+    drawn too, if each test gives a cost to the fixture kernel_benchmark.  With --gpu, other GPUs' times are omitted."""
     from rooflab.bench import commands
     from rooflab.bench.core import choose_kernels, result_folder
     from rooflab.bench.report import figures

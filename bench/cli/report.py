@@ -165,7 +165,7 @@ def bytes_(
 
 
 def _megabytes(row: Row) -> dict[str, Json]:
-    """Returns a short row for the terminal: the kernel, the megabytes moved at each memory level, the launch count."""
+    """Returns a short row for the terminal: kernel, megabytes moved at each memory level, and number of launches."""
     megabytes: dict[str, Json] = {"kernel": row["kernel"]}
     for memory in ("hbm", "l2", "shared"):
         byte_counts = [row[name] for access in ("read", "write") if (name := f"moved_{memory}_{access}_bytes") in row]

@@ -120,7 +120,7 @@ def whatif(
 ) -> None:
     """Predict how another kernel changes TTFT and ITL.  With --swap, also measure the change with an existing kernel.
 
-    TTFT is for one prompt of --context tokens.  ITL is for a decode step with --batch sequences of that length."""
+    TTFT is one step with a prompt of --context tokens.  ITL is a decode step with --batch sequences of that length."""
     from rooflab.bench.latency.latency_records import change_records
     from rooflab.bench.latency.whatif import scale
     from rooflab.engine.choose.model_shapes import FUSED_OP, MATMUL_OPS, MODEL_OPS

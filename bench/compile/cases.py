@@ -54,8 +54,7 @@ class KernelCase(NamedTuple):
     @property
     def registered(self) -> Kernel:
         """Returns the `Kernel` of this case from the registry.  A launcher (a user's function that launches kernels) is
-        not registered.  It gets a new `Kernel` that only describes it.  This `Kernel` raises `RuntimeError` if
-        called."""
+        not registered.  It gets a `Kernel` that only describes it.  This `Kernel` raises `RuntimeError` if called."""
         if self.is_launcher:
             return Kernel(self.op, self.kernel, "optimized", "triton", _not_here, file=self.file)
         return get_kernel(self.op, self.kernel)
@@ -182,8 +181,7 @@ def properties() -> dict[str, int]:
 
 
 def resident_ctas(threads: int, registers: int | None, shared_bytes: int) -> int:
-    """Counts the CTAs that an H100 runs at once (at least 1 per SM).  `registers` is per thread; None is the
-    maximum."""
+    """Counts the CTAs that an H100 runs at once, at least 1 per SM.  `registers` is per thread; None is the maximum."""
     device = device_for()
     cta_occupancy = occupancy(device, threads, registers or MAX_REGISTERS_PER_THREAD, shared_bytes)
     return device.sms * max(1, cta_occupancy.ctas_per_sm)

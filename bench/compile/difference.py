@@ -272,7 +272,7 @@ def compare_pairs(
 
 
 def _at(item: Item, other: Item | None) -> Item | None:
-    """Returns the compile task `other` with the input case of `item`; unchanged if the cases' keys (`M`...) differ."""
+    """Returns the task `other` with the case of the task `item`; unchanged if the cases' keys (`M`, `N`...) differ."""
     if other is None or set(other["case"]) != set(item["case"]):
         return other
     return {**other, "case": item["case"]}

@@ -101,8 +101,7 @@ def free_bytes(device: torch.device) -> float:
 
 
 def short_of_memory(spec: OpSpec, priced: Inputs, device: torch.device) -> str:
-    """Returns why memory is too small for a kernel, or "".  `priced` holds its inputs as meta tensors (without
-    data)."""
+    """Returns why memory is too small for a kernel, or "".  `priced` holds its inputs as meta tensors (no data)."""
     needed_bytes = INPUT_MEM_FACTOR * input_bytes(priced) + OUTPUT_MEM_FACTOR * spec.cost_of(priced).write_bytes
     memory = free_bytes(device)
     return f"needs about {needed_bytes / 1e9:.1f} GB, {memory / 1e9:.1f} GB are free" if needed_bytes > memory else ""

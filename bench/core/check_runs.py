@@ -156,7 +156,7 @@ class Check:
             self.packed.add(data.name)
 
     def _judged(self, label: str, data: CheckData, layout: Layout = DEFAULT_LAYOUT) -> Outputs:
-        """Runs the kernel and returns checked outputs.  Raises `Failed` or, for a refused layout, `LayoutRefused`."""
+        """Returns a kernel run's checked outputs.  Raises `Failed` on faults and `LayoutRefused` on refused layouts."""
         self.labels.append(label)
         try:
             outputs = self.runner.run(data.name, layout)
@@ -306,7 +306,7 @@ class Check:
             self._judged(run_label, check_data, Layout(poisoned=True))
 
     def _repeated(self, data: CheckData) -> None:
-        """Repeats the kernel on the first inputs.  All bits must be equal, unless it is declared nondeterministic.
+        """Reruns the kernel on the first inputs.  Result bits must be equal, unless it is declared nondeterministic.
 
         The first run calls the kernel twice, and the second run calls it in another thread.  A kernel may write into a
         caller's tensor `out`.  This tensor holds NaN before the first run, and an old answer before the second."""

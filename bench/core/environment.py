@@ -102,8 +102,7 @@ class Environment:
 
     @staticmethod
     def tree(root: Path | None = None, folders: Sequence[str] = SOURCE_FOLDERS) -> str:
-        """Returns a hash of the sources in `folders` of the tree `root`, or of the running program if `root` is
-        None."""
+        """Returns a hash of the sources in `folders` of the tree `root`, or of this program if `root` is None."""
         return tree_hash(root, folders) if root else _source_hash()
 
     def to_dict(self) -> dict[str, Json]:

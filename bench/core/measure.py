@@ -192,8 +192,7 @@ class Measurement:
         return self.check_here(kernel, case, planted=True)
 
     def _function(self, kernel: Kernel, copies: Sequence[Inputs]) -> Rotation:
-        """Returns a function that runs the kernel on each input set in turn. Raises `Failed` on faults before
-        timing."""
+        """Returns a function to run the kernel on each input set in turn. Raises `Failed` on faults before timing."""
         try:
             input_rotation = Rotation(kernel, self.spec, copies)
             if self.device.type == "cuda" and not self.settings.checked:

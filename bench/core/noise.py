@@ -123,9 +123,8 @@ def why_invalid(
 ) -> str | None:
     """Returns one sentence with the likely cause if a reading is INVALID; None if it is valid.
 
-    The causes are, in this order: a fault that the timer found, a stopped timer, a throttled card, a time below that of
-    an empty kernel, a timer too coarse (`UNRESOLVED: ...`), a rate above `limits`.  An argument of None is not
-    checked."""
+    The causes are, in order: a fault found by the timer, a stopped timer, a throttled card, a time below that of an
+    empty kernel, a timer too coarse (`UNRESOLVED: ...`), a rate above `limits`.  An argument of None is not checked."""
     median_s, method, floor_s = samples.median_s, samples.method, samples.launch_floor_s
     if samples.fault:
         return samples.fault

@@ -234,8 +234,7 @@ def _mma_macro(dtype: str) -> str:
 
 
 def _macro(call: str, text: str, accumulators: int, inputs: str) -> str:
-    """Returns the C macro `call`, which runs the PTX code `text` on the float accumulators `d` and operands
-    `inputs`."""
+    """Returns the C macro `call`, which runs the PTX code `text` on float accumulators `d` and operands `inputs`."""
     return f'#define {call} asm volatile("{text}" : {_values("d", accumulators, "+f")} : {inputs})\n'
 
 

@@ -25,8 +25,7 @@ def measure_cpu(environment: Environment, budget_s: float) -> list[Record]:
     """Returns a record for each limit of this CPU, measured in about `budget_s` seconds with torch's present threads.
 
     Bandwidth is measured with STREAM's copy and triad (McCalpin, 1995), a plain read and a plain write.  Write-allocate
-    is not counted.  Each array is at least 4x the last-level cache.  Caches get no rate, because virtual machines share
-    them.
+    is not counted.  Each array is at least 4x the last-level cache.  Caches get no rate: virtual machines share them.
 
     A dtype's matrix rate is the better rate of `torch.mm` and packed oneDNN.  A 16-bit dtype gets at least the rate of
     fp32, because torch may convert it to fp32.  The vector rate is the fp32 matrix rate.  If other processes run, the
@@ -103,8 +102,7 @@ def product_forms(dtype: torch.dtype, size: int) -> Iterator[tuple[str, Callable
 
 
 def _fastest_s(run: Callable[[], object], budget_s: float) -> float:
-    """Returns the shortest time of `run` in seconds.  Makes at least two calls, because the first also packs
-    operands."""
+    """Returns `run`'s shortest time in seconds.  Makes at least two calls, because the first also packs operands."""
     deadline = time.perf_counter() + budget_s
     fastest_s = float("inf")
     call_count = 0

@@ -64,8 +64,7 @@ def observed(call: Function, cuda: CudaCalls) -> dict[str, Any]:
     """Calls `call` twice.  Returns the first call's peak memory, and the second call's device kernels and their hash.
 
     The first call may compile and tune.  The peak is that of torch's allocator.  It counts neither the call's result
-    nor earlier allocations.  If nothing is recorded, there are no kernels and no hash.  Raises whatever `call`
-    raises."""
+    nor earlier allocations.  If nothing is recorded, there are no kernels and no hash.  Raises the errors of `call`."""
     with cuda.use():
         cuda.synchronize()
         _cuda.reset_peak_memory_stats(cuda.device)

@@ -121,7 +121,7 @@ def _affinities() -> dict[int, set[int]]:
 
 
 def _release(before: Mapping[int, set[int]], allowed: set[int]) -> None:
-    """Gives each thread the processors that it had before the pinning. Threads started since then get `allowed`."""
+    """Gives each thread its processors from before the pinning. Threads started since then get those in `allowed`."""
     for thread, current_cpus in _affinities().items():
         affinity = before.get(thread, allowed)
         if current_cpus != affinity:

@@ -131,8 +131,7 @@ class EventTimer(Timer):
         return min(max(WAIT_TO_HOST_RATIO * max(self._host.get(name, (0.0,))), MIN_BACKLOG_S), MAX_BACKLOG_S)
 
     def _enqueue(self, call: Call) -> tuple[bool, tuple[torch.cuda.Event, torch.cuda.Event]]:
-        """Enqueues a GPU wait, then one timed sample. Returns whether the wait was long enough, and the sample's
-        events.
+        """Enqueues a GPU wait, then a timed sample. Returns whether the wait was long enough, and the sample's events.
 
         A function that itself waits for the GPU gets no wait before it."""
         name = call[0]

@@ -35,9 +35,8 @@ MIN_STEADY_RATIO = 0.95
 
 
 def timer_for(device: torch.device, cold: bool = True, flush: str = "read") -> Timer:
-    """Returns a device's timer.  With `cold`, it empties the cache before each sample.  For this it reads or writes
-    memory: `flush` is "read" or "write".  Raises `ValueError` on another `flush`, and on a device other than cpu and
-    cuda."""
+    """Returns a device's timer.  With `cold`, it empties the cache before each sample by reading or writing memory:
+    `flush` is "read" or "write".  Raises `ValueError` on another `flush` or a device other than cpu and cuda."""
     check_device(device.type)
     if device.type == "cpu":
         return CpuTimer(cold, flush)
