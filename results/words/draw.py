@@ -1,4 +1,7 @@
-"""Draws 60 docstrings and 60 names of the five layers for a reader: `python results/words/draw.py SEED`."""
+"""Draws 60 docstrings and 60 names for a reader: `python results/words/draw.py SEED`, of the five layers.
+
+`draw.py SEED FOLDER PATH...` draws of files and folders in FOLDER, such as the standard library, for comparison.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,22 @@ import random
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+seed, *places = sys.argv[1:]
+root, paths = Path(__file__).resolve().parents[2], ["reference", "roofline", "kernels", "engine", "bench"]
+if places:
+    root, paths = Path(places[0]), places[1:]
 documented, named = list[str](), set[str]()
-for layer in ("reference", "roofline", "kernels", "engine", "bench"):
-    for file in sorted((ROOT / layer).rglob("*.py")):
-        place = file.relative_to(ROOT).as_posix()
+for path in paths:
+    for file in sorted((root / path).rglob("*.py")) if (root / path).is_dir() else [root / path]:
+        place = file.relative_to(root).as_posix()
+        if places and "/test" in place:
+            continue
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+                if places and len(text.split()) > 120:  # a tutorial
+                    continue
                 documented.append(f"{place}, {getattr(node, 'name', 'the file')}: {text}")
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 named.add(f"{place}: {node.id}")
 for title, entries in (("docstrings", documented), ("names", sorted(named))):
-    print(f"# {title}", *random.Random(int(sys.argv[1])).sample(entries, 60), sep="\n\n")
+    print(f"# {title}", *random.Random(int(seed)).sample(entries, 60), sep="\n\n")
