@@ -22,9 +22,9 @@ for path in paths:
             continue
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
-                if places and len(text.split()) > 120:  # a tutorial
-                    continue
-                documented.append(f"{place}, {getattr(node, 'name', 'the file')}: {text}")
+                entry = f"{place}, {getattr(node, 'name', 'the file')}: {text}"
+                if not places or len(entry.split()) <= 120:  # else a tutorial
+                    documented.append(entry)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 named.add(f"{place}: {node.id}")
 for title, entries in (("docstrings", documented), ("names", sorted(named))):
