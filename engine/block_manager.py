@@ -16,9 +16,8 @@ class BlockManager:
     A page is free, held by sequences, or cached.  A cached page has no holder, but its content may be used again.  If
     no page is free, the least recently used cached page is given away.
 
-    Each full page has a key: its own tokens, and a number that stands for all tokens before the page.  So one lookup
-    per page finds the longest reusable prefix.  Keys are compared in full, not by hashes, so two prefixes are never
-    confused."""
+    Each full page has a key: its tokens, and a number that stands for all tokens before the page.  So one lookup per
+    page finds the longest reusable prefix.  Whole keys are compared, not hashes, so two prefixes are never confused."""
 
     def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True):
         self.num_blocks = num_blocks
@@ -53,8 +52,7 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def reuse(self, sequence: Sequence) -> None:
-        """Gives `sequence`, which has no pages, the published (reusable) pages of its prefix.  These pages never hold
-        its last token, so that a step computes at least one token."""
+        """Gives `sequence`, which has no pages, the reusable pages before its last token, which a step must compute."""
         if not self.prefix_caching:
             return
         page_size, content_id = self.block_size, 0
@@ -104,8 +102,7 @@ class BlockManager:
 
     def trim(self, sequence: Sequence, num_tokens: int) -> None:
         """Frees the pages of `sequence` after its first `num_tokens` tokens. A draft took these pages, so no other
-        sequence uses them. They were free before the draft and make no new room for waiting sequences. So the counter
-        `released` stays the same."""
+        sequence uses them. They make no new room for waiting sequences, so the counter `released` stays the same."""
         first_index = self.blocks_for(num_tokens)
         for block in reversed(sequence.block_ids[first_index:]):
             self._holders[block] = 0

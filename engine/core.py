@@ -43,8 +43,7 @@ class Core:
     def step(self) -> list[Sequence]:
         """Runs a step.  Returns the sequences that got a token in this call, one entry per token.
 
-        The list is empty if there was no work, if the step only computed part of a prompt, or if its tokens are read
-        later."""
+        The list is empty if there is no work, the step only computes part of a prompt, or its tokens are read later."""
         try:
             return self._step()
         except BaseException:
@@ -103,8 +102,7 @@ class Core:
             self._remove(full_sequences)
 
     def _read(self) -> list[Sequence]:
-        """Waits for the tokens of the last draw, and appends each token to its sequence.  Returns the sequences that
-        got a token."""
+        """Waits for the last draw's tokens and appends each to its sequence. Returns the sequences that got a token."""
         if self._unread is None:
             return []
         sequences: list[Sequence] = []

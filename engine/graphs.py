@@ -92,9 +92,8 @@ class DecodeReplays:
         self._ids = np.zeros(len(logits), np.int64)
 
     def __call__(self, drawn: torch.Tensor) -> torch.Tensor | None:
-        """Runs the next decode step from a recording, and returns its logits.  Returns None if the step must run
-        eagerly.  `drawn`, int64 `[num_drawn]`, holds the tokens of the previous draw.  The next call overwrites the
-        logits."""
+        """Runs the next decode step from a recording, and returns its logits. Returns None if the step must run
+        eagerly. `drawn`, int64 `[num_drawn]`, holds the previous draw's tokens. The next call overwrites the logits."""
         n = len(self._batch)
         if not 0 < n <= len(self._logits) or (self.refusals and bucket_of(n) in self.refusals):
             return None

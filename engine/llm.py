@@ -21,7 +21,7 @@ from rooflab.engine.load.model_files import DEFAULT_MODEL
 from rooflab.engine.load.models import open_model
 from rooflab.engine.load.tokenizer import Prompt, is_chat
 from rooflab.engine.load.weights import load_weights
-from rooflab.engine.memory import check_weights_fit, kv_cache_blocks
+from rooflab.engine.memory import check_weights_fit, kv_cache_blocks, trim
 from rooflab.engine.metrics import Completion, RequestOutput, Timeline, TokenEvent
 from rooflab.engine.model import Model
 from rooflab.engine.model_runner import ModelRunner
@@ -102,9 +102,7 @@ class LLM:
         self.dtype, weight_codes = dtype_of(dtype, self.device)
         self.dtype_name = weight_codes or str(self.dtype).removeprefix("torch.")
         """The name of the option `dtype`.  `self.dtype` is the dtype of all but the codes of weights (int8, int4)."""
-        open_with_codes = partial(
-            open_model, dummy=dummy, seed=seed, device=self.device, keep_codes=weight_codes == "keep"
-        )
+        open_with_codes = partial(open_model, dummy=dummy, seed=seed, device=self.device, codes=weight_codes)
         self.arch, self.tokenizer, tensors, self._stop_ids, self._set, plain = open_with_codes(str(model))
         if weight_codes in CODE_DTYPES:
             check_groups(self.arch, weight_codes)
@@ -124,11 +122,13 @@ class LLM:
         check_weights_fit(self.limits, draft_source.arch)  # before kernels are timed
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
         self.ops = resolve(self.limits, swap, interpret, replays=not enforce_eager)
+        trim()
         weights = load_weights(self.arch, tensors, self.dtype, self.device, weight_codes)
         with torch.inference_mode():
             runner_args = Model(self.arch, weights, self.ops, max_len), self.ops, 1, block_size, max_num_seqs, max_len
             speculator = build(self.speculation, draft_source, runner_args, self.limits, swap, interpret)
             self.runner = speculator.runner if speculator else ModelRunner(*runner_args)
+            trim()
             num_blocks = self._allocate(num_kv_blocks, enforce_eager, pdl, draft_source.arch)
         self.scheduler = Scheduler(
             BlockManager(num_blocks, block_size, prefix_caching and study.kv_cache),

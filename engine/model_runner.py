@@ -38,8 +38,7 @@ class Draw:
     """Whether these tokens must be read before the next step starts."""
 
     def tokens(self) -> list[int]:
-        """Waits for the device and returns the token of each row.  Also appends the requested log-probabilities to the
-        sequences."""
+        """Waits for the device and returns each row's token.  Appends requested log-probabilities to the sequences."""
         if self.ready is not None:
             self.ready.synchronize()
         if self.seen:

@@ -81,10 +81,15 @@ class OpSet:
         op, b, beside = "gemm", weight.mT if isinstance(weight, torch.Tensor) else weight.codes, {}
         if isinstance(weight, CodedWeight):
             op, beside = "gemm_gguf", {"scale": weight.scale, "minimum": weight.minimum}
-        return tuple(
-            (packed(pack_function, b, **beside), *beside.values()) if way_op == op else None
-            for way_op, pack_function in self._ways
-        )
+
+        def layout(pack_function: Callable[..., Any] | None) -> tuple[Any, ...]:
+            if pack_function is None:
+                return b, *beside.values()
+            # A packed weight holds its scales.  The kernel gets their shapes only, without memory for a second copy.
+            shapes = (None if x is None else x[:1, :1].clone().expand(x.shape) for x in beside.values())
+            return packed(pack_function, b, **beside), *shapes
+
+        return tuple(layout(pack_function) if way_op == op else None for way_op, pack_function in self._ways)
 
     def matmul_op(self, weight: Sequence[tuple[Any, ...] | None]) -> str:
         """Returns the op that multiplies by a weight from `prepare`."""

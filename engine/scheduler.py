@@ -50,8 +50,7 @@ class Step:
 
 @dataclass(eq=False)
 class Scheduler:
-    """Plans the engine's steps.  A step first gets one token of every decoding sequence, then prompt tokens up to a
-    limit.
+    """Plans the engine's steps.  A step gets one token of every decoding sequence, then prompt tokens up to a limit.
 
     Prompts start in the order of their arrival, when there are free pages for all their tokens.  If the pages run out,
     the sequence that arrived last loses its pages.  Its tokens are computed again later (recomputation, as in vLLM).
@@ -142,8 +141,7 @@ class Scheduler:
         self.prefilling = [sequence for sequence in self.prefilling if id(sequence) not in ended_ids]
 
     def _grow(self) -> list[Sequence]:
-        """Gives each running sequence a page of the KV cache for its next token, if it needs one.  Returns the
-        sequences that lost their pages to others."""
+        """Gives running sequences KV cache pages for their next tokens. Returns the sequences that lost their pages."""
         preempted_sequences: list[Sequence] = []
         grow_blocks, block_size = self.blocks.grow, self.blocks.block_size
         seq_index = 0
@@ -174,8 +172,7 @@ class Scheduler:
         return max(chunk_size, 0)
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Starts `sequence`, the first waiting sequence, if free pages have room for all its tokens.  Returns True if
-        it starts."""
+        """Starts the first waiting `sequence` if free pages can hold all its tokens.  Returns True if it starts."""
         if self._too_large == (sequence, self.blocks.released):
             return False
         self.blocks.reuse(sequence)

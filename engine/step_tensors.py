@@ -41,9 +41,8 @@ def ramp(counts: np.ndarray) -> np.ndarray:
 
 
 def step_input(batch: DecodeBatch, rows: Any, spans: Sequence[TokenSpan], drawn: torch.Tensor) -> StepInput:
-    """Builds the input tensors of one engine step.  The step decodes one token for each of `rows`, a slice or an index
-    array into the batch.  It also computes the tokens of `spans`: each span has successive tokens of one sequence, such
-    as a part of a prompt.
+    """Builds the input tensors of a step.  It decodes one token for each of `rows`, a slice or index array into the
+    batch, and computes the tokens of `spans`. Each span has successive tokens of a sequence, such as part of a prompt.
 
     `drawn` `[num_drawn]` int64 holds the tokens that the previous step drew.  They are the input tokens of `rows`.
     """

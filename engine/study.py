@@ -23,8 +23,7 @@ class StudyOptions:
 
 
 def switched(study: StudyOptions | None, beside: Mapping[str, Any]) -> StudyOptions:
-    """Returns `study`, the switches that turn off parts of the engine. If `study` is None, returns switches that turn
-    off nothing.
+    """Returns `study`, the switches that turn off parts of the engine. If it is None, the switches turn off nothing.
 
     `beside` holds unknown options of `LLM`, and must be empty. Raises `ValueError` on an option that belongs in
     `StudyOptions`, and shows the right spelling. Raises `TypeError` on any other option."""

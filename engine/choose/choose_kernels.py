@@ -120,8 +120,7 @@ def choose_kernels(
 def replayed(
     bucket: str, fastest: Mapping[tuple[str, str], list[Choice]], times: Times, num_layers: int
 ) -> dict[tuple[str, str], list[Choice]]:
-    """Returns the C++ kernels for a decode step that is recorded once and then replayed. `bucket` is a range of row
-    counts.
+    """Returns the C++ kernels for a decode step that is recorded and replayed. `bucket` is a range of row counts.
 
     Returns {} if a timed op has no C++ kernel, or if an eager step is faster. A replayed step skips the Python code of
     each launch. The estimated time of this code is the shortest measured time of any kernel call."""
@@ -151,8 +150,7 @@ def replayed(
 def _ways(
     products: Mapping[str, list[Choice]], times: Mapping[str, Mapping[str, float]], limits: LargestSizes
 ) -> set[Any]:
-    """Chooses the packed layouts of the matmul weights. The engine keeps one layout, or two if necessary and if memory
-    has room.
+    """Chooses the packed layouts of matmul weights. The engine keeps one layout, or two if needed and memory has room.
 
     One layout is enough if it takes at most `TOLERATED_RATIO` times the best time, at all row counts. Among several
     such choices, takes the fastest one."""
@@ -277,8 +275,7 @@ def folder() -> Path:
 
 
 def time_calls(calls: Mapping[str, Sequence[Callable[[], Any]]], ends: float = math.inf) -> dict[str, float]:
-    """Returns the median microseconds of a call for each name. A name has one or more functions, such as a kernel with
-    several copies of its weights. They are called in turn.
+    """Returns the median microseconds of a call for each name in `calls`. The functions of a name are called in turn.
 
     Returns {} if the clock passes `ends` before the first round. If it passes later, further rounds are skipped."""
     call_counts = {}

@@ -64,8 +64,7 @@ class LargestSizes:
 
     @property
     def ops(self) -> tuple[str, ...]:
-        """Returns the names of the ops that the model uses.  `decode_attention` stands for the op `paged_attention`
-        with one query per sequence."""
+        """Returns the names of the model's ops. `decode_attention` is `paged_attention` with one query per sequence."""
         op_names = {"gemm": self.matmul_ops, "silu_and_mul": (gated(self.arch),)}
         return (*(name for op in MODEL_OPS for name in op_names.get(op, (op,))), DECODE_OP)
 
@@ -81,8 +80,7 @@ def gated(arch: Architecture) -> str:
 
 
 def registered(op: str) -> str:
-    """Returns the name of an op in the kernel registry.  Only `decode_attention` has another name there:
-    `paged_attention`."""
+    """Returns the name of an op in the kernel registry. Only `decode_attention` has another name: `paged_attention`."""
     return "paged_attention" if op == DECODE_OP else op
 
 

@@ -106,8 +106,7 @@ def _gguf_name(name: str) -> str:
 
 
 def _half_split(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Reorders the rows of each head from GGUF's order `[pairs, 2]` to `[2, pairs]`, Hugging Face's order.  With no
-    heads, returns `rows`."""
+    """Reorders the rows of each head, if any, from GGUF's order `[pairs, 2]` to Hugging Face's order `[2, pairs]`."""
     if not num_heads:
         return rows
     num_pairs = rows.shape[0] // num_heads // 2
@@ -175,8 +174,7 @@ class SafetensorsCheckpoint:
         return (file.name, read_json(file)) if file.is_file() else ("config.json", self._config)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields every tensor with its name, in its stored dtype.  Skips the rotary frequencies that early Llama 2
-        files store, because config.json determines them."""
+        """Yields each name and tensor in its stored dtype, except rotary frequencies, which config.json determines."""
         for file, names in self._files.items():
             for name, tensor in read_safetensors(file, names):
                 if not name.endswith("rotary_emb.inv_freq"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 
@@ -14,6 +15,8 @@ GROUP = 32
 
 CODE_DTYPES = ("int8", "int4")
 """The dtypes that quantise weights.  The dtype `keep` takes the codes of a file instead."""
+VALUES_AT_ONCE = 2**18
+"""The number of values that are dequantised at once: 2 MB in fp64.  The whole weight would take 16 times its codes."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +40,37 @@ class CodedWeight:
         minimum = None if self.minimum is None else order(self.minimum)
         return CodedWeight(order(self.codes), order(self.scale), minimum)
 
-    def values(self) -> torch.Tensor:
-        """Returns the weight in fp32."""
-        return dequantize_groups(self.codes, self.scale, self.minimum).float()
+    def values(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Returns the weight in `dtype`."""
+        weight = torch.empty(self.shape, dtype=dtype)
+        for rows in row_blocks(self):
+            part = self.in_rows(itemgetter(rows))
+            weight[rows] = dequantize_groups(part.codes, part.scale, part.minimum)
+        return weight
 
 
 Weight = torch.Tensor | CodedWeight
 
 
-def coded(weight: torch.Tensor, dtype: str) -> CodedWeight:
+def row_blocks(weight: Weight) -> list[slice]:
+    """Divides the rows of `weight` into blocks of at most `VALUES_AT_ONCE` values, or of one row."""
+    N, K = weight.shape
+    num_rows = max(1, VALUES_AT_ONCE // K)
+    return [slice(first, first + num_rows) for first in range(0, N, num_rows)]
+
+
+def coded(weight: Weight, dtype: str) -> CodedWeight:
     """Quantises `weight` `[N, K]` in groups of 32 values along K.  `int4` also has minimums, `int8` has none."""
-    is_int4 = dtype == "int4"
-    return CodedWeight(*quantize_groups(weight, GROUP, 4 if is_int4 else 8, minimums=is_int4))
+    (N, K), is_int4 = weight.shape, dtype == "int4"
+    codes = torch.empty((N, K // 2), dtype=torch.uint8) if is_int4 else torch.empty((N, K), dtype=torch.int8)
+    scale = torch.empty((N, K // GROUP), dtype=torch.float16)
+    minimum = torch.empty_like(scale) if is_int4 else None
+    for rows in row_blocks(weight):
+        values = weight[rows] if isinstance(weight, torch.Tensor) else weight.in_rows(itemgetter(rows)).values()
+        codes[rows], scale[rows], low = quantize_groups(values, GROUP, 4 if is_int4 else 8, minimums=is_int4)
+        if minimum is not None and low is not None:
+            minimum[rows] = low
+    return CodedWeight(codes, scale, minimum)
 
 
 def joined(parts: Sequence[Weight]) -> Weight:
@@ -61,7 +83,7 @@ def joined(parts: Sequence[Weight]) -> Weight:
     coded_parts = [part for part in parts if isinstance(part, CodedWeight)]
     if plain_parts := [part for part in parts if isinstance(part, torch.Tensor)]:
         dtype = plain_parts[0].dtype
-        return torch.cat([part.values().to(dtype) if isinstance(part, CodedWeight) else part for part in parts])
+        return torch.cat([part.values(dtype) if isinstance(part, CodedWeight) else part for part in parts])
     four_bits = all(part.codes.dtype == torch.uint8 for part in coded_parts)
     group_count = max(part.scale.shape[1] for part in coded_parts)
     has_minimum = any(part.minimum is not None for part in coded_parts)

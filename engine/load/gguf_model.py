@@ -26,8 +26,7 @@ _NEUTRAL_VALUES = {"rope.scaling.type": ("none", "linear"), "rope.scaling.factor
 class GGUFModel:
     """Describes the model in a GGUF file.  `fields` maps keys to values, and `tensors` maps ggml's names to tensors.
 
-    Raises `ValueError` on a damaged file, one part of a split model, a wrong value, or an unsupported key that may
-    change an answer."""
+    Raises `ValueError` on a damaged or split file, a wrong value, or an unsupported key that may change an answer."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -21,16 +21,16 @@ OpenedModel = tuple[Architecture, Texts, Iterable[tuple[str, Weight]], frozenset
 """What `open_model` returns."""
 
 
-def open_model(model: str, dummy: bool, seed: int, device: torch.device, keep_codes: bool = False) -> OpenedModel:
+def open_model(model: str, dummy: bool, seed: int, device: torch.device, codes: str = "") -> OpenedModel:
     """Returns a model's architecture, tokenizer, tensors, end tokens and own settings.  Reads tensors one at a time.
 
-    With `keep_codes`, quantised matrices of a GGUF file keep their codes.  The last value has the names of the matrices
-    for which this is impossible; a log line names them.
+    With `codes` (`int8`, `int4` or `keep`), quantised matrices of a GGUF file keep their codes.  With `keep`, the last
+    value has the names of the matrices for which this is impossible, and a log line names them.
 
     Raises `ValueError` if a file of the model asks for something that the engine does not support."""
     if dummy:
         arch = get_architecture(model)
-        if keep_codes:
+        if codes == "keep":
             raise ValueError("dtype: keep needs the codes of a GGUF file, and random weights have none")
         return arch, Numbers(arch.vocab_size), dummy_tensors(arch, seed, device), frozenset(), {**MODEL_SETTINGS}, []
     checkpoint = open_checkpoint(path_of(model))
@@ -41,14 +41,16 @@ def open_model(model: str, dummy: bool, seed: int, device: torch.device, keep_co
         raise ValueError(f"model: its tokenizer has {tokenizer.size} tokens, and its embedding has {vocab_size}")
     end_ids |= end_tokens({"the tokenizer": tokenizer.eos_token_id, "its turns": tokenizer.turn_ends}, vocab_size)
     settings = read_generation(*checkpoint.generation())
-    if not keep_codes:
-        return checkpoint.architecture, tokenizer, checkpoint.tensors(), end_ids, settings, []
-    if not isinstance(checkpoint, GGUFCheckpoint):
-        raise ValueError(f"dtype: keep needs the codes of a GGUF file, got the folder {checkpoint.path}")
-    if plain := checkpoint.plain_matrices():
+    plain: dict[str, str] = {}
+    if codes == "keep":
+        if not isinstance(checkpoint, GGUFCheckpoint):
+            raise ValueError(f"dtype: keep needs the codes of a GGUF file, got the folder {checkpoint.path}")
+        plain = checkpoint.plain_matrices()
+    if plain:
         names = ", ".join(f"{name} ({kind})" for name, kind in plain.items())
         logging.getLogger(__name__).warning("dtype keep: dequantised to bfloat16: %s", names)
-    return checkpoint.architecture, tokenizer, checkpoint.tensors(keep_codes), end_ids, settings, [*plain]
+    tensors = checkpoint.tensors(bool(codes)) if isinstance(checkpoint, GGUFCheckpoint) else checkpoint.tensors()
+    return checkpoint.architecture, tokenizer, tensors, end_ids, settings, [*plain]
 
 
 def end_tokens(sources: Mapping[str, Any], vocab_size: int) -> frozenset[int]:

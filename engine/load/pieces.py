@@ -49,8 +49,7 @@ class Pieces:
                 raise ValueError(f"model: a tokenizer with the decoder {step} is not known yet")
 
     def __call__(self, token: int) -> bytes:
-        """Returns the bytes of the token with the id `token`.  The result is empty for a special token or an unknown
-        id."""
+        """Returns the bytes of the token with id `token`.  The result is empty for a special token or an unknown id."""
         token_bytes = self._known.get(token)
         if token_bytes is None:
             token_bytes = self._known[token] = b"" if token in self._special else self._bytes(self._token(token) or "")
@@ -79,8 +78,7 @@ _BYTE_OF_CHARACTER = byte_characters()
 
 
 class TextStream:
-    """Converts tokens to text as they arrive.  `push` returns the text that a token completes; `flush` returns the
-    rest.
+    """Converts arriving tokens to text.  `push` returns the text that a token completes; `flush` returns the rest.
 
     A character of several tokens is returned when it is complete, or when its bytes turn out to be invalid."""
 

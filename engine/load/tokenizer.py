@@ -118,8 +118,7 @@ class Numbers:
         return "".join(f" {token}" for token in token_ids)
 
     def named(self, token_id: int) -> tuple[str, bytes]:
-        """Returns the name of a token and the bytes of the name. The name is a space and the token id, because a model
-        with random weights has no words."""
+        """Returns a token's name (a space and its id) and the name's bytes. A model with random weights lacks words."""
         return f" {token_id}", f" {token_id}".encode()
 
     def stream(self) -> TextStream:

@@ -70,8 +70,8 @@ def load_weights(
 ) -> Weights:
     """Returns the parameters of `arch` in `dtype` on `device`.  Adds `arch.norm_offset` to the weights of norms.
 
-    With `codes` (int8 or int4), each matrix of a linear layer is quantised as soon as it is read.  A matrix that the
-    file holds in quantised form stays unchanged.  The embedding table always has `dtype`.
+    With `codes` (int8 or int4), each matrix of a linear layer is quantised when it is read.  Without, a matrix that
+    the file holds in quantised form stays unchanged.  The embedding table always has `dtype`.
 
     Raises `ValueError` if a tensor is missing, unknown or repeated, or has a wrong shape or dtype.  Also raises it if a
     tied `lm_head` differs from the embedding."""
@@ -80,7 +80,7 @@ def load_weights(
     tied_head: torch.Tensor | None = None
     for name, tensor in tensors:
         if name == "lm_head.weight" and arch.tie_word_embeddings:
-            tied_head = _values(tensor).to(device=device, dtype=dtype)
+            tied_head = _values(tensor, dtype, device)
             continue
         if name not in shapes:
             raise ValueError(f"model: the checkpoint has a tensor {name!r} that {arch.name} has no place for")
@@ -93,25 +93,26 @@ def load_weights(
                 raise ValueError(f"model: expected {name} in a floating-point dtype, got {tensor.dtype}")
             if name.endswith("norm.weight"):
                 tensor = tensor.float() + arch.norm_offset
-            quantised = codes in CODE_DTYPES and (name.endswith("_proj.weight") or name == "lm_head.weight")
-            tensor = coded(tensor, codes) if quantised else tensor.to(device=device, dtype=dtype)
-        loaded_tensors[name] = tensor
+        if codes in CODE_DTYPES and (name.endswith("_proj.weight") or name == "lm_head.weight"):
+            loaded_tensors[name] = coded(tensor, codes)
+        else:
+            loaded_tensors[name] = tensor if isinstance(tensor, CodedWeight) else _values(tensor, dtype, device)
     missing = [name for name in shapes if name not in loaded_tensors]
     if missing:
         raise ValueError(f"model: the checkpoint misses {len(missing)} of {len(shapes)} tensors, first {missing[0]!r}")
     stored_embedding = loaded_tensors.pop("model.embed_tokens.weight")
-    embedding = _values(stored_embedding).to(device=device, dtype=dtype)
+    embedding = _values(stored_embedding, dtype, device)
     if tied_head is not None and not torch.equal(tied_head, embedding):
         raise ValueError("model: lm_head.weight differs from the embedding that config.json ties it to")
     layers = [packed_layer(arch, loaded_tensors, f"model.layers.{index}.") for index in range(arch.num_layers)]
     lm_head = stored_embedding if arch.tie_word_embeddings else loaded_tensors.pop("lm_head.weight")
-    if codes in CODE_DTYPES and isinstance(lm_head, torch.Tensor):
+    if codes in CODE_DTYPES and arch.tie_word_embeddings:
         lm_head = coded(lm_head, codes)
-    return Weights(embedding, layers, _values(loaded_tensors.pop("model.norm.weight")), lm_head)
+    return Weights(embedding, layers, _values(loaded_tensors.pop("model.norm.weight"), dtype, device), lm_head)
 
 
-def _values(weight: Weight) -> torch.Tensor:
-    return weight.values() if isinstance(weight, CodedWeight) else weight
+def _values(weight: Weight, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return weight.values(dtype) if isinstance(weight, CodedWeight) else weight.to(device=device, dtype=dtype)
 
 
 def packed_layer(arch: Architecture, tensors: dict[str, Weight], prefix: str) -> LayerWeights:

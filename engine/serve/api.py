@@ -87,9 +87,8 @@ class Service:
         self._encoder = ThreadPoolExecutor(1, "encode")  # one: a tokenizer may not be used by two threads at once
 
     async def encode(self, prompt: Prompt, param: str) -> list[int]:
-        """Returns the prompt's token ids, computed by a second thread. Raises `ApiError` about the request field
-        `param` if the prompt cannot be encoded. A prompt that is clearly too long for the context is refused before it
-        is encoded."""
+        """Returns the prompt's token ids, computed by a second thread. Raises `ApiError` about the field `param` if the
+        prompt cannot be encoded. A prompt that is clearly too long for the context is refused before encoding."""
         content: Any = prompt
         min_tokens = sum(len(message["content"]) for message in content) if is_chat(content) else len(content)
         if isinstance(content, str) or is_chat(content):
@@ -202,8 +201,7 @@ class Service:
 def make_app(service: Service, hosts: list[str] | None = None, alone: bool = True) -> FastAPI:
     """Makes the FastAPI application.  With `hosts`, the Host header of a request must name one of these hosts.
 
-    `alone=False` means that several replicas share the address.  Then the application has no routes for the web page,
-    the steps and the metrics."""
+    `alone=False` means that several replicas share the address, so the web page, steps and metrics have no routes."""
     app = FastAPI(
         title="Rooflab", description="OpenAI's completions and chats, by Rooflab's engine.", responses=_STATUS_RESPONSES
     )

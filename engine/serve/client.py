@@ -79,8 +79,7 @@ class Call:
 
 
 class Inbox:
-    """Queues tokens for one reader. The queue has no size limit, because every answer has a limited number of
-    tokens."""
+    """Queues tokens for one reader, without a size limit, because every answer has a limited number of tokens."""
 
     def __init__(self) -> None:
         self._come: asyncio.Queue[tuple[Call, Token] | EngineDied | TimeoutError] = asyncio.Queue()
@@ -183,10 +182,9 @@ class Engine:
         arrival_s: float | None = None,
         trace_parent: str | None = None,
     ) -> list[Call]:
-        """Queues all prompts of a request at once, between two steps.  The tokens go to `inbox`.
+        """Queues all prompts of a request at once between two steps, or none after an error.  The tokens go to `inbox`.
 
-        Raises `ValueError` if the engine cannot serve one of the prompts, and `EngineDied` if the engine has ended.
-        After an error, no prompt of the request is queued."""
+        Raises `ValueError` if the engine cannot serve one of the prompts, and `EngineDied` if the engine has ended."""
         if self.died.is_set():
             raise EngineDied(self.why)
         arrival_s = time.perf_counter() if arrival_s is None else arrival_s

@@ -50,9 +50,8 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, data: Any) -> Any:
-        """Removes unknown fields from a request, except one that causes an error.  Unknown fields that are null, false
-        or empty cause no error, because OpenAI's client sends many (`model_dump()`).  One error is enough, because a
-        request may have a million unknown fields."""
+        """Removes unknown fields from a request, except one that causes an error, because there may be a million. Null,
+        false or empty unknown fields cause no error, because OpenAI's client sends many (`model_dump()`)."""
         fields = cls.__pydantic_fields__
         if not isinstance(data, dict) or data.keys() <= fields.keys():
             return data
@@ -143,8 +142,7 @@ class CompletionRequest(Sampling):
     best_of: Literal[1] | None = None
 
     def asked(self) -> Asked:
-        """Returns the request's prompts, its limit of new tokens, and its number of log-probabilities per token. A chat
-        request has other field names for these values."""
+        """Returns the request's prompts, its limit of new tokens, and its number of log-probabilities per token."""
         is_single = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
         prompts: Any = [self.prompt] if is_single else self.prompt
         return Asked("prompt", prompts, "max_tokens", self.max_tokens, COMPLETION_TOKENS, self.logprobs)

@@ -39,9 +39,8 @@ SLOW_READER_S = 60.0
 class ClientConnection(H11Protocol):
     """An HTTP connection of uvicorn.  A request must arrive within `receive_s` seconds.  Errors have OpenAI's format.
 
-    The parser is h11.  On a 2-core Xeon, it takes about 0.2 ms more CPU time per request than httptools, and 5 us more
-    per event.  But httptools does not limit a request's headers.  It also loses the body of a request that offers
-    HTTP/2, as Java's client does."""
+    On a 2-core Xeon, the parser h11 takes about 0.2 ms more CPU time per request than httptools, and 5 us more per
+    event. But httptools limits no headers, and loses the body of requests that offer HTTP/2 (as Java's client does)."""
 
     def __init__(self, *arguments: Any, receive_s: float, **named: Any):
         super().__init__(*arguments, **named)
@@ -92,8 +91,7 @@ class ClientConnection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Runs the uvicorn server of an engine.  After SIGTERM or SIGINT the server refuses new requests, and ends when all
-    answers have ended.
+    """Runs an engine's uvicorn server. After SIGTERM or SIGINT it refuses new requests, and ends after the last answer.
 
     A second signal ends the server at once."""
 
@@ -156,8 +154,7 @@ def url_of(host: str, port: int) -> str:
 
 
 async def service_of(engine: Engine, options: Mapping[str, Any], name: str | None, limits: Limits) -> Service:
-    """Starts `engine` and returns its service.  `options` are the options of the engine, and `name` is the model's
-    name.
+    """Starts `engine` and returns its service.  `options` are the engine's options, and `name` is the model's name.
 
     Raises `ValueError` if the model cannot be loaded."""
     await engine.start()
@@ -197,11 +194,10 @@ async def serve(
     drain_s: float = 30.0,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Serves `LLM(**options)` as the model `name` at `host` and `port` until a signal comes.  `say` is called with each
-    line to print.
+    """Serves `LLM(**options)` as the model `name` at `host` and `port` until a signal.  `say` gets each line to print.
 
-    Raises `ValueError` if the port is taken or the model cannot be loaded.  Raises `EngineDied` if the engine ends
-    before the server."""
+    Raises `ValueError` if the port is taken or the model cannot be loaded, and `EngineDied` if the engine ends
+    early."""
     socket = bound(host, port)  # it listens when the model is loaded
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the soft limit is often 1,024: fewer connections than asked
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

@@ -28,8 +28,7 @@ class RequestWork:
         self._answers: dict[tuple[int, int], Answer] = {}
 
     async def open(self, prompts: Sequence[Sequence[int]], params: SamplingParams, *about: Any) -> None:
-        """Queues the prompts.  `about` holds the remaining arguments of `Engine.submit`.  If the engine refuses a
-        prompt, raises `ValueError` and queues no prompt."""
+        """Queues `prompts`; `about` goes to `Engine.submit`. If one is refused, queues none and raises `ValueError`."""
         self.calls = await self._engine.submit(prompts, params, self._inbox, *about)
         answer_keys = ((call.key, answer_index) for call in self.calls for answer_index in range(params.n))
         self._answers = {answer_key: Answer(self.format, params, i) for i, answer_key in enumerate(answer_keys)}

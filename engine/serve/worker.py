@@ -192,8 +192,7 @@ class Worker:
         self.say(Stepped(engine_state, step_line, tokens, tuple(started_prompts)))
 
     def _tokens(self, sequence: Sequence) -> list[Token]:
-        """Returns the tokens of a sequence that were not yet sent to the server.  Forgets the sequence if it has
-        ended."""
+        """Returns a sequence's tokens that were not yet sent to the server.  Forgets the sequence if it has ended."""
         key, number, num_sent = self._name[sequence]
         ids = sequence.output_ids
         self._name[sequence] = key, number, len(ids)

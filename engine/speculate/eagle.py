@@ -48,8 +48,7 @@ def read_head(
 
 
 class EagleDrafter(Chain):
-    """Drafts with one decoder layer, which predicts a token's hidden state from its embedding and the previous hidden
-    state.
+    """Drafts with one decoder layer, which predicts a token's hidden state from its embedding and the previous state.
 
     The layer's KV cache uses the page numbers of the model's KV cache.  A draft writes keys and values from predicted
     hidden states.  The step that verifies the draft overwrites them."""
@@ -101,8 +100,7 @@ class EagleDrafter(Chain):
             self._hidden[chunk.sequence] = (chunk.end, hidden[chunk_end - 1])
 
     def _states(self, sequences: Sequence[EngineSequence], positions: Sequence[int]) -> torch.Tensor:
-        """Returns, for each sequence, the model's hidden state of the token before the given position: `[rows, H]`.  An
-        unknown state is 0."""
+        """Returns the model's hidden states `[rows, H]` of the tokens before `positions`.  An unknown state is 0."""
         embedding = self.runner.model.embedding
         zeros = embedding.new_zeros(embedding.shape[1])
         entries = (self._hidden.get(sequence, (0, zeros)) for sequence in sequences)

@@ -3,8 +3,7 @@
 A step without drafts takes the time `step_time`, and gives one token to each of `sequences` sequences. So an accepted
 token saves the time `step_time / sequences`.
 
-A drafted token costs two times: the time to draft it, and the time that it adds to a step. The price of a token is its
-cost divided by the saved time.
+A drafted token costs its draft time and the time that it adds to a step. Its price is this cost over the saved time.
 
 The first `i` tokens are all accepted with the chance `c**i`, if each token has the chance `c`. A draft ends where
 `c**i` falls below the price.
@@ -103,8 +102,7 @@ class Lengths:
         draft_odds.accepted, draft_odds.tried, draft_odds.length = 1.0, 2.0, 1
 
     def _pays(self, chance: float) -> int:
-        """Returns the longest draft length that saves time, or 0.  `chance` is the probability that a drafted token is
-        accepted."""
+        """Returns the longest draft length that saves time, or 0. `chance` is a drafted token's acceptance rate."""
         if chance <= 0:
             return 0
         return self.most if chance >= 1 else min(self.most, int(log(self.price) / log(chance)))

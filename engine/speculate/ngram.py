@@ -27,11 +27,10 @@ class Places:
 
 
 def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
-    """Searches earlier text for the last two tokens. Takes the occurrence with the longest equal text before it, and
-    returns the position after this occurrence.
+    """Returns the position after the earlier occurrence of the last two tokens that has the longest equal text before
+    it.
 
-    Each occurrence is known by the position after it. `place` is the position of the latest occurrence. `older` maps
-    each occurrence to the next older occurrence."""
+    `place` is the position after the latest occurrence. `older` maps such a position to the next older position."""
     best_position, longest_match, end = place, -1, len(tokens)
     for _ in range(MAX_TRIES):
         count = 0
@@ -48,8 +47,7 @@ def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
 
 
 def _index(tokens: list[int], places: Places, end: int) -> None:
-    """Adds each new pair of successive tokens to the index `places`.  Leaves out the last pair, because no token
-    follows it yet."""
+    """Adds each new pair of successive tokens to the index `places`, except the last, which no token follows yet."""
     for position in range(places.known + 1, end):
         token_pair = (tokens[position - 2], tokens[position - 1])
         if token_pair in places.behind:

@@ -40,9 +40,8 @@ def accepted(
     """Returns each sequence's new tokens: the accepted drafted tokens, and the model's next token.
 
     `sequences` holds the sequence of each row of the step, and `drawn` the token that the model draws there.  A drafted
-    token is accepted if the model draws it and all drafted tokens before it.  So the output is the same as without
-    drafts (Daliri, Musco and Suresh, "Coupling without communication and drafter-invariant speculative decoding", arXiv
-    2408.07978)."""
+    token is accepted if the model draws it and all drafted tokens before it. So drafts never change the output (Daliri,
+    Musco and Suresh, "Coupling without communication and drafter-invariant speculative decoding", arXiv 2408.07978)."""
     tokens, row = {}, 0
     while row < len(drawn):
         sequence, num_accepted = sequences[row], 0

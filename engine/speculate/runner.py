@@ -67,8 +67,7 @@ class SpeculativeRunner(ModelRunner):
             self.drawn = on_device(np.array([new_tokens[-1] for new_tokens in tokens.values()]), self.device)
 
     def logits(self, step: Step) -> torch.Tensor:
-        """Runs the model and returns logits `[num_drawn, vocab_size]`. Also passes the step's inputs and hidden states
-        to the drafter."""
+        """Runs the model, gives the drafter inputs and hidden states, and returns logits `[num_drawn, vocab_size]`."""
         batch, rows, drafter, hidden_states = self.batch, self._rows, self.drafter, None
         batch_rows, draft_spans = (slice(len(batch)), []) if rows is None else (rows.plain, rows.spans)
         inputs = step_input(batch, batch_rows, [*draft_spans, *spans_of(step.chunks)], self.drawn)

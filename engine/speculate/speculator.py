@@ -84,8 +84,7 @@ class Speculator:
 
     def _give(self, blocks: BlockManager, tokens: Mapping[Sequence, list[int]], counts: Speculated) -> list[Sequence]:
         """Appends the new tokens to each sequence, up to the token that ends the sequence. An unfinished sequence joins
-        the decode batch, if it is not there yet. Returns a list of sequences: a sequence that got three tokens is in it
-        three times."""
+        the decode batch, if it is not there yet. Returns a list of sequences, with one entry per new token."""
         self.runner.accept(tokens)
         sequences: list[Sequence] = []
         for row_index, (sequence, new_tokens) in enumerate(tokens.items()):

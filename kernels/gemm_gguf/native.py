@@ -20,6 +20,7 @@ from rooflab.reference.spec import Arguments, nbytes
 from rooflab.roofline.model import Traffic
 
 SOURCE = Path(__file__).with_suffix(".cpp")
+PANELS_AT_ONCE = 16
 WORD_BYTES = 4
 """A word has the codes of 4 values along K, or with 4 bits a code, of 8."""
 
@@ -45,21 +46,25 @@ def pack(b: Tensor, scale: Tensor, minimum: Tensor | None) -> CodePanels:
     """Packs codes `b`, int8 (N, K) or uint8 (N, K/2), with scales and minimums.  Raises `ValueError` if `b` is no
     matrix."""
     check_shape("b", b, None, None)
-    row_bytes = b.contiguous().view(torch.uint8)
+    # Some rows at a time, so that the unpacked codes of a large weight take little memory.
+    words = torch.cat([_by_panel(_words(rows)) for rows in torch.split(b, PANEL * PANELS_AT_ONCE)])
+    minimums = None if minimum is None else _by_panel(minimum.to(scale.dtype))
+    return CodePanels(words, tuple(b.shape), b.dtype, _by_panel(scale), minimums)
+
+
+def _words(b: Tensor) -> Tensor:
+    """Returns unsigned codes `[N, words]`, 4 or 8 in an int32 word.  A signed code becomes 128 larger."""
     if b.dtype == torch.int8:
-        row_bytes = row_bytes ^ 128  # as unsigned codes, 128 larger
-    else:  # a byte of the codes k and k + 4, so that a word gives two vectors of four neighbours
-        codes = unpack_int4(b).view(len(b), -1, 2, WORD_BYTES)
-        row_bytes = (codes[:, :, 0] | codes[:, :, 1] << 4).flatten(1)
+        return (b.contiguous().view(torch.uint8) ^ 128).view(torch.int32)
+    # A byte has the codes of k and k + 4, so that a word gives two vectors of four neighbours.
+    halves = unpack_int4(b).view(len(b), -1, 2, WORD_BYTES)
+    return (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1).view(torch.int32)
 
-    def by_panel(values: Tensor) -> Tensor:
-        padded_values = values.new_zeros(-(-len(b) // PANEL) * PANEL, values.shape[1])
-        padded_values[: len(b)] = values
-        words = padded_values.view(torch.int32) if values is row_bytes else padded_values
-        return words.view(-1, PANEL, words.shape[1]).mT.contiguous()
 
-    minimums = None if minimum is None else by_panel(minimum.to(scale.dtype))
-    return CodePanels(by_panel(row_bytes), tuple(b.shape), b.dtype, by_panel(scale), minimums)
+def _by_panel(rows: Tensor) -> Tensor:
+    """Returns `rows` `[N, columns]` as panels `[ceil(N / 32), columns, 32]`.  Zeros follow the last row."""
+    padded_rows = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % PANEL))
+    return padded_rows.view(-1, PANEL, rows.shape[1]).mT.contiguous()
 
 
 def shape(of: Arguments) -> Any:

@@ -85,9 +85,8 @@ def serve_replicas(
 ) -> None:
     """Serves several engines `LLM(**options)` at `host` and `port` until SIGINT or SIGTERM.
 
-    Each engine has its own GPU.  On a CPU it has `threads` threads, by default its share of the cores.  `server.serve`
-    explains the other arguments.  Raises `ValueError` if the Ray cluster is missing, the port is taken, or the model
-    cannot be loaded."""
+    Each engine has one GPU, or `threads` CPU threads (by default its share of cores). `server.serve` explains the other
+    arguments. Raises `ValueError` if the Ray cluster is missing, the port is taken, or the model cannot be loaded."""
     limits, batch_size = limits or Limits(), int(options["max_num_seqs"])
     threads = threads or max(1, (os.cpu_count() or 1) // (replicas.most or replicas.count))
     on_gpu = torch.device(options["device"]).type == "cuda" if options.get("device") else torch.cuda.is_available()
