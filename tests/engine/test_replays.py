@@ -9,7 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rooflab.engine.choose import choose_kernels
 from rooflab.engine.graphs import DecodeReplays
-from rooflab.engine.llm import SamplingParams
+from rooflab.engine.llm import LLM, SamplingParams
+from rooflab.engine.load.model_files import fetch
 
 pytestmark = pytest.mark.needs("C++ compiler")
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -17,7 +18,7 @@ GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
 
 @pytest.fixture(autouse=True)
 def native_is_fastest(tmp_path, monkeypatch):
-    """Any C++ kernel takes 1 us and every other kernel 2 us, so that every step can be replayed."""
+    """Any C++ kernel takes 1 us and any other kernel 2 us, so that every step can be replayed."""
 
     def times(op, rows, kernels, *rest):
         return {kernel.name: 1.0 if kernel.backend == "cpp" else 2.0 for kernel in kernels}
@@ -38,6 +39,7 @@ def sizes(llm):
         {"dtype": "float16"},
         {"dtype": "int8"},
         {"dtype": "int4"},
+        {"dtype": "int8", "speculate": "ngram"},
         {"num_kv_blocks": 24, "block_size": 4},
         {"prefill_chunk": 5, "block_size": 4},
         {"speculate": "ngram"},
@@ -132,3 +134,37 @@ def test_the_faster_whole_step_decides(tmp_path, monkeypatch):
                 assert step[op].kernel.backend == ("torch" if eager else expected), (op, gemm, eager)
             if not eager and expected == "cpp":
                 assert "a replayed step 1.0 ms, an eager one 1.1" in step["gemm"].why
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.needs("weights")
+def test_the_default_model_replays_the_tokens_of_eager_steps(threads):
+    """64 prompts, compared up to the first token whose two best logits of the eager engine differ by 2e-3 or less."""
+    options = {"device": "cpu", "max_model_len": 256}
+    eager = LLM(fetch(), enforce_eager=True, max_num_seqs=16, **options)
+    words = (
+        "The roofline model relates the performance of a kernel to its arithmetic intensity and to bandwidth".split()
+    )
+    prompts = [eager.tokenizer.encode(" ".join(words[n % 16 :][: 2 + n % 7] * (1 + n // 16))) for n in range(64)]
+    expected = []
+    for output in eager.generate(prompts, SamplingParams(max_tokens=12, ignore_eos=True, logprobs=2)):
+        best = [sorted(row.values())[-2:] for row in output.outputs[0].logprobs]
+        clear = next((n for n, (second, first) in enumerate(best) if first - second <= 2e-3), 12)
+        expected.append(output["token_ids"][:clear])
+    assert sum(map(len, expected)) > 0.97 * 64 * 12
+    greedy = SamplingParams(max_tokens=12, ignore_eos=True)
+
+    def check(llm):
+        for output, tokens_before_a_tie in zip(llm.generate(prompts, greedy), expected, strict=True):
+            assert output["token_ids"][: len(tokens_before_a_tie)] == tokens_before_a_tie
+        assert llm.runner.graphs.recordings and not llm.runner.graphs.refusals
+
+    for batch in (1, 3, 16):
+        llm = LLM(fetch(), max_num_seqs=batch, **options)
+        check(llm)
+        check(llm)  # now every prefix is cached
+    threads(1)
+    check(llm)
+    check(LLM(fetch(), max_num_seqs=16, num_kv_blocks=40, **options))  # sequences are preempted
+    check(LLM(fetch(), max_num_seqs=3, speculate="ngram", **options))
