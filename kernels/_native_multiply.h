@@ -13,6 +13,10 @@ constexpr int LANES = 8, REGISTERS = 16;
 #endif
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4)));
 
+// Bytes.  With few rows of A, B comes from memory, and the processor's own prefetch ends at each page of 4 KB: on a Xeon
+// of 2.8 GHz one row times bf16 takes 27% less time with this, times int8 33%.
+constexpr i64 PREFETCHED = 4096;
+
 template <class E>
 using Lanes __attribute__((vector_size(LANES * sizeof(E)), aligned(1))) = E;
 
@@ -51,6 +55,7 @@ static inline void block(const float* a, i64 lda, const W* b, i64 ldb, float* c,
     for (i64 k = 0; k < K; ++k)
         for (int j = 0; j < C; ++j) {
             Vector row = loaded(b + k * ldb + j * LANES);
+            if (R <= 4) __builtin_prefetch((const char*)(b + k * ldb + j * LANES) + PREFETCHED);
             for (int r = 0; r < R; ++r) sum[r][j] += a[r * lda + k] * row;
         }
     for (int r = 0; r < R; ++r)

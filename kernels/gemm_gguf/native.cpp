@@ -97,7 +97,9 @@ static inline void by_vnni(const std::int8_t* high, const std::int8_t* low, i64 
             }
         };
         for (i64 k = 0; k < group; k += 32 / BITS) {
-            __m512i word = _mm512_loadu_si512(codes + k * BITS / 32 * PANEL);
+            const std::uint32_t* at = codes + k * BITS / 32 * PANEL;
+            __m512i word = _mm512_loadu_si512(at);
+            __builtin_prefetch((const char*)at + PREFETCHED);
             if constexpr (BITS == 8) {
                 multiply(word, k);
             } else {
