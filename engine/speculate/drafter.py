@@ -95,7 +95,7 @@ def speculation(
 class Speculated:
     """Counts the drafted and the accepted tokens of a step, and holds the seconds of each part of the step."""
 
-    accepted_at: list[int]
+    accepted: list[int]
     """For each position in a draft, the number of tokens that were accepted there."""
     draft_s: float = 0.0
     """The seconds to choose sequences and to make their drafts."""
@@ -111,9 +111,4 @@ class Speculated:
         self.drafts += 1
         self.drafted += drafted
         for draft_position in range(accepted):
-            self.accepted_at[draft_position] += 1
-
-    @property
-    def accepted(self) -> int:
-        """Returns the number of drafted tokens that the model accepted."""
-        return sum(self.accepted_at)
+            self.accepted[draft_position] += 1

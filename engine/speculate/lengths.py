@@ -44,11 +44,10 @@ class Odds:
 
 
 class Lengths:
-    """Chooses the length of each sequence's next draft, at most `most`.  With `adapts=False` the length is `most`."""
+    """Chooses the length of each sequence's next draft, at most `most`."""
 
-    def __init__(self, most: int, adapts: bool = True):
+    def __init__(self, most: int):
         self.most = most
-        self.adapts = adapts
         self._odds: WeakKeyDictionary[Sequence, Odds] = WeakKeyDictionary()
         self._plain: dict[int, deque[float]] = {}
         self._added: dict[int, deque[float]] = {}
@@ -60,7 +59,7 @@ class Lengths:
 
     def begin(self, rows: int) -> None:
         """Prepares a step that decodes `rows` sequences.  Then `of` returns the draft lengths of this step."""
-        if not self.adapts or not rows:
+        if not rows:
             return
         bucket = int(4 * log2(rows))
         step_s, token_s = self._plain.get(bucket), self._added.get(bucket)
@@ -73,12 +72,10 @@ class Lengths:
     @property
     def idle(self) -> bool:
         """Returns whether no sequence drafts in the next step."""
-        return self.adapts and not self._drafts
+        return not self._drafts
 
     def of(self, sequence: Sequence) -> int:
         """Returns how many tokens `sequence` should draft now."""
-        if not self.adapts:
-            return self.most
         draft_odds = self._odds.get(sequence)
         if draft_odds is None:
             draft_odds = self._odds[sequence] = Odds(self.most)
@@ -86,9 +83,7 @@ class Lengths:
 
     def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Records that the model accepted `accepted` of the `drafted` tokens of a draft."""
-        draft_odds = self._odds.get(sequence)
-        if draft_odds is None:
-            return
+        draft_odds = self._odds[sequence]
         draft_odds.accepted = DECAY_FACTOR * draft_odds.accepted + accepted
         draft_odds.tried = DECAY_FACTOR * draft_odds.tried + accepted + (accepted < drafted)
         acceptance_rate = draft_odds.accepted / draft_odds.tried
