@@ -22,8 +22,10 @@ class Tokenizer:
     """Wraps the tokenizer of the model at `path`, which is a GGUF file or a Hugging Face folder."""
 
     def __init__(self, path: Path):
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
         self._tokenizer = gguf_tokenizer(path) if path.is_file() else _of_folder(path)
-        self.pieces = Pieces(self._tokenizer)
+        self.pieces = Pieces(self._tokenizer, {character: byte for byte, character in bytes_to_unicode().items()})
         self.size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
         """The vocabulary size: the largest token id plus 1."""
         self.longest = max(map(len, self._tokenizer.get_vocab()), default=0)
