@@ -55,13 +55,11 @@ class Speculation:
     kind: str
     num_tokens: int = 4
     draft: str | Path | None = None
-    sized: bool = False
-    """Whether a head is given by its sizes alone, without its files."""
 
     def __post_init__(self) -> None:
         if self.kind not in DRAFT_SOURCES:
             raise ValueError(f"speculate: expected {', '.join(DRAFT_SOURCES)}, got {self.kind!r}")
-        no_draft = self.kind == "ngram" or (self.sized and self.kind == "eagle")
+        no_draft = self.kind == "ngram"
         if (self.draft is None) != no_draft or str(self.draft).isdigit():  # a number meant the model's first layers
             raise ValueError(
                 f"draft: expected {DRAFT_SOURCES[self.kind]} with speculate={self.kind}, got {self.draft!r}"
