@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -185,11 +186,7 @@ def is_chat(prompt: Any) -> bool:
 
 def as_token_ids(prompt: Any) -> list[int]:
     """Returns `prompt` as a list of token ids.  Raises `ValueError` if `prompt` holds anything else."""
-    if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence):
-        raise ValueError(f"prompt: expected a string, chat messages or token ids, got {type(prompt).__name__}")
-    for token_id in prompt:
-        if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise ValueError(
-                f"prompt: expected a string, chat messages or token ids, got a {type(token_id).__name__} in it"
-            )
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
+    if not is_list or any(type(token_id) is not int for token_id in prompt):
+        raise ValueError(f"prompt: expected a string, chat messages or token ids, got {reprlib.repr(prompt)}")
     return list(prompt)

@@ -212,7 +212,7 @@ def test_bad_prompts_are_refused_and_leave_nothing_behind(tmp_path):
         ([[]], GREEDY, "empty prompt"),
         ([[1024]], GREEDY, "expected token ids below 1024, got 1024"),
         (["\ud800"], GREEDY, "prompt: expected text in UTF-8"),
-        ([[1, "a"]], GREEDY, "prompt: expected a string, chat messages or token ids, got a str in it"),
+        ([[1, "a"]], GREEDY, "prompt: expected a string, chat messages or token ids, got .1, 'a'."),
         ([[1] * 256], GREEDY, "expected fewer tokens than max_model_len, which is 256, got 256"),
         ([[1, 2], [1] * 60], GREEDY, "need 5 pages of the KV cache, which has 4"),
         ([], GREEDY, "expected a prompt or a list of prompts"),
