@@ -33,7 +33,7 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.build import build, opened
 from rooflab.engine.speculate.drafter import speculation
 from rooflab.engine.stopping import StopText
-from rooflab.engine.study import RecomputingCore, StudyOptions, switched
+from rooflab.engine.study import RecomputingCore, StudyOptions
 from rooflab.kernels._pdl import pdl as dependent_launches
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.roofline.architecture import Architecture
@@ -87,9 +87,8 @@ class LLM:
         num_speculative_tokens: int = 4,
         draft: str | Path | None = None,
         seed: int = 0,
-        **beside: Any,
     ):
-        study = switched(study, beside)
+        study = study or StudyOptions()
         check_sizes(
             block_size=block_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             num_kv_blocks=num_kv_blocks, max_model_len=max_model_len, prefill_chunk=prefill_chunk,
@@ -229,7 +228,7 @@ class LLM:
                 new_text = stop_text.piece(token, is_last_token)
                 times_s.append(time.perf_counter())
                 output = self._output([sequence], times_s) if is_last_token else None
-                yield TokenEvent(sequence.request_id, len(times_s) - 1, token, times_s[-1], new_text, output)
+                yield TokenEvent(token, times_s[-1], new_text, output)
         finally:
             self.core.abort([sequence])
 

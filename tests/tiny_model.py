@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 
 from rooflab.engine.graphs import DecodeGraphs
 from rooflab.engine.llm import LLM
-from rooflab.engine.load.pieces import byte_characters
 from rooflab.engine.load.weights import dummy_tensors
 from rooflab.roofline.architecture import Architecture
 
@@ -33,6 +32,13 @@ def write_config(folder: Path, **changes) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
     return folder / "config.json"
+
+
+def byte_characters() -> dict[str, int]:
+    """The byte of each character of a byte-level vocabulary."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def write_model(folder: Path, **changes) -> Path:

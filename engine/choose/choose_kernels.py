@@ -204,14 +204,12 @@ def _products(kernel: Kernel, inputs: list[dict[str, Any]]) -> list[Callable[[],
     copy_count = max(1, min(8, COLD_WEIGHT_BYTES // weight_bytes)) if len(inputs[0]["a"]) <= 16 else 1
 
     def prepared() -> list[dict[str, Any]]:
-        scales = (
-            {name: matmul_args[name] for name in ("scale", "minimum") if name in matmul_args} for matmul_args in inputs
-        )
-        weights = (matmul_args["b"].mT.clone().mT for matmul_args in inputs)
-        return [
-            {**matmul_args, "b": packed(kernel.prepare, weight, **scale)}
-            for matmul_args, weight, scale in zip(inputs, weights, scales, strict=True)
-        ]
+        copies = []
+        for matmul_args in inputs:
+            scale = {name: matmul_args[name] for name in ("scale", "minimum") if name in matmul_args}
+            weight = packed(kernel.prepare, matmul_args["b"].mT.clone().mT, **scale)
+            copies.append({**matmul_args, "b": weight})
+        return copies
 
     def run(arguments: list[dict[str, Any]]) -> None:
         for matmul_args in arguments:

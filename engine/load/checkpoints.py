@@ -18,30 +18,10 @@ from rooflab.engine.load.coded import Weight
 from rooflab.engine.load.gguf_codes import KEPT_FORMATS, read_codes
 from rooflab.engine.load.gguf_model import ROPE_FACTORS, GGUFModel
 from rooflab.engine.load.model_files import check_model
+from rooflab.engine.load.weights import parameter_shapes
 from rooflab.roofline.architecture import Architecture, read_json
 
-_GGUF_LAYER_NAMES = {
-    "attn_norm.weight": "input_layernorm.weight",
-    "attn_q.weight": "self_attn.q_proj.weight",
-    "attn_k.weight": "self_attn.k_proj.weight",
-    "attn_v.weight": "self_attn.v_proj.weight",
-    "attn_q.bias": "self_attn.q_proj.bias",
-    "attn_k.bias": "self_attn.k_proj.bias",
-    "attn_v.bias": "self_attn.v_proj.bias",
-    "attn_output.weight": "self_attn.o_proj.weight",
-    "attn_q_norm.weight": "self_attn.q_norm.weight",
-    "attn_k_norm.weight": "self_attn.k_norm.weight",
-    "ffn_norm.weight": "post_attention_layernorm.weight",
-    "ffn_gate.weight": "mlp.gate_proj.weight",
-    "ffn_up.weight": "mlp.up_proj.weight",
-    "ffn_down.weight": "mlp.down_proj.weight",
-}
 _SAMPLING = "general.sampling."
-_GGUF_MODEL_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
 
 
 class GGUFCheckpoint:
@@ -79,11 +59,15 @@ class GGUFCheckpoint:
     def tensors(self, keep_codes: bool = False) -> Iterator[tuple[str, Weight]]:
         """Yields the Hugging Face name and the fp32 values of each tensor.  With `keep_codes`, a quantised matrix keeps
         its codes and scales if the engine can multiply by them."""
+        from gguf import MODEL_ARCH, get_tensor_name_map
+
         arch, model_kind = self.architecture, self._model.kind
+        gguf_names = get_tensor_name_map(MODEL_ARCH[str(model_kind).upper()], arch.num_layers)
+        name_of = {gguf_names.get_name(name, (".weight", ".bias")): name for name in parameter_shapes(arch)}
         for tensor in self._model.tensors.values():
             if tensor.name == ROPE_FACTORS:
                 continue
-            name, num_heads = _gguf_name(tensor.name), 0
+            name, num_heads = name_of.get(tensor.name, tensor.name), 0  # the loader refuses an unknown name
             if model_kind == "llama" and (".q_proj." in name or ".k_proj." in name):
                 num_heads = arch.num_heads if ".q_proj." in name else arch.num_kv_heads
             if keep_codes and len(tensor.shape) == 2 and tensor.kind in KEPT_FORMATS:
@@ -93,16 +77,6 @@ class GGUFCheckpoint:
             if model_kind == "gemma" and name.endswith("norm.weight"):
                 weight_values = weight_values - 1
             yield name, weight_values
-
-
-def _gguf_name(name: str) -> str:
-    if name in _GGUF_MODEL_NAMES:
-        return _GGUF_MODEL_NAMES[name]
-    if name.startswith("blk."):
-        _, layer, suffix = name.split(".", 2)
-        if suffix in _GGUF_LAYER_NAMES:
-            return f"model.layers.{layer}.{_GGUF_LAYER_NAMES[suffix]}"
-    return name  # unknown: the loader refuses it by this name
 
 
 def _half_split(rows: torch.Tensor, num_heads: int) -> torch.Tensor:

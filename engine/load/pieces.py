@@ -19,13 +19,15 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Pieces:
     """Maps a token id to the token's bytes, as the tokenizer's own decoder does.  Special tokens have no bytes."""
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: Any, byte_of: Mapping[str, int]):
         rust_backend = tokenizer.backend_tokenizer
         decoder_config = json.loads(rust_backend.to_str())["decoder"] or {"type": "Fuse"}
         decoder_steps = decoder_config["decoders"] if decoder_config["type"] == "Sequence" else [decoder_config]
         self._token = rust_backend.id_to_token
         self._special = frozenset(number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
         self._replaced: list[tuple[str, str]] = []
+        self._byte_of = byte_of
+        """Maps each character of a byte-level vocabulary (GPT-2) to its byte."""
         self._fallback = self._by_bytes = False
         self.leading = 0
         """How many leading spaces of a text are part of the first token but not of the text."""
@@ -57,24 +59,12 @@ class Pieces:
 
     def _bytes(self, text: str) -> bytes:
         if self._by_bytes:
-            byte_values = [_BYTE_OF_CHARACTER.get(character) for character in text]
-            return text.encode() if None in byte_values else bytes(byte for byte in byte_values if byte is not None)
+            return bytes(map(self._byte_of.__getitem__, text)) if self._byte_of.keys() >= set(text) else text.encode()
         if self._fallback and (byte := _BYTE_TOKEN.fullmatch(text)):
             return bytes([int(byte[1], 16)])
         for old_text, new_text in self._replaced:
             text = text.replace(old_text, new_text)
         return text.encode()
-
-
-def byte_characters() -> dict[str, int]:
-    """Maps each character of a byte-level vocabulary (GPT-2) to its byte.  A printable byte is written as its own
-    character. The other bytes are written as the characters from code point 256 on."""
-    printable_bytes = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    other_bytes = [byte for byte in range(256) if byte not in printable_bytes]
-    return {chr(byte): byte for byte in printable_bytes} | {chr(256 + i): byte for i, byte in enumerate(other_bytes)}
-
-
-_BYTE_OF_CHARACTER = byte_characters()
 
 
 class TextStream:
@@ -102,11 +92,7 @@ class TextStream:
         return self._without_leading(self._decoder.decode(b"", final=True))
 
     def _without_leading(self, text: str) -> str:
-        while self._leading and text:
-            if text[0] != " ":
-                self._leading = 0
-                break
-            text = text[1:]
-            self._leading -= 1
-        self._length += len(text)
-        return text
+        num_spaces = min(self._leading, len(text) - len(text.lstrip(" ")))
+        self._leading = 0 if num_spaces < len(text) else self._leading - num_spaces
+        self._length += len(text) - num_spaces
+        return text[num_spaces:]

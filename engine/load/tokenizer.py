@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -22,8 +23,10 @@ class Tokenizer:
     """Wraps the tokenizer of the model at `path`, which is a GGUF file or a Hugging Face folder."""
 
     def __init__(self, path: Path):
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
         self._tokenizer = gguf_tokenizer(path) if path.is_file() else _of_folder(path)
-        self.pieces = Pieces(self._tokenizer)
+        self.pieces = Pieces(self._tokenizer, {character: byte for byte, character in bytes_to_unicode().items()})
         self.size = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
         """The vocabulary size: the largest token id plus 1."""
         self.longest = max(map(len, self._tokenizer.get_vocab()), default=0)
@@ -183,11 +186,7 @@ def is_chat(prompt: Any) -> bool:
 
 def as_token_ids(prompt: Any) -> list[int]:
     """Returns `prompt` as a list of token ids.  Raises `ValueError` if `prompt` holds anything else."""
-    if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence):
-        raise ValueError(f"prompt: expected a string, chat messages or token ids, got {type(prompt).__name__}")
-    for token_id in prompt:
-        if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise ValueError(
-                f"prompt: expected a string, chat messages or token ids, got a {type(token_id).__name__} in it"
-            )
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
+    if not is_list or any(type(token_id) is not int for token_id in prompt):
+        raise ValueError(f"prompt: expected a string, chat messages or token ids, got {reprlib.repr(prompt)}")
     return list(prompt)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +27,10 @@ class AnswerPiece:
     logprobs: dict[str, Any] | None
 
 
-class BodyFormat(ABC):
-    """Builds the reply bodies for one kind of request."""
+class CompletionBody:
+    """Builds the reply bodies of `POST /v1/completions`.  Those of chats differ in some methods."""
 
-    prefix: str
-    object: str
-    chunk_object: str
+    prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, texts: Texts, model: str):
         self.texts = texts
@@ -45,18 +42,25 @@ class BodyFormat(ABC):
         """Returns the `choices` entry for `piece`.  `body` holds the entry's other fields, such as the text."""
         return {"index": piece.index, **body, "logprobs": piece.logprobs, "finish_reason": piece.finish_reason}
 
-    @abstractmethod
     def choice(self, piece: AnswerPiece) -> dict[str, Any]:
-        """Returns the `choices` entry of a complete answer, for a reply that is not a stream."""
+        """Returns the `choices` entry with the text of `piece`."""
+        return self.of(piece, text=piece.text)
 
-    @abstractmethod
-    def delta(self, piece: AnswerPiece) -> dict[str, Any]:
-        """Returns the `choices` entry of a piece of an answer, for one event of a stream."""
+    delta = choice
 
-    @abstractmethod
     def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
         """Returns the log-probabilities of the drawn `token` and of the `n` likeliest tokens.  `offset` is the token's
         position in the answer's text, which here includes the stop text."""
+        logprob_of: dict[str, float] = {}
+        for token_id, logprob in logprobs.items() if n else ():
+            name = self.texts.named(token_id)[0]
+            logprob_of[f"token_id:{token_id}" if name in logprob_of else name] = logprob  # two tokens may have one text
+        return {
+            "tokens": [self.texts.named(token)[0]],
+            "token_logprobs": [logprobs[token]],
+            "top_logprobs": [logprob_of or None],
+            "text_offset": [offset],
+        }
 
     @staticmethod
     def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -78,32 +82,7 @@ class BodyFormat(ABC):
         return b"data: %b\n\n" % _json(body)
 
 
-class CompletionBody(BodyFormat):
-    """Builds the reply bodies of `POST /v1/completions`."""
-
-    prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
-
-    def choice(self, piece: AnswerPiece) -> dict[str, Any]:
-        """Returns the `choices` entry with the text of `piece`."""
-        return self.of(piece, text=piece.text)
-
-    delta = choice
-
-    def shown(self, offset: int, token: int, logprobs: Mapping[int, float], n: int) -> dict[str, Any]:
-        """Returns the log-probabilities of the drawn and the likeliest tokens, in the format of completions."""
-        logprob_of: dict[str, float] = {}
-        for token_id, logprob in logprobs.items() if n else ():
-            name = self.texts.named(token_id)[0]
-            logprob_of[f"token_id:{token_id}" if name in logprob_of else name] = logprob  # two tokens may have one text
-        return {
-            "tokens": [self.texts.named(token)[0]],
-            "token_logprobs": [logprobs[token]],
-            "top_logprobs": [logprob_of or None],
-            "text_offset": [offset],
-        }
-
-
-class Chat(BodyFormat):
+class Chat(CompletionBody):
     """Builds the reply bodies of `POST /v1/chat/completions`."""
 
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -136,7 +115,7 @@ class Chat(BodyFormat):
 class Answer:
     """Builds one answer while its tokens arrive.  The answer's text ends before a stop text."""
 
-    def __init__(self, format: BodyFormat, params: SamplingParams, index: int):
+    def __init__(self, format: CompletionBody, params: SamplingParams, index: int):
         self.index = index
         self.count = 0
         """The number of tokens that have arrived."""

@@ -22,7 +22,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from rooflab.engine.load.tokenizer import Prompt, Texts, is_chat
-from rooflab.engine.serve.answers import BodyFormat, Chat, CompletionBody
+from rooflab.engine.serve.answers import Chat, CompletionBody
 from rooflab.engine.serve.client import Engine, EngineDied
 from rooflab.engine.serve.counters import Counters
 from rooflab.engine.serve.errors import TIMED_OUT, ApiError, ErrorReply, of_validation
@@ -140,7 +140,7 @@ class Service:
             )
         return asked.most if asked.most is not None else min(asked.default or max_tokens, max_tokens)
 
-    async def answer(self, request: Request, body: CompletionRequest | ChatRequest, format: BodyFormat) -> Response:
+    async def answer(self, request: Request, body: CompletionRequest | ChatRequest, format: CompletionBody) -> Response:
         """Returns the reply to a request: a stream of events, or one whole body."""
         event_loop, arrival_s = asyncio.get_running_loop(), request.state.arrival_s
         deadline_s = event_loop.time() + self.limits.timeout_s - (time.perf_counter() - arrival_s)

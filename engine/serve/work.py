@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from rooflab.engine.sequence import SamplingParams
-from rooflab.engine.serve.answers import Answer, AnswerPiece, BodyFormat
+from rooflab.engine.serve.answers import Answer, AnswerPiece, CompletionBody
 from rooflab.engine.serve.client import Call, Engine, EngineDied, Inbox
 from rooflab.engine.serve.errors import TIMED_OUT, ApiError
 
@@ -18,7 +18,7 @@ MAX_SILENCE_S = 15.0
 class RequestWork:
     """Handles the prompts of one request, each as a `Call`.  `open` queues them; `close` drops unfinished prompts."""
 
-    def __init__(self, engine: Engine, format: BodyFormat, deadline_s: float):
+    def __init__(self, engine: Engine, format: CompletionBody, deadline_s: float):
         self.format = format
         self.calls: list[Call] = []
         self._engine = engine

@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -38,7 +39,6 @@ from rooflab.engine.serve.wire import (
     Token,
     Watch,
 )
-from rooflab.engine.speculate.drafter import Speculated
 from rooflab.kernels._waiting import run_times, waiting_since
 
 
@@ -75,14 +75,6 @@ def _end_with_server(address: str) -> None:
         server_process.join()
         shutil.rmtree(Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
         os._exit(1)
-
-
-def drafts_of(speculated: Speculated | None) -> dict[str, Any]:
-    """Returns the fields of a `StepLine` that describe the step's drafts, or an empty dict without drafts."""
-    if speculated is None:
-        return {}
-    times_s = {"draft_s": speculated.draft_s, "verify_s": speculated.verify_s, "accept_s": speculated.accept_s}
-    return {"drafts": speculated.drafts, "drafted": speculated.drafted, "accepted": speculated.accepted_at, **times_s}
 
 
 class Worker:
@@ -172,6 +164,7 @@ class Worker:
                 started_prompts.append(Started(self._name[chunk.sequence][0], begin_s, chunk.start))
         tokens = tuple(token for sequence in dict.fromkeys(sequences) for token in self._tokens(sequence))
         engine_state = self._state()
+        drafts = engine_core.speculator and engine_core.speculator.last
         step_line = StepLine(
             number=self._steps,
             begin_s=begin_s,
@@ -187,7 +180,7 @@ class Worker:
             waiting=engine_state.waiting,
             waited=None if start_times is None else waiting_since(start_times),
             ops_s=ops,
-            **drafts_of(engine_core.speculator.last if engine_core.speculator else None),
+            **(asdict(drafts) if drafts else {}),
         )
         self.say(Stepped(engine_state, step_line, tokens, tuple(started_prompts)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,8 +20,9 @@ from rooflab.engine.speculate.drafter import Drafter
 from rooflab.engine.speculate.runner import SpeculativeRunner
 
 
-class Chain(Drafter, ABC):
-    """Drafts tokens one after another.  The drafter's KV cache uses the page numbers of the model's KV cache.
+class ModelDrafter(Drafter):
+    """Drafts tokens one after another with a smaller model of the same vocabulary.  This model computes every token, to
+    fill its KV cache, which uses the page numbers of the large model's KV cache.
 
     A drafted token is drawn with the random numbers that the model later uses at the same position.  So both draws
     agree more often.  Only the model applies penalties and biases."""
@@ -75,15 +75,6 @@ class Chain(Drafter, ABC):
         """Returns the drafter's state before its first token, one row per sequence. `forward` gets the state and
         returns the new state after each token. By default, the rows are empty."""
         return np.empty((len(sequences), 0))
-
-    @abstractmethod
-    def forward(self, inputs: StepInput, ops: Any, state: Any) -> tuple[torch.Tensor, Any]:
-        """Computes one step of the draft model.  Returns the logits `[rows, vocab_size]` of the next tokens, and the
-        new `state`.  `state` is data that the drafter passes to its next step, with one row per sequence."""
-
-
-class ModelDrafter(Chain):
-    """Drafts with a smaller model of the same vocabulary.  This model computes every token, to fill its KV cache."""
 
     def forward(self, inputs: StepInput, ops: Any, state: Any) -> tuple[torch.Tensor, Any]:
         """Computes one step of the draft model.  Returns the logits `[rows, vocab_size]` of the next tokens, and

@@ -55,13 +55,11 @@ class Speculation:
     kind: str
     num_tokens: int = 4
     draft: str | Path | None = None
-    sized: bool = False
-    """Whether a head is given by its sizes alone, without its files."""
 
     def __post_init__(self) -> None:
         if self.kind not in DRAFT_SOURCES:
             raise ValueError(f"speculate: expected {', '.join(DRAFT_SOURCES)}, got {self.kind!r}")
-        no_draft = self.kind == "ngram" or (self.sized and self.kind == "eagle")
+        no_draft = self.kind == "ngram"
         if (self.draft is None) != no_draft or str(self.draft).isdigit():  # a number meant the model's first layers
             raise ValueError(
                 f"draft: expected {DRAFT_SOURCES[self.kind]} with speculate={self.kind}, got {self.draft!r}"
@@ -95,7 +93,7 @@ def speculation(
 class Speculated:
     """Counts the drafted and the accepted tokens of a step, and holds the seconds of each part of the step."""
 
-    accepted_at: list[int]
+    accepted: list[int]
     """For each position in a draft, the number of tokens that were accepted there."""
     draft_s: float = 0.0
     """The seconds to choose sequences and to make their drafts."""
@@ -111,9 +109,4 @@ class Speculated:
         self.drafts += 1
         self.drafted += drafted
         for draft_position in range(accepted):
-            self.accepted_at[draft_position] += 1
-
-    @property
-    def accepted(self) -> int:
-        """Returns the number of drafted tokens that the model accepted."""
-        return sum(self.accepted_at)
+            self.accepted[draft_position] += 1

@@ -23,7 +23,7 @@ from rooflab.engine.ops import OpSet
 from rooflab.engine.sampling import on_device
 from rooflab.engine.scheduler import Step
 from rooflab.engine.sequence import Sequence as EngineSequence
-from rooflab.engine.speculate.draft_model import Chain
+from rooflab.engine.speculate.draft_model import ModelDrafter
 from rooflab.engine.speculate.runner import SpeculativeRunner
 from rooflab.roofline.architecture import Architecture
 
@@ -47,7 +47,7 @@ def read_head(
     return {name: tensor_of[name].to(device, dtype) for name in shapes}  # others, as the embedding, are the model's own
 
 
-class EagleDrafter(Chain):
+class EagleDrafter(ModelDrafter):
     """Drafts with one decoder layer, which predicts a token's hidden state from its embedding and the previous state.
 
     The layer's KV cache uses the page numbers of the model's KV cache.  A draft writes keys and values from predicted

@@ -11,7 +11,7 @@ The first `i` tokens are all accepted with the chance `c**i`, if each token has 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from math import log, log2
 from statistics import median
@@ -44,41 +44,38 @@ class Odds:
 
 
 class Lengths:
-    """Chooses the length of each sequence's next draft, at most `most`.  With `adapts=False` the length is `most`."""
+    """Chooses the length of each sequence's next draft, at most `most`."""
 
-    def __init__(self, most: int, adapts: bool = True):
+    def __init__(self, most: int):
         self.most = most
-        self.adapts = adapts
         self._odds: WeakKeyDictionary[Sequence, Odds] = WeakKeyDictionary()
-        self._plain: dict[int, deque[float]] = {}
-        self._added: dict[int, deque[float]] = {}
-        self._since: dict[int, int] = {}
-        self._idle: dict[int, int] = {}
+        self._plain: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT_TIMES))
+        self._added: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=KEPT_TIMES))
+        self._since: defaultdict[int, int] = defaultdict(int)
+        self._idle: defaultdict[int, int] = defaultdict(int)
         """For each class: `_since` counts the last steps in a row with drafts, `_idle` those without drafts."""
         self._drafts = True
         self.price = LEAST_PRICE
 
     def begin(self, rows: int) -> None:
         """Prepares a step that decodes `rows` sequences.  Then `of` returns the draft lengths of this step."""
-        if not self.adapts or not rows:
+        if not rows:
             return
         bucket = int(4 * log2(rows))
-        step_s, token_s = self._plain.get(bucket), self._added.get(bucket)
-        self._drafts = step_s is not None and self._since.get(bucket, 0) < MAX_DRAFT_STEPS
+        step_s, token_s = self._plain[bucket], self._added[bucket]
+        self._drafts = bool(step_s) and self._since[bucket] < MAX_DRAFT_STEPS
         self.price = max(LEAST_PRICE, rows * median(token_s) / median(step_s)) if step_s and token_s else LEAST_PRICE
         if self.price >= 1:  # nobody drafts, but for a step now and then, which may find another price
-            self._drafts = self._drafts and self._idle.get(bucket, 0) >= LONGEST_PAUSE
+            self._drafts = self._drafts and self._idle[bucket] >= LONGEST_PAUSE
             self.price = HIGHEST_PRICE
 
     @property
     def idle(self) -> bool:
         """Returns whether no sequence drafts in the next step."""
-        return self.adapts and not self._drafts
+        return not self._drafts
 
     def of(self, sequence: Sequence) -> int:
         """Returns how many tokens `sequence` should draft now."""
-        if not self.adapts:
-            return self.most
         draft_odds = self._odds.get(sequence)
         if draft_odds is None:
             draft_odds = self._odds[sequence] = Odds(self.most)
@@ -86,9 +83,7 @@ class Lengths:
 
     def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """Records that the model accepted `accepted` of the `drafted` tokens of a draft."""
-        draft_odds = self._odds.get(sequence)
-        if draft_odds is None:
-            return
+        draft_odds = self._odds[sequence]
         draft_odds.accepted = DECAY_FACTOR * draft_odds.accepted + accepted
         draft_odds.tried = DECAY_FACTOR * draft_odds.tried + accepted + (accepted < drafted)
         acceptance_rate = draft_odds.accepted / draft_odds.tried
@@ -110,10 +105,10 @@ class Lengths:
     def timed(self, rows: int, drafted: int, seconds: float) -> None:
         """Records the time of a step without prompts that decoded `rows` sequences and verified `drafted` tokens."""
         bucket = int(4 * log2(rows))
-        step_s = self._plain.setdefault(bucket, deque(maxlen=KEPT_TIMES)) if not drafted else self._plain.get(bucket)
-        if not drafted and step_s is not None:
+        step_s = self._plain[bucket]
+        if not drafted:
             step_s.append(seconds)
-            self._since[bucket], self._idle[bucket] = 0, self._idle.get(bucket, 0) + 1
+            self._since[bucket], self._idle[bucket] = 0, self._idle[bucket] + 1
         elif step_s:
-            self._added.setdefault(bucket, deque(maxlen=KEPT_TIMES)).append((seconds - median(step_s)) / drafted)
-            self._since[bucket], self._idle[bucket] = self._since.get(bucket, 0) + 1, 0
+            self._added[bucket].append((seconds - median(step_s)) / drafted)
+            self._since[bucket], self._idle[bucket] = self._since[bucket] + 1, 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rooflab.engine.block_manager import BlockManager
@@ -33,7 +33,7 @@ class Speculator:
         Calls `computed(step)` after the run, before a sequence gets a token, to mark the prompt chunks as computed."""
         runner, self.last = self.runner, None
         step_begin_s = time.perf_counter()
-        draft_plan = self._proposed(scheduler, step)
+        draft_plan = self._planned(scheduler, step)
         runner.drafts = runner.drafter.draft(draft_plan) if draft_plan else {}
         draft_end_s = time.perf_counter()
         token_draw = runner.run(step)
@@ -55,20 +55,15 @@ class Speculator:
             self.lengths.timed(step.num_decodes, draft_counts.drafted, step_end_s - step_begin_s)
         return sequences
 
-    def _proposed(self, scheduler: Scheduler, step: Step) -> list[tuple[Sequence, int]]:
-        """Returns the sequences to draft for, each with its draft length.  The KV cache has pages for these drafts."""
-        batch = self.runner.batch
-        self.lengths.begin(len(batch.rows))
-        token_budget = scheduler.max_num_batched_tokens - step.num_decodes - step.num_prompt_tokens
-        return self._with_pages(self.runner.drafter.wants(batch.rows, self.lengths), scheduler.blocks, token_budget)
+    def _planned(self, scheduler: Scheduler, step: Step) -> list[tuple[Sequence, int]]:
+        """Returns the sequences to draft for, each with its draft length.  The KV cache has pages for these drafts.
 
-    def _with_pages(
-        self, wanted: Iterable[tuple[Sequence, int]], blocks: BlockManager, room: int
-    ) -> list[tuple[Sequence, int]]:
-        """Allocates KV-cache pages for drafts of at most `room` tokens in all.  Returns the sequences that got pages,
-        each with its draft length.  A draft never fills its sequence to the maximum length."""
-        draft_plan = []
-        for sequence, max_draft_length in wanted:
+        A draft never fills its sequence to the maximum length."""
+        batch, blocks = self.runner.batch, scheduler.blocks
+        draft_plan: list[tuple[Sequence, int]] = []
+        self.lengths.begin(len(batch.rows))
+        room = scheduler.max_num_batched_tokens - step.num_decodes - step.num_prompt_tokens
+        for sequence, max_draft_length in self.runner.drafter.wants(batch.rows, self.lengths):
             if room <= 0:
                 break
             num_tokens = len(sequence.token_ids)
@@ -77,7 +72,7 @@ class Speculator:
             while draft_length > free_slots and not blocks.grow(sequence, num_tokens + draft_length):
                 draft_length -= 1
             if draft_length > 0:
-                self.runner.batch.set_blocks(sequence)
+                batch.set_blocks(sequence)
                 draft_plan.append((sequence, draft_length))
                 room -= draft_length
         return draft_plan

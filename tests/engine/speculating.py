@@ -5,8 +5,21 @@ import random
 from tiny_model import check_pages, tiny_llm
 
 from rooflab.engine.speculate.drafter import Drafter
+from rooflab.engine.speculate.lengths import Lengths
 
 LIBRARY = {"swap": {"gemm": "library"}}
+
+
+class Always(Lengths):
+    """Drafts as much as it may, whatever that costs."""
+
+    idle = False
+
+    def of(self, sequence):
+        return self.most
+
+    def verified(self, sequence, drafted, accepted):
+        pass
 
 
 class Known(Drafter):
@@ -31,7 +44,7 @@ class Known(Drafter):
 def speculating(folder, config=None, drafter=None, **options):
     """A tiny engine that always drafts as much as it may."""
     llm = tiny_llm(folder, config, **{**LIBRARY, "speculate": "ngram", **options})
-    llm.core.speculator.lengths.adapts = False
+    llm.core.speculator.lengths = Always(llm.speculation.num_tokens)
     if drafter is not None:
         llm.runner.drafter = drafter
     return llm
@@ -44,7 +57,7 @@ def watched(llm):
     def stepping():
         got = step()
         if (found := llm.core.speculator.last) is not None:
-            seen.append((found.drafted, found.accepted))
+            seen.append((found.drafted, sum(found.accepted)))
         return got
 
     llm.core.step = stepping

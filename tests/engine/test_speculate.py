@@ -1,7 +1,7 @@
 """Speculation: an engine with drafts gives the same answers as an engine without."""
 
 import pytest
-from speculating import LIBRARY, Known, exact, speculating, watched
+from speculating import LIBRARY, Always, Known, exact, speculating, watched
 from tiny_model import prompts, tiny_llm
 
 from rooflab.engine.llm import LLM, SamplingParams
@@ -35,7 +35,7 @@ def test_steps_are_fewer_and_one_token_is_delivered_once(tmp_path, answer):
 def drafted_of(text, most=4):
     """What `ngram` drafts behind each token of `text`, which comes token by token."""
     one = Sequence(0, list(text[:1]), 1, GREEDY, 0, frozenset(), 99, 0.0)
-    drafter, lengths, found = NgramDrafter(), Lengths(most, adapts=False), []
+    drafter, lengths, found = NgramDrafter(), Always(most), []
     for token in [*text[1:], None]:
         found.append(drafter.draft(drafter.wants([one], lengths)).get(one, []))
         one.token_ids.append(token)
@@ -50,8 +50,7 @@ def test_ngram_copies_what_followed_the_same_two_tokens_last():
     assert drafted_of([1, 2, 1, 2], 5)[-1] == [1, 2, 1, 2, 1]
     drafter, one = NgramDrafter(), Sequence(0, [1, 2, 3, 1, 2], 5, GREEDY, 0, frozenset(), 99, 0.0)
     for _ in range(2):  # after a step that broke off nothing is new
-        wanted = drafter.wants([one], Lengths(2, adapts=False))
-    assert wanted == []
+        assert drafter.draft(drafter.wants([one], Always(2))) == {one: [3, 1]}
 
 
 def test_a_draft_is_as_long_as_pays_and_stops_and_starts_again():
@@ -104,7 +103,7 @@ def test_stop_texts_and_real_text_end_where_they_do_without_speculation():
     for more in ({}, {"speculate": "ngram", "num_speculative_tokens": 6}):
         llm = LLM(fetch(), **options, **more)
         if more:
-            llm.core.speculator.lengths.adapts = False
+            llm.core.speculator.lengths = Always(6)
             seen = watched(llm)
         outputs.append(
             [

