@@ -33,7 +33,7 @@ from rooflab.engine.sequence import Sequence as EngineSequence
 from rooflab.engine.speculate.build import build, opened
 from rooflab.engine.speculate.drafter import speculation
 from rooflab.engine.stopping import StopText
-from rooflab.engine.study import RecomputingCore, StudyOptions
+from rooflab.engine.study import RecomputingCore, StudyOptions, switched
 from rooflab.kernels._pdl import pdl as dependent_launches
 from rooflab.kernels.precision import pin_matmul_precision
 from rooflab.roofline.architecture import Architecture
@@ -87,8 +87,9 @@ class LLM:
         num_speculative_tokens: int = 4,
         draft: str | Path | None = None,
         seed: int = 0,
+        **beside: Any,
     ):
-        study = study or StudyOptions()
+        study = switched(study, beside)
         check_sizes(
             block_size=block_size, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
             num_kv_blocks=num_kv_blocks, max_model_len=max_model_len, prefill_chunk=prefill_chunk,
