@@ -229,7 +229,7 @@ class LLM:
                 new_text = stop_text.piece(token, is_last_token)
                 times_s.append(time.perf_counter())
                 output = self._output([sequence], times_s) if is_last_token else None
-                yield TokenEvent(token, times_s[-1], new_text, output)
+                yield TokenEvent(sequence.request_id, len(times_s) - 1, token, times_s[-1], new_text, output)
         finally:
             self.core.abort([sequence])
 

@@ -15,6 +15,9 @@ from rooflab.engine.sequence import FinishReason
 class TokenEvent:
     """Describes a token that was delivered to the caller."""
 
+    request_id: int
+    index: int
+    """The index of the token in the answer, from 0."""
     token_id: int
     time_s: float
     """The time at which the caller got the token, on the `perf_counter` clock."""

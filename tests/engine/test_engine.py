@@ -153,7 +153,7 @@ def test_trap_6_streams_give_the_tokens_of_generate_in_turns_also_beside_abandon
     next(abandoned), next(abandoned)
     abandoned.close(), waiting.close()
     for number, events in zip((2, 5), zip(*zip(first, second, strict=True), strict=True), strict=True):
-        assert [event.token_id for event in events] == alone[number]
+        assert [(event.index, event.token_id) for event in events] == [*enumerate(alone[number])]
         *others, output = (event.output for event in events)
         assert set(others) == {None} and output["token_ids"] == alone[number]
         assert output.timeline.token_times_s == tuple(event.time_s for event in events)
