@@ -120,7 +120,9 @@ Out = Annotated[Path | None, place("--out", help="Write records and figures to t
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; without it, a GPU if there is one.")]
 Dummy = Annotated[bool, typer.Option("--dummy", help="Use random weights.")]
 Swap = Annotated[Names, typer.Option("--swap", help="OP=KERNEL: use this kernel for the op; repeatable.")]
-EngineDtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16, float16; on a CPU int8, int4, keep.")]
+EngineDtype = Annotated[
+    str | None, typer.Option("--dtype", help="float32, bfloat16, float16; on a CPU int8, int4, keep.")
+]
 Eager = Annotated[bool, typer.Option("--enforce-eager", help="Launch each kernel by itself: no graphs or replays.")]
 WeightsDtype = Annotated[str, typer.Option("--dtype", help="Dtype of the weights: bf16, fp16, fp8_e4m3 or fp32.")]
 KvDtype = Annotated[str, typer.Option(help="Dtype of the KV cache.")]
