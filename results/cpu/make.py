@@ -7,9 +7,9 @@
 All sides run the same GGUF, the same number of threads and greedy sampling.  Against transformers the weights are
 dequantised, and it computes logits for the last position only; it needs `accelerate` to read a GGUF.  llama.cpp keeps
 the file's Q4_1 weights, or has them as Q8_0 and Q4_0 beside int8 and int4; it needs `llama-cpp-python`, which nothing
-here depends on.  Each round times both sides; they take turns to be first, so drift affects both equally.  The result is
-the median of the rounds' ratios.  Of mixed requests, transformers pads and computes all rows until the longest answer
-ends.
+here depends on.  Each round times both sides; they take turns to be first, so drift affects both equally.  The result
+is the median of the rounds' ratios.  For mixed requests, transformers pads all rows and computes them until the longest
+answer ends.
 """
 
 from __future__ import annotations
