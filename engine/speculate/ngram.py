@@ -23,7 +23,7 @@ class Places:
         self.older: dict[int, int] = {}
         """For each position of a pair, the position at which the same pair came before."""
         self.known = 1
-        """All pairs that end at or before this position are indexed."""
+        """All pairs that end before this position are indexed."""
 
 
 def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
@@ -46,6 +46,15 @@ def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
     return best_position
 
 
+def _index(tokens: list[int], places: Places, end: int) -> None:
+    """Adds each new pair of successive tokens to the index `places`, except the last, which no token follows yet."""
+    for position in range(places.known + 1, end):
+        token_pair = (tokens[position - 2], tokens[position - 1])
+        if token_pair in places.behind:
+            places.older[position] = places.behind[token_pair]
+        places.behind[token_pair] = position
+
+
 class NgramDrafter(Drafter):
     """Drafts from an earlier occurrence of a sequence's last two tokens, in its prompt or its answer."""
 
@@ -64,17 +73,18 @@ class NgramDrafter(Drafter):
             pair_index = self._places.get(sequence)
             if pair_index is None:
                 pair_index = self._places[sequence] = Places()
-            tokens, behind, older = sequence.token_ids, pair_index.behind, pair_index.older
+            tokens, position_of, index_end = sequence.token_ids, pair_index.behind, pair_index.known
             num_tokens = len(tokens)
-            for position in range(pair_index.known + 1, num_tokens + 1):
-                token_pair = (tokens[position - 2], tokens[position - 1])
-                if token_pair in behind:
-                    older[position] = behind[token_pair]
-                behind[token_pair] = position
+            if num_tokens - index_end > 1:
+                _index(tokens, pair_index, num_tokens)
+            token_pair = (tokens[-2], tokens[-1]) if num_tokens > 1 else (-1, -1)
+            position = position_of.setdefault(token_pair, num_tokens)
             pair_index.known = num_tokens
-            if num_tokens in older and (draft_length := lengths.of(sequence)):
-                found_positions[sequence] = _alike(tokens, older[num_tokens], older)
-                draft_requests.append((sequence, draft_length))
+            if position < num_tokens:
+                position_of[token_pair], pair_index.older[num_tokens] = num_tokens, position
+                if draft_length := lengths.of(sequence):
+                    found_positions[sequence] = _alike(tokens, position, pair_index.older)
+                    draft_requests.append((sequence, draft_length))
         return draft_requests
 
     def draft(self, drafting: Sequence[tuple[EngineSequence, int]]) -> dict[EngineSequence, list[int]]:
