@@ -75,9 +75,8 @@ class OpSet:
         return self._by_rows[rows_key]
 
     def prepare(self, weight: Weight) -> tuple[tuple[Any, ...] | None, ...]:
-        """Packs `weight` `[out, in]` in each layout that a chosen matmul kernel needs.  Returns a tuple with one
-        element per layout: the weight arguments of that kernel.  The element is None if the kernel cannot multiply by
-        this kind of weight (floats or codes)."""
+        """Packs `weight` `[out, in]` in each layout that a chosen matmul kernel needs.  Returns the weight arguments of
+        each layout, or None for a layout of the other kind of weight (floats or codes)."""
         op, b, beside = "gemm", weight.mT if isinstance(weight, torch.Tensor) else weight.codes, {}
         if isinstance(weight, CodedWeight):
             op, beside = "gemm_gguf", {"scale": weight.scale, "minimum": weight.minimum}
@@ -217,9 +216,8 @@ def _product(
     b: Sequence[tuple[Any, ...] | None],
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Computes `a @ b + bias`.  `b` holds the same weight in several layouts, and None for layouts that the weight
-    lacks.  `products` is a list of kernels, each with the index of its layout in `b`.  The first kernel whose layout is
-    present is called."""
+    """Computes `a @ b + bias` with the first kernel in `products` whose layout the weight has.  `b` holds the weight in
+    several layouts (None if it lacks one).  `products` holds kernels, each with the index of its layout in `b`."""
     for kernel, layout_index in products:
         if (layout := b[layout_index]) is not None:
             return kernel(a, *layout, bias)

@@ -52,8 +52,7 @@ class LargestSizes:
     max_drawn: int
     """The most rows of logits in a step: one row per sequence, and one row for each of its drafted tokens."""
     codes: str = ""
-    """The option `dtype` if the weights of products are codes with scales: `int8`, `int4`, or `keep` (as in the file).
-    Empty if these weights have the model's dtype."""
+    """The option `dtype` if weights are codes: `int8`, `int4` or `keep` (as in the file).  Empty for plain weights."""
     plain: bool = False
     """Whether some weights of products have the model's dtype although the others are codes."""
 
