@@ -51,7 +51,7 @@ class LLM:
     - `swap` maps an op to the kernel that the op must use.
     - `interpret` allows Triton kernels on the CPU.
     - `enforce_eager` turns off the replay of recorded decode steps.
-    - `overlap` launches a step before the CPU reads the last step's tokens.  The default is True on CUDA without drafts.
+    - `overlap` launches a step before the CPU reads the last tokens.  The default is True on CUDA without drafts.
     - `pdl` lets a kernel of a graph start before the previous kernel has ended (`kernels/_pdl.py`).
     - `speculate` drafts up to `num_speculative_tokens` tokens per step, with the same answers (docs/speculate.md).
       `"ngram"` copies earlier text.  `"draft"` uses the smaller model `draft`.  `"eagle"` uses the EAGLE head in the
