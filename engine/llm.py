@@ -46,8 +46,8 @@ class LLM:
 
     - `model` is a GGUF file, a Hugging Face folder with safetensors, or `smollm2-135m` (downloaded once).
     - `dummy=True` allows any preset as `model`, with random weights.  Each token's text is its id.
-    - `dtype` is float32, bfloat16, float16 or, on a CPU, int8 or int4 (linear layers only, the rest is bfloat16).  The
-      default is float32 on a CPU and bfloat16 on CUDA.
+    - `dtype` is float32, bfloat16, float16 or, on a CPU, int8, int4 or keep (the codes of a GGUF file) for matrices,
+      with the rest in bfloat16.  The default is float32 on a CPU and bfloat16 on CUDA.
     - `swap` maps an op to the kernel that the op must use.
     - `interpret` allows Triton kernels on the CPU.
     - `enforce_eager` turns off the replay of recorded decode steps.
@@ -101,7 +101,7 @@ class LLM:
         pin_matmul_precision()
         self.dtype, weight_codes = dtype_of(dtype, self.device)
         self.dtype_name = weight_codes or str(self.dtype).removeprefix("torch.")
-        """The name of the option `dtype`.  `self.dtype` is the dtype of all but the codes of weights (int8, int4)."""
+        """The name of the option `dtype`.  `self.dtype` is the dtype of all but the codes of weights."""
         open_with_codes = partial(open_model, dummy=dummy, seed=seed, device=self.device, codes=weight_codes)
         self.arch, self.tokenizer, tensors, self._stop_ids, self._set, plain = open_with_codes(str(model))
         if weight_codes in CODE_DTYPES:

@@ -170,7 +170,7 @@ class DomainPoint(Generic[C]):
     case: C
     values: Mapping[str, Value]
     principle: str = ""
-    """The principle that drew the point, by its name in `bench/core/inputs.py`; empty for a point of the cover."""
+    """The principle that drew the point, as in `bench/core/check_data.py`; empty for a point of the cover."""
 
 
 def shrunk(

@@ -59,7 +59,7 @@ REMOVED_COMMANDS = {
     "estimate --speculate": _SPECULATION_NOTE,
     "capacity": "the table of `rooflab simulate --sweep 1,2,4` has TTFT and ITL at each rate",
     "sweep": "start `rooflab suite` on each machine, each with its own --out",
-    "picture schedule": "`rooflab explain flash_attention` says how evenly its CTAs share the tiles",
+    "picture schedule": "`rooflab explain flash_attention ping_pong` says how evenly its CTAs share the tiles",
     "picture published": "`rooflab roofline --gpu h100` draws the published times",
     "suite --archive": "--resume goes on from a copy of the folder",
     "import nvbench": "NVBench writes CSV, which `rooflab import csv` reads",

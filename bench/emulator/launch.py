@@ -59,7 +59,7 @@ def emulate(
     Raises `EmulationError` if the kernel breaks a rule of the GPU."""
     if not isinstance(compiled, PtxLaunch):
         if not hasattr(compiled, "asm"):
-            expected_text = "a Launch or a kernel that Triton compiled"
+            expected_text = "a PtxLaunch or a kernel that Triton compiled"
             raise ValueError(f"compiled: expected {expected_text}, got a value of type {type(compiled).__name__}")
         grid = in_ctas(compiled, _grid(grid))
         compiled, args, mapped_tensors = bound(compiled, grid, args)

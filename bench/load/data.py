@@ -74,7 +74,7 @@ class Data:
                 yield Prompt(content, len(content), answer_tokens)
 
     def _content(self, tokens: int, random: np.random.Generator) -> list[int]:
-        """Returns `tokens` random numbers: token ids if `self.ids` gives a range, else indices of words in `WORDS`."""
+        """Returns `tokens` random numbers: token ids in the range `self.ids`, else indices in `VOCABULARY`."""
         first_token_id, last_token_id = self.ids or (0, len(VOCABULARY) - 1)
         return [int(token) for token in random.integers(first_token_id, last_token_id + 1, size=tokens)]
 

@@ -70,7 +70,7 @@ def find_cut(row_ptr, limit, best, temperature, V, BY_MASS: tl.constexpr, BLOCK:
             if BY_MASS:
                 weight = weigh(logits, best, temperature)
             sums_above += tl.where(to_key(logits)[:, None] > thresholds[None, :], weight[:, None], 0.0)
-        # `above` falls as the digit rises, and the step before made it less than `limit` at the last digit.
+        # `sums_above` falls as the digit rises, and the step before made its sum less than `limit` at the last digit.
         key_digit = tl.min(tl.where(tl.sum(sums_above, 0) < limit, digit_values, 15), 0)
         key_prefix = key_prefix | (key_digit << bit_shift).to(tl.uint32, bitcast=True)
     return key_prefix

@@ -92,7 +92,7 @@ def fused_kernel(
     drafted_token = tl.sum(tl.where(draft_index == accepted_count, draft, 0), 0)
     token = 0
     best_score = float("-inf")
-    draw_stream = tl.where(accepted_count < draft_count, 2, 0).to(tl.uint32)  # `RECOVERY` of the reference
+    draw_stream = tl.where(accepted_count < draft_count, 2, 0).to(tl.uint32)  # `RECOVERY_STREAM` of the reference
     if accepted_count < draft_count:
         token, best_score = race(p_ptr, q_ptr, drafted_token, seed, token_position, draw_stream, V, HAS_Q, True, BLOCK)
     if best_score == float("-inf"):

@@ -25,7 +25,7 @@ class Work:
 
 
 class FakeCuda:
-    """Stands for `cuda_calls.CudaCalls`.  Its sleep counts 1 GHz; a kernel adds `LAUNCH_S` to what it does."""
+    """Stands for `cuda.CudaCalls`.  Its sleep counts 1 GHz; a kernel adds `LAUNCH_S` to what it does."""
 
     HOST_S = 5e-6
     """What the host needs for each call into CUDA."""

@@ -236,7 +236,7 @@ def test_a_call_that_makes_no_sense_is_refused_in_a_sentence(more: dict[str, Any
     with pytest.raises(ValueError) as caught:
         emulate(PtxLaunch(**given), **call)
     assert words in str(caught.value)
-    with pytest.raises(ValueError, match="compiled: expected a Launch"):
+    with pytest.raises(ValueError, match="compiled: expected a PtxLaunch"):
         emulate(given["ptx"], (1,), [])
 
 

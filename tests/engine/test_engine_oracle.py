@@ -202,7 +202,7 @@ def test_the_default_model(answered, options):
 )
 @pytest.mark.needs("weights")
 def test_what_rounded_weights_cost(llm, dtype, same, nats):
-    """The README's figures: `pytest -s` prints them."""
+    """The figures of docs/engine.md: `pytest -s` prints them."""
     prompts = [llm.tokenizer.encode(chat(text)) for text in PROMPT_SET]
     tokens = [out["token_ids"] for out in llm.generate(prompts, SamplingParams(max_tokens=48, ignore_eos=True))]
     exact = torch.cat(teacher_forced(llm, prompts, tokens)).log_softmax(-1)

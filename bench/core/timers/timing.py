@@ -146,7 +146,7 @@ def _check_arguments(functions: Mapping[str, Function], budget_s: float, min_sam
 
 
 def _room(ends: Sequence[float], budget_s: float) -> int:
-    """Returns how many timed rounds fit into the budget after the warm-up: `remaining_time / median_round_time`.
+    """Returns how many timed rounds fit into the budget after the warm-up: remaining time by median round time.
 
     `ends` lists the times at which rounds began and ended.
     """

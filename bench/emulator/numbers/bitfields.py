@@ -213,9 +213,9 @@ def prmt(a: Value, b: Value, selector: Value, mode: str = "") -> Value:
 def _moves(selector: int) -> tuple[list[tuple[bool, int, int]], list[tuple[bool, int, int]]]:
     """Splits the selector of `prmt` into a list of moves and a list of sign bytes.
 
-    A move `(from_b, distance, mask)` shifts `b` or `a` left by `distance` bytes, and keeps the bits in `mask`.  A
-    negative distance shifts right.  A sign byte `(from_b, byte, place)` fills byte `place` of the result with the sign
-    of `byte`."""
+    A move `(is_from_b, distance, mask)` shifts `b` or `a` left by `distance` bytes, and keeps the bits in `mask`.  A
+    negative distance shifts right.  A sign byte `(is_from_b, byte, place)` fills byte `place` of the result with the
+    sign of `byte`."""
     mask_by_move: dict[tuple[bool, int], int] = {}
     sign_bytes = []
     for byte_position in range(4):

@@ -10,7 +10,7 @@ from rooflab.bench.latency.ledger import draw_prompts, seconds_of, stepping
 from rooflab.bench.latency.study import Lab, Study, at_least, at_most, spread, worst
 from rooflab.engine.llm import LLM, SamplingParams
 
-BITS_BY_DTYPE = {"float32": 32, "bfloat16": 16, "int8": 8}
+BITS_BY_DTYPE = {"float32": 32, "bfloat16": 16, "int8": 8.5}
 
 
 def run(lab: Lab) -> Study:
