@@ -1,7 +1,7 @@
 """Defines records: one line of JSON for each result, with its environment.  Records are appended and never edited.
 
-The schema is the dataclass `Record`.  A minor version only adds fields and values.  Version 1.2 added the status NOISY, and
-1.3 added the backend cpp and `checked_by` cpu.  A reader ignores unknown fields and refuses a newer major version.
+The schema is the dataclass `Record`.  A minor version only adds fields and values.  Version 1.2 added the status NOISY,
+and 1.3 added the backend cpp and `checked_by` cpu.  A reader ignores unknown fields and refuses a newer major version.
 """
 
 from __future__ import annotations
