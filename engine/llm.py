@@ -119,6 +119,8 @@ class LLM:
         max_logit_rows = min(max_num_seqs * draft_source.rows, step_tokens)
         limit_sizes = (block_size, max_len, step_tokens, min(max_num_seqs, step_tokens), max_logit_rows)
         self.limits = LargestSizes(self.arch, self.device, self.dtype, *limit_sizes, weight_codes, bool(plain))
+        if weight_codes in CODE_DTYPES and draft_source.arch and speculate == "draft":
+            check_groups(draft_source.arch, weight_codes)
         check_weights_fit(self.limits, draft_source.arch)  # before kernels are timed
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
         self.ops = resolve(self.limits, swap, interpret, replays=not enforce_eager)

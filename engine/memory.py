@@ -31,8 +31,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def trim() -> None:
-    """Gives freed memory back to the operating system.  glibc keeps blocks of up to 32 MB for later use: after kernels
-    were timed and weights quantised, 150 MB."""
+    """Gives freed memory back to the operating system.  glibc keeps it: 150 MB after kernels were timed."""
     with suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -42,6 +41,8 @@ def check_weights_fit(limits: LargestSizes, beside: Architecture | None = None) 
     weights of both models.  Without this check the operating system would kill the process."""
     item_bytes = CODE_BYTES.get(limits.codes, limits.dtype.itemsize)
     size = sum(arch.parameters().total for arch in (limits.arch, beside) if arch) * item_bytes
+    if limits.codes:  # and the embedding table
+        size += limits.arch.vocab_size * limits.arch.hidden_size * limits.dtype.itemsize
     free_size = free_bytes(limits.device)
     if size > free_size:
         raise ValueError(

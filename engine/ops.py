@@ -43,8 +43,7 @@ RefusalFn = Callable[[Kernel], str | None]
 class OpSet:
     """Holds the kernel of each op in each bucket (range of row counts).  `step` returns the kernels of one step.
 
-    The number of rows of a step selects the bucket.  For the op `decode_attention` (`paged_attention` with one query
-    per sequence), only decoding rows count."""
+    The number of rows of a step selects the bucket.  For `decode_attention` (see `DECODE_OP`) decoding rows count."""
 
     def __init__(self, choices: Iterable[Choice]):
         self.choices = list(choices)
@@ -140,8 +139,8 @@ def resolve(
 
 
 def _able(op: str, bucket: str, device: torch.device, swap: str | None, why_not: RefusalFn) -> list[Choice]:
-    """Returns the kernels that can run `op` in a bucket (range of row counts), the preferred kernel first.  Raises
-    `ValueError` if there is none."""
+    """Returns the kernels that can run `op` in a bucket of rows, the preferred one first.  Raises
+    `ValueError` if none can."""
     refused_kernels: list[str] = []
     if swap:
         kernel = registry.get_kernel(registered(op), swap)

@@ -36,7 +36,7 @@ static inline Vector loaded(const std::int8_t* x) {
 static inline Vector loaded(const fp16* x) {
 #if defined(__AVX512F__)
     return (Vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)x));
-#elif defined(__F16C__)
+#elif defined(__AVX2__) && defined(__F16C__)
     return (Vector)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)x));
 #else
     return __builtin_convertvector(*(const Lanes<fp16>*)x, Vector);

@@ -152,8 +152,7 @@ def _ways(
 ) -> set[Any]:
     """Chooses the packed layouts of matmul weights. The engine keeps one layout, or two if needed and memory has room.
 
-    One layout is enough if it takes at most `TOLERATED_RATIO` times the best time, at all row counts. Among several
-    such choices, takes the fastest one."""
+    One layout is enough if it takes at most `TOLERATED_RATIO` times the best time, at all row counts."""
     packers = list(dict.fromkeys(choice.kernel.prepare for choices in products.values() for choice in choices))
     fit = 2 * limits.arch.parameters().total * limits.dtype.itemsize < virtual_memory().available / 2
     subsets = [set(subset) for count in ((1, 2) if fit else (1,)) for subset in itertools.combinations(packers, count)]

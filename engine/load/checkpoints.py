@@ -49,7 +49,8 @@ class GGUFCheckpoint:
         """Maps the names of matrices whose codes cannot be kept to the names of their formats."""
         from gguf import GGMLQuantizationType
 
-        matrices = (tensor for tensor in self._model.tensors.values() if len(tensor.shape) == 2)
+        table = "token_embd.weight" if "output.weight" in self._model.tensors else ""  # no product takes it
+        matrices = (x for x in self._model.tensors.values() if len(x.shape) == 2 and x.name != table)
         return {
             tensor.name: GGMLQuantizationType(tensor.kind).name
             for tensor in matrices

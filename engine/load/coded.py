@@ -76,7 +76,7 @@ def coded(weight: Weight, dtype: str) -> CodedWeight:
 def joined(parts: Sequence[Weight]) -> Weight:
     """Joins weights `[N_i, K]` to one weight with all rows.
 
-    Parts in different formats get the larger of their code, group and scale formats, which changes no value.  If a part
+    Parts in several formats get the widest codes and scales and the smallest groups, which changes no value.  If a part
     has no codes, the joined weight has none."""
     if len(parts) == 1:
         return parts[0]
@@ -96,7 +96,7 @@ def joined(parts: Sequence[Weight]) -> Weight:
             part_codes = (unpack_int4(part_codes) - zero).to(torch.int8)
             zero = 0
         if minimum is None:
-            minimum = part.scale * zero
+            minimum = part.scale.to(scale_dtype) * zero
         repeats = group_count // part.scale.shape[1]
         codes.append(part_codes)
         scales.append(part.scale.to(scale_dtype).repeat_interleave(repeats, dim=1))

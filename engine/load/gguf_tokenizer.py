@@ -110,8 +110,7 @@ def _check_types(file: str, header: Mapping[str, Any]) -> None:
 
 
 def _byte_level(file: str, vocab: dict[str, int], merges: Sequence[str], pre: str) -> Any:
-    """Makes a byte-level BPE tokenizer, as in GPT-2.  Raises `ValueError` if `merges` is empty or uses a token that
-    `vocab` lacks."""
+    """Makes a byte-level BPE tokenizer (GPT-2).  Raises `ValueError` without `merges` or if `vocab` lacks a token."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     merge_pairs = [(left_part, right_part) for left_part, _, right_part in (merge.partition(" ") for merge in merges)]

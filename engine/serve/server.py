@@ -196,8 +196,7 @@ async def serve(
 ) -> None:
     """Serves `LLM(**options)` as the model `name` at `host` and `port` until a signal.  `say` gets each line to print.
 
-    Raises `ValueError` if the port is taken or the model cannot be loaded, and `EngineDied` if the engine ends
-    early."""
+    Raises `ValueError` if the port is taken or no model can be loaded, and `EngineDied` if the engine ends early."""
     socket = bound(host, port)  # it listens when the model is loaded
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the soft limit is often 1,024: fewer connections than asked
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

@@ -99,7 +99,9 @@ def build(
     else:
         if asked.kind == "eagle":  # the weights of a head have no codes
             limits = replace(limits, codes="")
-        ops = resolve(replace(limits, arch=source.arch, plain=source.plain), swap, interpret)
+        limits = replace(limits, arch=source.arch, plain=source.plain)
+        swap = {op: name for op, name in (swap or {}).items() if op in (*limits.ops, *limits.fused)}
+        ops = resolve(limits, swap, interpret)
         if asked.kind == "eagle":
             runner.drafter = EagleDrafter(runner, source.arch, dict(source.tensors), ops)
         else:

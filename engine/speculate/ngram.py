@@ -27,8 +27,7 @@ class Places:
 
 
 def _alike(tokens: list[int], place: int, older: dict[int, int]) -> int:
-    """Returns the position after the earlier occurrence of the last two tokens that has the longest equal text before
-    it.
+    """Returns the position after the earlier occurrence of the last two tokens with the longest equal text before it.
 
     `place` is the position after the latest occurrence. `older` maps such a position to the next older position."""
     best_position, longest_match, end = place, -1, len(tokens)

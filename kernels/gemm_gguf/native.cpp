@@ -28,27 +28,31 @@ struct Rows {
     std::vector<float> values, sums, steps;  // sums and steps (the value of 1): a number for each row and group
     std::vector<std::int8_t> high, low;
     std::vector<std::int32_t> totals;  // of the integers of a group
-    std::vector<char> exact;           // rows that integers cannot represent: infinite, NaN, or too small for fp32
+    std::vector<char> exact;           // groups that integers cannot represent: infinite, NaN, tiny, or one value large
 };
 
 static Rows prepared(const bf16* a, const Shape& s) {
     const i64 groups = s.K / s.group;
-    Rows rows{std::vector<float>(s.M * s.K), std::vector<float>(s.M * groups), std::vector<float>(s.M * groups),
-              std::vector<std::int8_t>(s.M * s.K), std::vector<std::int8_t>(s.M * s.K),
-              std::vector<std::int32_t>(s.M * groups), std::vector<char>(s.M)};
+    const i64 few = s.M > FEW_ROWS ? 0 : s.M;  // more rows take the fp32 values alone
+    Rows rows{std::vector<float>(s.M * s.K), std::vector<float>(few * groups), std::vector<float>(few * groups),
+              std::vector<std::int8_t>(few * s.K), std::vector<std::int8_t>(few * s.K),
+              std::vector<std::int32_t>(few * groups), std::vector<char>(few * groups)};
 #pragma omp parallel for num_threads(s.threads) if (s.M * s.K > 65536)
     for (i64 m = 0; m < s.M; ++m)
         for (i64 g = 0; g < groups; ++g) {
             const i64 first = m * s.K + g * s.group, of = m * groups + g;
             float* x = rows.values.data() + first;
-            float largest = 0, sum = 0;
+            float largest = 0, sum = 0, squares = 0;
             for (i64 k = 0; k < s.group; ++k) {
                 x[k] = to_float(a[m * s.a + g * s.group + k]);
-                largest = std::max(largest, std::fabs(x[k])), sum += x[k];
+                largest = std::max(largest, std::fabs(x[k])), sum += x[k], squares += x[k] * x[k];
             }
+            if (!few) continue;
             rows.sums[of] = sum;
-            if (sum - sum != 0 || (largest > 0 && largest < 1e-30f)) rows.exact[m] = 1;
-            if (s.M > FEW_ROWS || rows.exact[m] || largest == 0) continue;
+            // An activation of over 256 times the others' root mean square would leave these too few bits.
+            const bool one_large = squares - largest * largest < squares * (s.group - 1) / 65536;
+            rows.exact[of] = sum - sum != 0 || (largest > 0 && (largest < 1e-18f || largest > 1e18f || one_large));
+            if (rows.exact[of] || largest == 0) continue;
             const float step = largest / 32639, inverse = 1 / step;  // 32639 = 127 * 256 + 127
             rows.steps[of] = step;
             std::int32_t total = 0;
@@ -123,11 +127,11 @@ static void few(const Rows& rows, i64 m, const std::uint32_t* codes, const S* sc
     const i64 groups = s.K / s.group;
     const int zero = BITS == 8 ? 128 : minimums ? 0 : 8;
     Vector total[R][COLUMNS] = {};
-    bool exact = false;
-    for (int r = 0; r < R; ++r) exact |= rows.exact[m + r] != 0;
     for (i64 g = 0; g < groups; ++g, codes += s.group * BITS / 32 * PANEL, scales += PANEL) {
         Vector sums[R][COLUMNS] = {};
         const i64 at = m * s.K + g * s.group, of = m * groups + g;
+        bool exact = false;
+        for (int r = 0; r < R; ++r) exact |= rows.exact[of + r * groups] != 0;
 #ifdef WITH_VNNI
         if (!exact)
             by_vnni<R, BITS>(rows.high.data() + at, rows.low.data() + at, s.K, codes, s.group, rows.totals.data() + of,

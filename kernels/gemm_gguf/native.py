@@ -48,8 +48,9 @@ def pack(b: Tensor, scale: Tensor, minimum: Tensor | None) -> CodePanels:
     check_shape("b", b, None, None)
     # Some rows at a time, so that the unpacked codes of a large weight take little memory.
     words = torch.cat([_by_panel(_words(rows)) for rows in torch.split(b, PANEL * PANELS_AT_ONCE)])
-    minimums = None if minimum is None else _by_panel(minimum.to(scale.dtype))
-    return CodePanels(words, tuple(b.shape), b.dtype, _by_panel(scale), minimums)
+    dtype = scale.dtype if minimum is None or minimum.dtype == scale.dtype else torch.float32
+    minimums = None if minimum is None else _by_panel(minimum.to(dtype))
+    return CodePanels(words, tuple(b.shape), b.dtype, _by_panel(scale.to(dtype)), minimums)
 
 
 def _words(b: Tensor) -> Tensor:
@@ -57,14 +58,14 @@ def _words(b: Tensor) -> Tensor:
     if b.dtype == torch.int8:
         return (b.contiguous().view(torch.uint8) ^ 128).view(torch.int32)
     # A byte has the codes of k and k + 4, so that a word gives two vectors of four neighbours.
-    halves = unpack_int4(b).view(len(b), -1, 2, WORD_BYTES)
+    halves = unpack_int4(b).view(len(b), b.shape[1] // WORD_BYTES, 2, WORD_BYTES)
     return (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1).view(torch.int32)
 
 
 def _by_panel(rows: Tensor) -> Tensor:
     """Returns `rows` `[N, columns]` as panels `[ceil(N / 32), columns, 32]`.  Zeros follow the last row."""
     padded_rows = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % PANEL))
-    return padded_rows.view(-1, PANEL, rows.shape[1]).mT.contiguous()
+    return padded_rows.view(len(padded_rows) // PANEL, PANEL, rows.shape[1]).mT.contiguous()
 
 
 def shape(of: Arguments) -> Any:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gguf_files import BASE, write
-from tiny_model import CONFIG, tiny_llm, write_model
+from tiny_model import CONFIG, tiny_llm, write_config, write_model
 
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.load.checkpoints import open_checkpoint
@@ -60,12 +60,13 @@ def test_joined_parts_in_several_formats_keep_their_values(tmp_path, names):
     assert isinstance(plain, torch.Tensor) and plain.equal(torch.cat([values, torch.ones(1, 512)]))
 
 
-def quantised_file(path, formats):
+def quantised_file(path, formats, head=False):
     """A model of two layers with matrices in `formats`, in turn.  F16 stands for a matrix that is not quantised."""
     H, ffn, vocab, kv_rows = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"], 64
     shapes = {"attn_q": (H, H), "attn_k": (kv_rows, H), "attn_v": (kv_rows, H), "attn_output": (H, H)}
     shapes |= {"ffn_gate": (ffn, H), "ffn_up": (ffn, H), "ffn_down": (H, ffn)}
     matrices = {f"blk.{layer}.{name}.weight": shape for layer in (0, 1) for name, shape in shapes.items()}
+    matrices |= {"output.weight": (vocab, H)} if head else {}
     draw, tensors = np.random.default_rng(0), {}
     for number, (name, shape) in enumerate({"token_embd.weight": (vocab, H), **matrices}.items()):
         values = (draw.normal(size=shape) * shape[1] ** -0.5).astype(np.float32)
@@ -144,6 +145,22 @@ def test_keep_needs_a_gguf_file_and_names_what_it_cannot_keep(tmp_path, caplog):
         tiny_llm(tmp_path, dtype="keep")
     with pytest.raises(ValueError, match="dtype: keep needs the codes of a GGUF file, got the folder .*model"):
         LLM(write_model(tmp_path / "model"), dtype="keep", device="cpu")
+
+
+def test_a_table_that_no_product_takes_is_not_named(tmp_path):
+    path = quantised_file(tmp_path / "m.gguf", ("F16", "Q8_0"))
+    assert "token_embd.weight" in open_checkpoint(path).plain_matrices()
+    path = quantised_file(tmp_path / "n.gguf", ("F16", "Q8_0"), head=True)
+    assert "token_embd.weight" not in open_checkpoint(path).plain_matrices()
+
+
+def test_a_draft_model_with_codes_is_checked_and_has_swaps_of_its_own(tmp_path):
+    draft = write_config(tmp_path / "narrow", intermediate_size=400)
+    with pytest.raises(ValueError, match="dtype: int8 needs intermediate_size in multiples of 32, and narrow has 400"):
+        tiny_llm(tmp_path / "model", dtype="int8", speculate="draft", draft=draft)
+    draft = write_config(tmp_path / "draft", num_hidden_layers=1)
+    llm = tiny_llm(tmp_path / "m", dtype="int8", speculate="draft", draft=draft, swap={"gemm_gguf": "naive"})
+    assert len(llm.generate([[3, 4, 5]], GREEDY)[0]["token_ids"]) == 12
 
 
 def test_int4_has_minimums_and_int8_has_none():

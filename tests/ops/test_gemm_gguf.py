@@ -67,6 +67,18 @@ def test_a_row_with_inf_nan_or_tiny_values_does_not_disturb_the_others(bits, min
 
 
 @pytest.mark.needs("C++ compiler")
+def test_a_minimum_keeps_its_dtype_and_a_weight_may_have_no_rows() -> None:
+    codes, scale, minimum = coded(4, True, 32)
+    assert minimum is not None
+    a = torch.ones(1, 64, dtype=torch.bfloat16)
+    wide = minimum.float() + 1e5
+    result = NATIVE.fn(a, NATIVE.prepare(codes, scale, wide), scale, wide, None)
+    torch.testing.assert_close(result.double(), gemm_gguf(a, codes, scale, wide), rtol=2.0**-7, atol=1e-3)
+    none = NATIVE.prepare(codes[:0], scale[:0], None)
+    assert NATIVE.fn(a, none, scale[:0], None, None).shape == (1, 0)
+
+
+@pytest.mark.needs("C++ compiler")
 def test_small_activations_beside_a_large_one_keep_16_bits_of_it() -> None:
     """One activation of 1 and 31 of 2**-9: with 8 bits, as in llama.cpp, these would be 0."""
     a = torch.full((1, 32), 2.0**-9, dtype=torch.bfloat16)

@@ -10,8 +10,7 @@ from rooflab.engine.serve.client import Call
 
 
 def exporter(endpoint: str, model: str) -> tuple[Callable[[Call], None], Callable[[], None]]:
-    """Returns two functions.  The first sends the spans of an ended request to `endpoint` (OTLP over HTTP).  The second
-    shuts the exporter down.
+    """Returns two functions: one sends an ended request's spans to `endpoint` (OTLP over HTTP), one ends the exporter.
 
     Span attributes have the names of OpenTelemetry's conventions for generative AI.  Raises `ValueError` if the
     packages of `rooflab[tracing]` are missing."""
