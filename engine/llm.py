@@ -15,7 +15,6 @@ from rooflab.engine.block_manager import BlockManager
 from rooflab.engine.choose.model_shapes import LargestSizes
 from rooflab.engine.core import Core
 from rooflab.engine.graphs import DecodeGraphs, record_graph
-from rooflab.engine.load.coded import CODE_DTYPES
 from rooflab.engine.load.generation import with_settings
 from rooflab.engine.load.model_files import DEFAULT_MODEL
 from rooflab.engine.load.models import open_model
@@ -26,7 +25,7 @@ from rooflab.engine.metrics import Completion, RequestOutput, Timeline, TokenEve
 from rooflab.engine.model import Model
 from rooflab.engine.model_runner import ModelRunner
 from rooflab.engine.ops import resolve
-from rooflab.engine.options import check_groups, check_pdl, check_sizes, device_of, dtype_of
+from rooflab.engine.options import check_pdl, check_sizes, device_of, dtype_of
 from rooflab.engine.scheduler import Scheduler
 from rooflab.engine.sequence import SamplingParams
 from rooflab.engine.sequence import Sequence as EngineSequence
@@ -104,8 +103,6 @@ class LLM:
         """The name of the option `dtype`.  `self.dtype` is the dtype of all but the codes of weights."""
         open_with_codes = partial(open_model, dummy=dummy, seed=seed, device=self.device, codes=weight_codes)
         self.arch, self.tokenizer, tensors, self._stop_ids, self._set, plain = open_with_codes(str(model))
-        if weight_codes in CODE_DTYPES:
-            check_groups(self.arch, weight_codes)
         self.max_model_len = max_len = max_model_len or self.arch.max_position
         if max_len > self.arch.max_position:
             raise ValueError(f"max_model_len: expected at most {self.arch.max_position}, got {max_model_len}")
@@ -119,8 +116,6 @@ class LLM:
         max_logit_rows = min(max_num_seqs * draft_source.rows, step_tokens)
         limit_sizes = (block_size, max_len, step_tokens, min(max_num_seqs, step_tokens), max_logit_rows)
         self.limits = LargestSizes(self.arch, self.device, self.dtype, *limit_sizes, weight_codes, bool(plain))
-        if weight_codes in CODE_DTYPES and draft_source.arch and speculate == "draft":
-            check_groups(draft_source.arch, weight_codes)
         check_weights_fit(self.limits, draft_source.arch)  # before kernels are timed
         # Before the weights are read: an error about a kernel comes after a second, not after a minute.
         self.ops = resolve(self.limits, swap, interpret, replays=not enforce_eager)

@@ -64,12 +64,12 @@ def dtype_of(name: str | None, device: torch.device) -> tuple[torch.dtype, str]:
 
 
 def check_groups(arch: Architecture, dtype: str) -> None:
-    """Raises `ValueError` if a row of one of the model's weights cannot be divided into groups of codes."""
+    """Raises `ValueError` if `dtype` quantises weights (int8, int4) and a row is not a multiple of a group."""
     row_widths = {
         "hidden_size": arch.hidden_size,
         "num_heads * head_dim": arch.num_heads * arch.head_dim,
         "intermediate_size": arch.intermediate_size,
     }
     for name, row_width in row_widths.items():
-        if row_width % GROUP:
+        if dtype in CODE_DTYPES and row_width % GROUP:
             raise ValueError(f"dtype: {dtype} needs {name} in multiples of {GROUP}, and {arch.name} has {row_width}")

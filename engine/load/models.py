@@ -14,6 +14,7 @@ from rooflab.engine.load.generation import read_generation
 from rooflab.engine.load.model_files import path_of
 from rooflab.engine.load.tokenizer import Numbers, Texts, Tokenizer
 from rooflab.engine.load.weights import dummy_tensors
+from rooflab.engine.options import check_groups
 from rooflab.engine.sequence import MODEL_SETTINGS
 from rooflab.roofline.architecture import Architecture, get_architecture
 
@@ -30,10 +31,12 @@ def open_model(model: str, dummy: bool, seed: int, device: torch.device, codes: 
     Raises `ValueError` if a file of the model asks for something that the engine does not support."""
     if dummy:
         arch = get_architecture(model)
+        check_groups(arch, codes)
         if codes == "keep":
             raise ValueError("dtype: keep needs the codes of a GGUF file, and random weights have none")
         return arch, Numbers(arch.vocab_size), dummy_tensors(arch, seed, device), frozenset(), {**MODEL_SETTINGS}, []
     checkpoint = open_checkpoint(path_of(model))
+    check_groups(checkpoint.architecture, codes)
     vocab_size = checkpoint.architecture.vocab_size
     end_ids = end_tokens(checkpoint.ends(), vocab_size)  # before transformers reads them, whose errors are long
     tokenizer = Tokenizer(checkpoint.path)
