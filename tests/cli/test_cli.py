@@ -58,7 +58,7 @@ REFUSED = {
     "sweep --out x": "sweep: removed; start `rooflab suite` on each machine",
     "capacity llama-3.1-70b --gpus 4": "capacity: removed; the table of `rooflab simulate --sweep 1,2,4`",
     "estimate --model llama-3.1-8b --speculate ngram": "--speculate: removed; `rooflab load` on a server",
-    "picture schedule gemm": "schedule: removed; `rooflab explain flash_attention`",
+    "picture schedule gemm": "schedule: removed; `rooflab explain flash_attention ping_pong`",
 }
 WRITING = (
     "bench gemm --out",
