@@ -172,6 +172,7 @@ def test_int4_has_minimums_and_int8_has_none():
         assert (result.values() - weight).abs().max() <= 0.6 * (spans / step).max()
 
 
+@pytest.mark.needs("C++ compiler")  # naive rounds the weights to bf16, and the first token is nearly a tie
 @pytest.mark.needs("weights")
 def test_the_default_model_keeps_its_codes(caplog):
     with caplog.at_level(logging.WARNING):
