@@ -57,7 +57,9 @@ def test_what_counts_tokens_is_the_same_on_any_machine(found: Any) -> None:
     assert (contiguous["at_once"], paged["at_once"]) == (3, 6.5) and paged["waste"] < contiguous["waste"]
     fewer = found[0]["quantisation"].rows
     assert fewer[0]["error"] == 0 and 0 < fewer[1]["error"] < fewer[2]["error"] < 0.2
-    assert fewer[0]["same_tokens"] == 1 == fewer[0]["gain"] and fewer[2]["predicted"] == 4
+    assert fewer[0]["same_tokens"] == 1 == fewer[0]["gain"]
+    # int8 has a scale of two bytes for each group of 32 codes.
+    assert fewer[2]["predicted"] == pytest.approx(32 * 4 / (32 + 2))
 
 
 @pytest.mark.parametrize(("busy", "ends"), [("", 0), ("it was busy", 13)])
