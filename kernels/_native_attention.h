@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <vector>
 
 #include "_native_multiply.h"
 
@@ -27,15 +26,24 @@ struct Where {
     const int *q_bounds, *k_bounds, *lengths, *table;  // null: one query per sequence; paged; dense; dense
 };
 
-static inline float total(Vector x) {
+// Joins the lanes of x by a sum or a maximum.
+template <class Join>
+static inline float joined(Vector x, Join join) {
 #ifdef __AVX512F__
-    auto eight = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
-                 __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+    auto eight = join(__builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7),
+                      __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15));
 #else
     auto eight = x;
 #endif
-    auto four = __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
-    return (four[0] + four[2]) + (four[1] + four[3]);
+    auto four = join(__builtin_shufflevector(eight, eight, 0, 1, 2, 3), __builtin_shufflevector(eight, eight, 4, 5, 6, 7));
+    auto two = join(four, __builtin_shufflevector(four, four, 2, 3, 0, 1));
+    return join(two, __builtin_shufflevector(two, two, 1, 0, 3, 2))[0];
+}
+static inline float total(Vector x) {
+    return joined(x, [](auto a, auto b) { return a + b; });
+}
+static inline float largest(Vector x) {
+    return joined(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 template <class T>
@@ -80,10 +88,11 @@ static inline void weighted(const float* scores, const T* const* values, i64 cou
 // The running maximum and sum of a tile of rows, and its buffers.
 struct Tile {
     i64 width;  // D rounded up to a multiple of LANES
-    std::vector<float> q, scores, out, keys, turned, values, most, sum;
+    Floats q, scores, out, keys, turned, values, most, sum, kept;  // kept: the factor of what was summed before
 
     Tile(i64 rows, i64 D) : width((D + LANES - 1) / LANES * LANES) {
-        q.resize(rows * D), scores.resize(rows * KEYS), out.resize(rows * width), most.resize(rows), sum.resize(rows);
+        q.resize(rows * D), scores.resize(rows * KEYS), out.resize(rows * width);
+        most.resize(rows), sum.resize(rows), kept.resize(rows);
     }
 };
 
@@ -137,10 +146,12 @@ struct Attention {
                 load(keys, values, count, tile);
                 multiply<6, 4>(tile.q.data(), D, tile.turned.data(), KEYS, tile.scores.data(), KEYS, rows, KEYS, D, false);
             }
-            for (i64 r = 0; r < rows; ++r) {
-                i64 seen = std::clamp<i64>(end(b, from + r / group) - key, 0, count);
-                weigh(r, std::clamp<i64>(begin(b, from + r / group) - key, 0, seen), seen, count, tile);
+            for (i64 query = from; query < to; ++query) {
+                const i64 last = std::clamp<i64>(end(b, query) - key, 0, count);
+                const i64 first = std::clamp<i64>(begin(b, query) - key, 0, last);
+                for (i64 r = (query - from) * group; r < (query - from + 1) * group; ++r) raise(r, first, last, tile);
             }
+            weigh(rows, tile);
             float *scores = tile.scores.data(), *out = tile.out.data();
             if (few)
                 FOR_BANDS(rows, r, R, (weighted<R>(scores + r * KEYS, values, count, D, out + r * width, width)))
@@ -161,25 +172,34 @@ struct Attention {
             for (i64 j = 0; j < KEYS; ++j) tile.turned[d * KEYS + j] = j < count ? tile.keys[j * s.D + d] : 0;
     }
 
-    // Scores of row r become weights relative to the new maximum; those outside [begin, end) become 0.
-    static void weigh(i64 r, i64 begin, i64 end, i64 count, Tile& tile) {
-        float *scores = &tile.scores[r * KEYS], most = tile.most[r], sum = 0;
-#pragma omp simd reduction(max : most)
-        for (i64 j = begin; j < end; ++j) most = scores[j] > most ? scores[j] : most;
+    // Row r sees its scores in [begin, end): the maximum grows to the largest of them.
+    static void raise(i64 r, i64 begin, i64 end, Tile& tile) {
+        float *scores = &tile.scores[r * KEYS], most = tile.most[r];
+        std::fill(scores, scores + begin, NEVER);
+        std::fill(scores + end, scores + KEYS, NEVER);
+        Vector parts = most - Vector{};
+        for (i64 j = 0; j < KEYS; j += LANES) {
+            Vector part = loaded(scores + j);
+            parts = part > parts ? part : parts;
+        }
+        most = largest(parts);
         if (most == NEVER)  // the maximum ignores a NaN
             for (i64 j = begin; j < end; ++j) most = scores[j] != scores[j] ? scores[j] : most;
-        std::fill(scores, scores + begin, 0.0f);
-        std::fill(scores + end, scores + count, 0.0f);
-        if (begin == end || most == NEVER) {
-            std::fill(scores + begin, scores + end, 0.0f);
-            return;
+        tile.kept[r] = tile.most[r] == NEVER ? 0 : exponential(tile.most[r] - most);
+        tile.most[r] = most;
+    }
+
+    // Scores become weights relative to the rows' maxima.
+    static void weigh(i64 rows, Tile& tile) {
+        for (i64 r = 0; r < rows; ++r) {
+            float *scores = &tile.scores[r * KEYS], most = tile.most[r] == NEVER ? 0 : tile.most[r];
+            Vector sums{};
+            for (i64 j = 0; j < KEYS; j += LANES) sums += *(Vector*)(scores + j) = exponential(loaded(scores + j) - most);
+            tile.sum[r] = tile.sum[r] * tile.kept[r] + total(sums);
         }
-#pragma omp simd reduction(+ : sum)
-        for (i64 j = begin; j < end; ++j) sum += scores[j] = exponential(scores[j] - most);
-        float kept = tile.most[r] == NEVER ? 0 : exponential(tile.most[r] - most);
-        tile.sum[r] = tile.sum[r] * kept + sum, tile.most[r] = most;
-        if (kept != 1)
-            for (i64 d = 0; d < tile.width; ++d) tile.out[r * tile.width + d] *= kept;
+        for (i64 r = 0; r < rows; ++r)
+            if (tile.kept[r] != 1)
+                for (i64 d = 0; d < tile.width; d += LANES) *(Vector*)(&tile.out[r * tile.width + d]) *= tile.kept[r];
     }
 
     void store(i64 b, i64 h, i64 from, i64 to, const Tile& tile) const {

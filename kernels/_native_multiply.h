@@ -1,6 +1,9 @@
 // The product of small matrices in registers, in fp32; B may have another dtype, and is converted as it is loaded.
 #pragma once
 
+#include <cstdlib>
+#include <vector>
+
 #include "_native.h"
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -13,12 +16,25 @@ constexpr int LANES = 8, REGISTERS = 16;
 #endif
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4)));
 
+// Memory from the start of a cache line on: a vector of 64 bytes elsewhere is read from two lines.
+template <class E>
+struct Aligned {
+    using value_type = E;
+    E* allocate(std::size_t count) { return (E*)std::aligned_alloc(64, (count * sizeof(E) + 63) / 64 * 64); }
+    void deallocate(E* memory, std::size_t) { std::free(memory); }
+    bool operator==(const Aligned&) const { return true; }
+    bool operator!=(const Aligned&) const { return false; }
+};
+using Floats = std::vector<float, Aligned<float>>;
+
 // Bytes.  With few rows of A, B comes from memory, and the processor's own prefetch ends at each page of 4 KB: on a Xeon
 // of 2.8 GHz one row times bf16 takes 27% less time with this, times int8 33%.
 constexpr i64 PREFETCHED = 4096;
 
 template <class E>
 using Lanes __attribute__((vector_size(LANES * sizeof(E)), aligned(1))) = E;
+
+static inline Vector exponential(Vector x) { return exponential_of<Vector, Lanes<std::int32_t>>(x); }
 
 static inline Vector loaded(const float* x) { return *(const Vector*)x; }
 // By hand: GCC 12 converts vectors of int8 and of fp16 one by one.
@@ -52,12 +68,17 @@ static inline void block(const float* a, i64 lda, const W* b, i64 ldb, float* c,
     Vector sum[R][C];
     for (int r = 0; r < R; ++r)
         for (int j = 0; j < C; ++j) sum[r][j] = add ? loaded(c + r * ldc + j * LANES) : Vector{};
-    for (i64 k = 0; k < K; ++k)
+    for (i64 k = 0; k < K; ++k) {
+        Vector row[C];
         for (int j = 0; j < C; ++j) {
-            Vector row = loaded(b + k * ldb + j * LANES);
+            row[j] = loaded(b + k * ldb + j * LANES);
             if (R <= 4) __builtin_prefetch((const char*)(b + k * ldb + j * LANES) + PREFETCHED);
-            for (int r = 0; r < R; ++r) sum[r][j] += a[r * lda + k] * row;
         }
+        for (int r = 0; r < R; ++r) {
+            Vector x = a[r * lda + k] - Vector{};
+            for (int j = 0; j < C; ++j) sum[r][j] += x * row[j];
+        }
+    }
     for (int r = 0; r < R; ++r)
         for (int j = 0; j < C; ++j) *(Vector*)(c + r * ldc + j * LANES) = sum[r][j];
 }

@@ -16,7 +16,7 @@ static void product(const void* a_, const void* panels, const float* scales, con
     const i64 M = s.M, N = s.N, K = s.K;
     i64 stride_a = s.a;
     const T* bias = (const T*)bias_;
-    std::vector<float> rows;
+    Floats rows;
     const float* a = (const float*)a_;
     if constexpr (!std::is_same_v<T, float>) {
         rows.resize(M * K);
@@ -28,7 +28,7 @@ static void product(const void* a_, const void* panels, const float* scales, con
     const i64 count = (N + PANEL - 1) / PANEL;
 #pragma omp parallel num_threads(s.threads) if (M * N * K > 65536)
     {
-        std::vector<float> sums(std::min(M, MOST_ROWS) * PANEL), wide;
+        Floats sums(std::min(M, MOST_ROWS) * PANEL), wide;
         for (i64 from = 0; from < M; from += MOST_ROWS) {
             const i64 height = std::min(MOST_ROWS, M - from);
 #pragma omp for schedule(static) nowait

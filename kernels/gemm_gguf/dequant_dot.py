@@ -6,7 +6,6 @@ multiplied by the sum of its group's activations.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -108,7 +107,7 @@ def traffic(inputs: Arguments) -> Traffic:
     },
     bind=arranged,
     traffic=traffic,
-    tuning=Tuning(StreamTile, _configs, _heuristic, partial(by_pointers)),
+    tuning=Tuning(StreamTile, _configs, _heuristic, by_pointers),
     fenced_since="3.7.1",
     over="naive",
     shows={"M=64,N=28672,K=4096,group=32,minimum=true,bias=false in gguf_{q4|q8}": "loop.mma + loop.wgmma > 0"},

@@ -28,7 +28,7 @@ struct Rows {
     std::vector<float> values, sums, steps;  // sums and steps (the value of 1): a number for each row and group
     std::vector<std::int8_t> high, low;
     std::vector<std::int32_t> totals;  // of the integers of a group
-    std::vector<char> exact;           // groups that integers cannot represent: infinite, NaN, tiny, or one value large
+    std::vector<char> exact;           // groups that integers cannot represent: infinite, NaN, tiny, or far apart
 };
 
 static Rows prepared(const bf16* a, const Shape& s) {
@@ -43,15 +43,18 @@ static Rows prepared(const bf16* a, const Shape& s) {
             const i64 first = m * s.K + g * s.group, of = m * groups + g;
             float* x = rows.values.data() + first;
             float largest = 0, sum = 0, squares = 0;
+            int small = 0;
             for (i64 k = 0; k < s.group; ++k) {
                 x[k] = to_float(a[m * s.a + g * s.group + k]);
-                largest = std::max(largest, std::fabs(x[k])), sum += x[k], squares += x[k] * x[k];
+                largest = std::max(largest, std::fabs(x[k])), sum += x[k];
             }
             if (!few) continue;
             rows.sums[of] = sum;
-            // An activation of over 256 times the others' root mean square would leave these too few bits.
-            const bool one_large = squares - largest * largest < squares * (s.group - 1) / 65536;
-            rows.exact[of] = sum - sum != 0 || (largest > 0 && (largest < 1e-18f || largest > 1e18f || one_large));
+            for (i64 k = 0; k < s.group; ++k)
+                if (std::fabs(x[k]) < largest / 16) squares += x[k] * x[k], small += x[k] != 0;
+            // If the small activations' root mean square is below the largest over 256, too few bits are left for them.
+            const bool hidden = squares < small * (largest / 256) * (largest / 256);
+            rows.exact[of] = sum - sum != 0 || (largest > 0 && (largest < 1e-18f || largest > 1e18f || hidden));
             if (rows.exact[of] || largest == 0) continue;
             const float step = largest / 32639, inverse = 1 / step;  // 32639 = 127 * 256 + 127
             rows.steps[of] = step;
@@ -180,7 +183,7 @@ static void product(const bf16* a, const std::uint32_t* codes, const S* scales, 
     const i64 panels = (s.N + PANEL - 1) / PANEL, groups = s.K / s.group;
 #pragma omp parallel num_threads(s.threads) if (s.M * s.N * s.K > 65536)
     {
-        std::vector<float> sums(std::min(s.M, MOST_ROWS) * PANEL), wide(s.M > FEW_ROWS ? MOST_K * PANEL : 0);
+        Floats sums(std::min(s.M, MOST_ROWS) * PANEL), wide(s.M > FEW_ROWS ? MOST_K * PANEL : 0);
 #pragma omp for schedule(static)
         for (i64 p = 0; p < panels; ++p)
             for (i64 from = 0; from < s.M; from += MOST_ROWS) {
