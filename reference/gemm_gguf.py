@@ -116,9 +116,9 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     """Returns the tolerance of `gemm_w8a16`: the error of fp32 sums, and the rounding to bf16 of the output and of each
     dequantised weight.
 
-    A kernel may also round the activations of a group to 16 bits, relative to the largest of the group, if the root mean
-    square of those below a sixteenth of it is at least a 256th of it. This error is then below that of the weights'
-    rounding."""
+    A kernel may also round the activations of a group to 16 bits, relative to the largest of the group, if the root
+    mean square of those below a sixteenth of it is at least a 256th of it. This error is then below that of the
+    weights' rounding."""
     weight = dequantize_groups(inputs["b"], inputs["scale"], inputs["minimum"]).mT
     return (within(inputs["a"].double(), weight, inputs["bias"], oracle[0], scheme),)
 
