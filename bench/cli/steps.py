@@ -124,6 +124,7 @@ def whatif(
     from rooflab.bench.latency.latency_records import change_records
     from rooflab.bench.latency.whatif import scale
     from rooflab.engine.choose.model_shapes import FUSED_OP, MATMUL_OPS, MODEL_OPS
+    from rooflab.kernels.registry import get_kernel
 
     time_factors, swaps = _factors(kernel or []), parse_swaps(swap or [])
     if (not time_factors and not swaps) or (step.gpu and swaps):
@@ -131,15 +132,18 @@ def whatif(
     known_ops = (*MODEL_OPS, FUSED_OP, "gelu_and_mul", *MATMUL_OPS[1:])
     for op in () if step.gpu else {*time_factors, *swaps} - {*known_ops}:
         raise ValueError(f"{'swap' if op in swaps else 'kernel'}: the engine uses {', '.join(known_ops)}, got {op!r}")
-    # No graphs with a swap: some of torch's kernels wait for the device, which a graph cannot capture.
-    llm = None if step.gpu else step.engine(enforce_eager=bool(swaps))
+    # Both engines run alike: a replayed step on a CPU has only C++ kernels, and some of torch's kernels wait for a GPU,
+    # which a graph cannot capture.
+    eager = any(get_kernel(op, name).backend != "cpp" for op, name in swaps.items())
+    llm = None if step.gpu else step.engine(enforce_eager=eager)
     ledgers = [step.ledger(step_kind, llm) for step_kind in STEP_KINDS if time_factors]
     time_changes = [time_change for step_ledger in ledgers for time_change in scale(step_ledger, time_factors)]
     if missing_ops := time_factors.keys() - {time_change.op for time_change in time_changes}:
         used_ops = sorted({row.op for step_ledger in ledgers for row in step_ledger.rows})
         raise ValueError(f"kernel: the steps use {', '.join(used_ops)}, got {', '.join(sorted(missing_ops))}")
     if llm is not None:
-        time_changes += [time_change for op, name in swaps.items() for time_change in _swapped(step, llm, op, name)]
+        for op, name in swaps.items():
+            time_changes += _swapped(step, llm, op, name, eager)
     if step.out:
         device_name = step.gpu or (llm.device.type if llm else "")
         step_fields = {"model": step.model, "batch": step.batch, "context": step.context, "of": device_name}
@@ -152,7 +156,7 @@ def whatif(
     exit_for({"NOISY" if time_change.noise else "OK" for time_change in time_changes})
 
 
-def _swapped(step: StepOptions, llm: LLM, op: str, name: str) -> list[PhaseChange]:
+def _swapped(step: StepOptions, llm: LLM, op: str, name: str, eager: bool) -> list[PhaseChange]:
     from rooflab.bench.latency import whatif as changes
     from rooflab.bench.latency.ledger import chosen
     from rooflab.kernels.registry import get_kernel
@@ -164,7 +168,7 @@ def _swapped(step: StepOptions, llm: LLM, op: str, name: str) -> list[PhaseChang
     if not kinds:
         raise ValueError(no_change_note or f"swap: expected an op of {llm.arch.name}, got {op!r}")
     show.note(no_change_note and f"{no_change_note}, but for steps of {kinds[0]}")
-    swapped_llm = step.engine(f"loading the model with {op}={name}", enforce_eager=True, swap={op: name})
+    swapped_llm = step.engine(f"loading the model with {op}={name}", enforce_eager=eager, swap={op: name})
     with show.waiting(f"{op}={name}"):
         swaps = [changes.swap(llm, swapped_llm, op, kernel, kind, step.sequences(kind), step.context) for kind in kinds]
     return [kernel_swap for kernel_swap in swaps if kernel_swap is not None]

@@ -46,6 +46,9 @@ EAGER_OPS = ("flash_attention_varlen", "paged_attention", "sample")
 """The ops that are no part of a decode step from the embedding to the logits."""
 TOLERATED_RATIO = 1.05
 """The largest allowed ratio of a product's time to the bucket's best time.  A larger ratio needs a second packing."""
+TOLERATED_REPLAY_RATIO = 1.15
+"""The largest estimated ratio of a replayed step's time to an eager step's time at which a step is replayed.  A shared
+machine once estimated over 1, where the replayed step took 25 ms and the eager step 43 ms."""
 TIMING_ROUNDS = 5
 MAX_CPU_WAIT_RATIO = 0.05
 """The highest allowed ratio of the time that threads wait for a core to the time that they run, as in the bench."""
@@ -80,7 +83,7 @@ def choose_kernels(
     """Returns the usable kernels of each op and bucket (range of row counts), the fastest first.
 
     With `replays`, the engine can record a decode step once and replay it.  A recorded step contains only C++ kernels.
-    If it is faster in a bucket of up to 16 rows, this bucket gets only C++ kernels."""
+    If it is not clearly slower in a bucket of up to 16 rows, this bucket gets only C++ kernels."""
     arch = limits.arch
     key_data = {
         "layers": [arch.num_layers, arch.hidden_size, arch.intermediate_size, arch.vocab_size],
@@ -122,8 +125,8 @@ def replayed(
 ) -> dict[tuple[str, str], list[Choice]]:
     """Returns the C++ kernels for a decode step that is recorded and replayed. `bucket` is a range of row counts.
 
-    Returns {} if a timed op has no C++ kernel, or if an eager step is faster. A replayed step skips the Python code of
-    each launch. The estimated time of this code is the shortest measured time of any kernel call."""
+    Returns {} if a timed op has no C++ kernel, or if an eager step is clearly faster. A replayed step skips the Python
+    code of each launch. The estimated time of this code is the shortest measured time of any kernel call."""
     step = {op: choices for (op, op_bucket), choices in fastest.items() if op_bucket == bucket and op not in EAGER_OPS}
     timed_ops = {op: choices for op, choices in step.items() if len(choices) > 1 and times[op].get(bucket)}
     native = {op: [choice for choice in choices if choice.kernel.backend == "cpp"] for op, choices in timed_ops.items()}
@@ -138,7 +141,7 @@ def replayed(
     launches = sum(calls[op] for op in step) + 4 * num_layers
     host_ms = launches * min((op_us for op in timed_ops for op_us in times[op][bucket].values()), default=0.0) / 1e3
     eager_ms, replay_ms = milliseconds(timed_ops), milliseconds(native) - host_ms
-    if replay_ms > eager_ms:
+    if replay_ms > TOLERATED_REPLAY_RATIO * eager_ms:
         return {}
     why = f"; a replayed step {replay_ms:.1f} ms, an eager one {eager_ms:.1f}"
     return {
