@@ -47,7 +47,7 @@ EAGER_OPS = ("flash_attention_varlen", "paged_attention", "sample")
 TOLERATED_RATIO = 1.05
 """The largest allowed ratio of a product's time to the bucket's best time.  A larger ratio needs a second packing."""
 TOLERATED_REPLAY_RATIO = 1.15
-"""A step is replayed up to this estimated ratio to an eager step's time.  A shared machine's estimate was once wrong."""
+"""A step is replayed up to this estimated ratio to an eager step's time, because such estimates vary."""
 TIMING_ROUNDS = 5
 MAX_CPU_WAIT_RATIO = 0.05
 """The highest allowed ratio of the time that threads wait for a core to the time that they run, as in the bench."""
