@@ -175,6 +175,10 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if run.global_races is not None:
         global_races = _unlike((race for race in run.global_races.found if not race.harmless), name)
         race_texts += [_in_an_allocation(run, race, name) for race in global_races]
+    if run.warp_races is not None:
+        warp_races = _unlike((race for race in run.warp_races.found if not race.harmless), name)
+        rounding_notes += [_in_an_allocation(run, race, name) for race in warp_races if race.kind == "rounding"]
+        race_texts += [_in_an_allocation(run, race, name) for race in warp_races if race.kind != "rounding"]
     race_texts += [
         f"{name(map_user)} uses a tensor map that {name(map_writer)} made, with no fence.proxy.tensormap between"
         for map_user, map_writer in run.map_races

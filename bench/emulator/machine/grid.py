@@ -136,7 +136,7 @@ def _waits_for_ever(run: Run, schedules: Sequence[Schedule]) -> str:
 def _begin(run: Run, ctas: list[int]) -> tuple[Schedule, Iterator[bool]]:
     cta_group = CtaGroup(run, ctas)
     global_races = run.global_races if run.orders_ctas else None
-    if run.checks.races and (run.shared_size or global_races is not None):
+    if run.checks.races and (run.shared_size or global_races is not None or run.warp_races is not None):
         cta_group.races = _races(run, cta_group)
         cta_group.maps = MapOrder(cta_group.races)
         if global_races is not None:

@@ -13,6 +13,7 @@ from rooflab.bench.emulator.machine.memory import Allocation, GlobalMemory
 from rooflab.bench.emulator.races.global_races import GlobalRaces
 from rooflab.bench.emulator.races.shared_races import SharedRaces
 from rooflab.bench.emulator.races.vector_clocks import BULK, TMA_LOAD, WGMMA, AsyncOperation
+from rooflab.bench.emulator.races.warp_races import WarpLanes, WarpRaces
 from rooflab.bench.emulator.text.syntax import PtxKernel
 
 Lanes = npt.NDArray[np.int64]
@@ -53,11 +54,12 @@ class Observer:
         has_clusters: bool,
         counter: Counter | None,
         global_races: GlobalRaces | None,
+        warp_races: WarpRaces | None,
     ):
         self._kernel, self._strong = kernel, strong
         self._actors_per_cta, self._has_clusters = actors_per_cta, has_clusters
         self.counter = counter
-        self.global_races = global_races
+        self.global_races, self._warp_races = global_races, warp_races
 
     # Shared memory
 
@@ -218,10 +220,20 @@ class Observer:
         """Reports that lanes or an asynchronous copy read global memory."""
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "read", copy)
-        races = self.global_races
         # The read of a reduction is reported with its write, which is atomic.
-        if races is not None and not allocation.read_only and not reduces:
-            lane_actors, lane_addresses = self._actors(c, active, addresses)
+        if allocation.read_only or reduces:
+            return
+        races, warp_races = self.global_races, self._warp_races
+        lane_addresses = _lane_addresses(addresses, c, active)
+        if warp_races is not None:
+            lanes = self._lanes(c, active, instruction)
+            if instruction in self._strong:
+                warp_races.poll(lanes, lane_addresses, size)
+                warp_races.synchronise(lanes, stores=False)
+            else:
+                warp_races.read(lanes, allocation.base, lane_addresses, size, copy)
+        if races is not None:
+            lane_actors = self._actors(c, active)
             if self._is_strong(instruction):
                 races.poll(lane_actors, lane_addresses, size, instruction, self._is_near(instruction))
                 self._synchronise(lane_actors, lane_addresses, self._strong[instruction], instruction, stores=False)
@@ -244,9 +256,17 @@ class Observer:
         """Reports that lanes or a copy write `value` to global memory.  `old()` returns the overwritten values."""
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "write", copy)
-        races = self.global_races
+        races, warp_races = self.global_races, self._warp_races
+        lane_addresses = _lane_addresses(addresses, c, active)
+        if warp_races is not None:
+            lanes, base = self._lanes(c, active, instruction), allocation.base
+            if reduces or instruction in self._strong:
+                warp_races.atomic(lanes, base, lane_addresses, size)
+                warp_races.synchronise(lanes, loads=False)
+            else:
+                warp_races.write(lanes, base, lane_addresses, size, value, old)
         if races is not None:
-            lane_actors, lane_addresses = self._actors(c, active, addresses)
+            lane_actors = self._actors(c, active)
             if reduces:
                 races.atomic(lane_actors, lane_addresses, size, instruction)
             elif self._is_strong(instruction):
@@ -255,17 +275,20 @@ class Observer:
             else:
                 races.write(lane_actors, lane_addresses, size, instruction, value, old)
 
-    def _actors(self, c: Watched, active: Any, addresses: Any) -> tuple[Lanes, Any]:
-        """Returns two arrays for the detector of races on global memory: the actor of each lane, and the address that
-        each lane accesses.
+    def _lanes(self, c: Watched, active: Any, instruction: int) -> WarpLanes:
+        """Describes the active lanes for the detector of races between the warps of a CTA."""
+        assert c.group.races is not None
+        slots, warps = self._who(c, active)
+        ctas = np.asarray(c.group.ctas)[c.slots if active is None else c.slots[active]]
+        return WarpLanes(c.group.races, slots, warps, ctas, instruction)
 
-        An actor is the unit between which races are found.  It is a CTA, or a single warp if CTAs may wait for each
-        other."""
+    def _actors(self, c: Watched, active: Any) -> Lanes:
+        """Returns the actor of each lane for the detector of races between CTAs: its CTA, or its warp if CTAs may wait
+        for each other."""
         slots, warps = (c.slots, c.warps) if active is None else (c.slots[active], c.warps[active])
         actors_per_cta = self._actors_per_cta
-        lane_actors = np.asarray(c.group.ctas)[slots] * actors_per_cta + warps % actors_per_cta
-        lane_addresses = np.full(len(slots), addresses) if isinstance(addresses, np.generic) else addresses
-        return lane_actors, lane_addresses
+        lane_actors: Lanes = np.asarray(c.group.ctas)[slots] * actors_per_cta + warps % actors_per_cta
+        return lane_actors
 
     def _is_strong(self, instruction: int) -> bool:
         return instruction in self._strong and not self._within_cta(instruction)
@@ -291,10 +314,14 @@ class Observer:
         """Reports that lanes do an atomic operation on global memory."""
         if self.counter is not None:
             self.counter.atomic(c.group.memory, addresses, size, instruction)
-        races = self.global_races
+        races, lane_addresses = self.global_races, _lane_addresses(addresses, c, active)
+        if self._warp_races is not None:
+            lanes = self._lanes(c, active, instruction)
+            self._warp_races.atomic(lanes, None, lane_addresses, size)
+            self._warp_races.synchronise(lanes)
         if races is None:
             return
-        lane_actors, lane_addresses = self._actors(c, active, addresses)
+        lane_actors = self._actors(c, active)
         if self._within_cta(instruction):
             races.write(lane_actors, lane_addresses, size, instruction)
             return
@@ -304,8 +331,14 @@ class Observer:
     def fence(self, c: Watched, instruction: int) -> None:
         """Reports that lanes run a fence of cluster, device or system scope."""
         if self.global_races is not None and not self._within_cta(instruction):
-            for actor_id in np.unique(self._actors(c, None, np.uint64(0))[0]):
+            for actor_id in np.unique(self._actors(c, None)):
                 self.global_races.fence(int(actor_id), self._is_near(instruction))
+
+
+def _lane_addresses(addresses: Any, c: Watched, active: Any) -> Any:
+    if isinstance(addresses, np.generic):
+        return np.full(len(c.slots if active is None else active), addresses)
+    return addresses
 
 
 def _addresses(offsets: Any, lanes: int) -> Any:

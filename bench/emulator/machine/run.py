@@ -16,8 +16,10 @@ from rooflab.bench.emulator.machine.counting import Counter
 from rooflab.bench.emulator.machine.memory import POISON, UNIT_DTYPES, GlobalMemory
 from rooflab.bench.emulator.machine.observe import Observer
 from rooflab.bench.emulator.races.global_races import GlobalRaces
+from rooflab.bench.emulator.races.granules import Granules
 from rooflab.bench.emulator.races.shared_races import SharedRaces
 from rooflab.bench.emulator.races.vector_clocks import MapOrder
+from rooflab.bench.emulator.races.warp_races import WarpRaces
 from rooflab.bench.emulator.text.program import Program
 from rooflab.bench.emulator.text.syntax import PtxError, SizeTriple
 
@@ -130,18 +132,31 @@ class Run:
         self.counter = Counter() if checks.counts else None
         cta_count = grid[0] * grid[1] * grid[2]
         self.orders_ctas = program.orders_ctas or self.has_clusters
-        self.actors_per_cta = -(-block[0] * block[1] * block[2] // 32) if self.orders_ctas else 1
+        warps_per_cta = -(-block[0] * block[1] * block[2] // 32)
+        self.actors_per_cta = warps_per_cta if self.orders_ctas else 1
         """The number of race-detector actors of a CTA: its warps if CTAs may wait for one another, else 1."""
         self.global_races: GlobalRaces | None = None
         if checks.races and cta_count > 1:
             self.global_races = GlobalRaces(cta_count, program.granules["global"], warps=self.actors_per_cta)
             for allocation in memory.allocations:
                 self.global_races.add(allocation.base, allocation.size)
+        self.warp_races: WarpRaces | None = None
+        if checks.races and warps_per_cta > 1:
+            granules = Granules(program.granules["global"])
+            for allocation in memory.allocations:
+                granules.add(allocation.base, allocation.size)
+            self.warp_races = WarpRaces(granules)
         is_observed = self.counter is not None or checks.races
         self.observer: Observer | None = None
         if is_observed:
             self.observer = Observer(
-                program.kernel, self.strong, self.actors_per_cta, self.has_clusters, self.counter, self.global_races
+                program.kernel,
+                self.strong,
+                self.actors_per_cta,
+                self.has_clusters,
+                self.counter,
+                self.global_races,
+                self.warp_races,
             )
         self.shared_races: list[Any] = []
         self.register_races: dict[int, None] = {}

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.emulator.races.cta_order import CtaOrder
+from rooflab.bench.emulator.races.granules import Granules
 from rooflab.bench.emulator.races.reports import Findings, Race
-from rooflab.bench.emulator.races.shadow_memory import GRANULE_SIZES, Bools, Values, chosen, equal, last_of
+from rooflab.bench.emulator.races.shadow_memory import Bools, Values, chosen, equal, last_of
 
 Ints = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
@@ -119,13 +120,8 @@ class GlobalRaces(CtaOrder):
     `granule_bytes`, and on `ctas` or `warps` below 1."""
 
     def __init__(self, ctas: int, granule_bytes: int = 4, limit: int = 100, warps: int = 1) -> None:
-        if granule_bytes not in GRANULE_SIZES:
-            raise ValueError(f"granule_bytes: expected 1, 2, 4, 8 or 16, got {granule_bytes}")
+        self.granules = Granules(granule_bytes)
         self.findings = Findings(limit)
-        self._shift = granule_bytes.bit_length() - 1
-        self._bases, self._ends = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        self._moves = np.zeros(0, np.int64)
-        self._spans: dict[int, Ints] = {}
         super().__init__(ctas, warps)
 
     @property
@@ -136,7 +132,7 @@ class GlobalRaces(CtaOrder):
     def restart(self) -> None:
         """Begins another grid.  All accesses so far are ordered before the new grid."""
         super().restart()
-        granule_count = int(((self._ends - self._bases) >> self._shift).sum())
+        granule_count = self.granules.count
         self._writes, self._readers, self._atomics, self._polls, self._near = (Touched(granule_count) for _ in range(5))
         self._sets = EpochSets()
 
@@ -145,17 +141,7 @@ class GlobalRaces(CtaOrder):
         accesses that were recorded so far are forgotten.
 
         Raises `ValueError` on a size below one."""
-        if size < 1:
-            raise ValueError(f"size: expected at least 1 byte, got {size}")
-        start = base >> self._shift << self._shift
-        end_byte = -(-(base + size) >> self._shift) << self._shift
-        is_overlapping = (start < self._ends) & (self._bases < end_byte)
-        allocation_bases = np.append(self._bases[~is_overlapping], min(start, *self._bases[is_overlapping], start))
-        allocation_ends = np.append(self._ends[~is_overlapping], max(end_byte, *self._ends[is_overlapping], end_byte))
-        sort_order = allocation_bases.argsort()
-        self._bases, self._ends = allocation_bases[sort_order], allocation_ends[sort_order]
-        allocation_sizes = self._ends - self._bases
-        self._moves = np.cumsum(allocation_sizes) - allocation_sizes - self._bases
+        self.granules.add(base, size)
         self.restart()
 
     def read(self, actors: Ints, addresses: Ints, width: int, instruction: int) -> None:
@@ -165,7 +151,7 @@ class GlobalRaces(CtaOrder):
         `width` is a multiple of the granule size, the bytes that the detector tracks together.  All addresses must lie
         in registered allocations.
         """
-        epochs, cells = self.epochs(actors), self._cells(addresses, width)
+        epochs, cells = self.epochs(actors), self.granules.of(addresses, width)
         self._meet("write-read", self._writes, actors, epochs, cells, instruction)
         self._meet("write-read", self._atomics, actors, epochs, cells, instruction)
         self._readers.join(cells, epochs, instruction, self._sets)
@@ -184,7 +170,7 @@ class GlobalRaces(CtaOrder):
 
         `values` are the stored registers.  `old()` returns the memory's earlier values, and is called only at a race.
         If both are given, a race's field `same_value` tells whether the write left the memory unchanged."""
-        epochs, cells = self.epochs(actors), self._cells(addresses, width)
+        epochs, cells = self.epochs(actors), self.granules.of(addresses, width)
         for race_kind, touched_cells in (
             ("write-write", self._writes),
             ("read-write", self._readers),
@@ -206,7 +192,7 @@ class GlobalRaces(CtaOrder):
         each lane's warp or CTA.  If the atomic orders other accesses, callers also call `synchronise`.
 
         `near` means .cluster scope.  Such an operation races with atomics of other clusters."""
-        epochs, cells = self.epochs(actors), self._cells(addresses, width)
+        epochs, cells = self.epochs(actors), self.granules.of(addresses, width)
         self._meet("write-write", self._writes, actors, epochs, cells, instruction)
         self._meet("read-write", self._readers, actors, epochs, cells, instruction)
         self._meet("write-write", self._near, actors, epochs, cells, instruction, beyond=True)
@@ -218,22 +204,11 @@ class GlobalRaces(CtaOrder):
 
     def poll(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
         """Records that lanes poll a flag.  These reads do not race with atomics.  Takes the arguments of `atomic`."""
-        epochs, cells = self.epochs(actors), self._cells(addresses, width)
+        epochs, cells = self.epochs(actors), self.granules.of(addresses, width)
         self._meet("write-read", self._writes, actors, epochs, cells, instruction)
         other_atomic_cells = self._atomics if near else self._near
         self._meet("write-read", other_atomic_cells, actors, epochs, cells, instruction, beyond=True)
         self._polls.join(cells, epochs, instruction, self._sets)
-
-    def _cells(self, addresses: Ints, width: int) -> Ints:
-        """Returns the indices of the granules that each access covers: `[accesses, granules]`.  A granule is a small
-        aligned group of bytes.  One index counts the granules of all allocations together."""
-        granules_per_access = width >> self._shift or 1
-        granule_offsets = self._spans.get(granules_per_access)
-        if granule_offsets is None:
-            granule_offsets = self._spans[granules_per_access] = np.arange(granules_per_access)
-        flat_addresses = addresses.astype(np.int64, copy=False)
-        address_shifts = self._moves.take(self._bases.searchsorted(flat_addresses, side="right") - 1)
-        return ((flat_addresses + address_shifts) >> self._shift)[:, None] + granule_offsets
 
     def _meet(
         self,
@@ -309,8 +284,5 @@ class GlobalRaces(CtaOrder):
                 )
 
     def _add(self, kind: str, first: int, second: int, owner: int, cta: int, cell: int, same: bool, count: int) -> None:
-        flat_address = cell << self._shift
-        allocation_index = int((self._bases + self._moves).searchsorted(flat_address, side="right")) - 1
-        address = flat_address - int(self._moves[allocation_index])
-        cta_names = f"CTA {owner}", f"CTA {cta}"
+        cta_names, address = (f"CTA {owner}", f"CTA {cta}"), self.granules.address(cell)
         self.findings.add(Race("global", kind, first, second, *cta_names, address, -1, same_value=same, count=count))

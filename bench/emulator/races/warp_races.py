@@ -1,0 +1,250 @@
+"""Finds races on global memory between the warps of one CTA, in whatever order the emulator runs them.
+
+Two accesses of different warps to one granule (a small aligned group of bytes) race if no barrier, mbarrier or flag
+orders them (`VectorClocks`).  At least one must be a write, and at least one must not be an atomic.
+
+Each granule has the stamps of its last write, of its last atomic, and of the last reads of two warps.  So a write that
+is ordered after these two reads, but not after a third warp's earlier read, is not seen.
+
+Copies into shared memory count as reads only at their issue: a later write may not overtake them unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rooflab.bench.emulator.races.granules import Granules
+from rooflab.bench.emulator.races.reports import Findings, Race
+from rooflab.bench.emulator.races.shadow_memory import Bools, Ints, Values, chosen, equal, last_of, nearly_equal
+from rooflab.bench.emulator.races.vector_clocks import ACTOR_BITS, ACTOR_MASK, GENERIC, LOWER_MASK, Stamps, VectorClocks
+
+MOST_LOGGED = 1 << 22
+"""The most lanes of reads that wait for a write to their allocation.  Most allocations are never written."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarpLanes:
+    """Describes the lanes of one instruction: their CTAs and warps, with the clocks that order them."""
+
+    clocks: VectorClocks
+    slots: Ints | int
+    """The slot of each lane in `clocks`: a CTA or a cluster."""
+    warps: Ints
+    """The warp of each lane in its slot: `[n]`."""
+    ctas: Ints
+    """The number of each lane's CTA in the grid: `[n]`."""
+    instruction: int
+
+    @property
+    def stamps(self) -> Stamps:
+        """Returns the stamp of each lane's access: `[n]`."""
+        clocks = self.clocks
+        return clocks.current.take(self.slots * clocks.actors + self.warps) + (self.instruction << ACTOR_BITS)
+
+    def unordered(self, stamps: Stamps) -> Bools:
+        """Returns whether each access in `stamps` `[n, k]` is not ordered before the access of its lane."""
+        clocks = self.clocks
+        rows = (self.slots * clocks.warps + self.warps) * clocks.actors
+        late: Bools = stamps >= clocks.known[GENERIC].reshape(-1).take((stamps & ACTOR_MASK) + rows[:, None])
+        return late
+
+
+class _Last:
+    """Stores the stamp of the last access of one kind to each granule, and the CTA that made it."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.untouched = True
+
+    def record(self, cells: Ints, stamps: Stamps, ctas: Ints) -> None:
+        """Stores accesses with `stamps` `[n]` of CTAs `ctas` `[n]` to the granules `cells` `[n, k]`."""
+        if self.untouched:
+            self.untouched = False
+            self.stamps: Stamps = np.zeros(self._count, np.int64)
+            self.owners: npt.NDArray[np.int32] = np.zeros(self._count, np.int32)
+        self.stamps[cells] = stamps[:, None]
+        self.owners[cells] = ctas[:, None] + 1
+
+    def of_cta(self, cells: Ints, ctas: Ints) -> Bools | None:
+        """Returns for which granules `cells` `[n, k]` the last access was one of the lane's own CTA, or None."""
+        if self.untouched:
+            return None
+        is_own: Bools = self.owners.take(cells) == (ctas + 1)[:, None]
+        return is_own if is_own.any() else None
+
+
+class WarpRaces:
+    """Detects races between the warps of a CTA on the granules of global memory.  Stores at most `limit` races."""
+
+    def __init__(self, granules: Granules, limit: int = 100) -> None:
+        self.findings = Findings(limit)
+        self._granules = granules
+        self._writes, self._atomics, self._reads, self._older_reads = (_Last(granules.count) for _ in range(4))
+        self._log: dict[int, list[tuple[Ints, Stamps, Ints]]] = {}
+        self._logged = 0
+        self._released: dict[int, Stamps] = {}
+        """By CTA: what its warps knew when they set flags."""
+        self._acquired: dict[int, Stamps] = {}
+        """By CTA: what its warps know since one of them read a flag."""
+
+    @property
+    def found(self) -> list[Race]:
+        """Returns the races that the detector found so far."""
+        return self.findings.races
+
+    def read(self, lanes: WarpLanes, base: int, addresses: Ints, width: int, copy: bool = False) -> None:
+        """Records that `lanes` read `width` bytes each at `addresses` `[n]`, in the allocation at `base`.  `copy` means
+        an asynchronous copy."""
+        cells = self._granules.of(addresses, width)
+        self._meet("write-read", self._writes, lanes, cells)
+        self._meet("write-read", self._atomics, lanes, cells)
+        if copy:
+            return
+        self._log.setdefault(base, []).append((cells, lanes.stamps, lanes.ctas))
+        self._logged += cells.size
+        if self._logged > MOST_LOGGED:
+            self._settle(None)
+
+    def write(
+        self, lanes: WarpLanes, base: int, addresses: Ints, width: int, values: Values | None, old: Callable[[], Values]
+    ) -> None:
+        """Records that `lanes` write `values` of `width` bytes at `addresses`.  `old()` returns the earlier values."""
+        self._settle(base)
+        cells = self._granules.of(addresses, width)
+        for kind, table in (
+            ("write-write", self._writes),
+            ("read-write", self._reads),
+            ("read-write", self._older_reads),
+            ("write-write", self._atomics),
+        ):
+            self._meet(kind, table, lanes, cells, values, old)
+        stamps = lanes.stamps
+        self._writes.record(cells, stamps, lanes.ctas)
+        self._collide(lanes, cells[:, 0], values)
+
+    def atomic(self, lanes: WarpLanes, base: int | None, addresses: Ints, width: int) -> None:
+        """Records an atomic operation, or a store that sets a flag.  `base` is None if its lanes may access several
+        allocations."""
+        self._settle(base)
+        cells = self._granules.of(addresses, width)
+        self._meet("write-write", self._writes, lanes, cells)
+        self._meet("read-write", self._reads, lanes, cells)
+        self._meet("read-write", self._older_reads, lanes, cells)
+        self._atomics.record(cells, lanes.stamps, lanes.ctas)
+
+    def poll(self, lanes: WarpLanes, addresses: Ints, width: int) -> None:
+        """Records a load that reads a flag."""
+        self._meet("write-read", self._writes, lanes, self._granules.of(addresses, width))
+
+    def synchronise(self, lanes: WarpLanes, stores: bool = True, loads: bool = True) -> None:
+        """Records that `lanes` set flags (`stores`) or read them (`loads`).
+
+        A reader then knows what any warp of its CTA knew when it set a flag.  This is more than PTX promises, so that
+        no flag causes a false report: fences, and the orders of the two accesses, are left to `CtaOrder`."""
+        clocks = lanes.clocks
+        pairs = np.unique(np.stack([lanes.ctas, np.broadcast_to(lanes.slots, lanes.warps.shape), lanes.warps]), axis=1)
+        for cta, slot, warp in pairs.T.tolist():
+            if stores:
+                known = clocks.known[GENERIC, slot, warp].copy()
+                self._released[cta] = np.maximum(self._released.get(cta, known), known)
+            if loads and cta in self._released:
+                self._acquired[cta] = self._released[cta]
+
+    def _settle(self, base: int | None) -> None:
+        """Moves the logged reads of the allocation at `base`, or of all allocations, to the tables."""
+        for logged_base in list(self._log) if base is None else [base]:
+            self._settle_reads(self._log.pop(logged_base, []))
+
+    def _settle_reads(self, reads: list[tuple[Ints, Stamps, Ints]]) -> None:
+        for cells, stamps, ctas in reads:
+            self._logged -= cells.size
+            if not self._reads.untouched:
+                last_stamps = self._reads.stamps.take(cells)
+                is_other = self._reads.owners.take(cells) == (ctas + 1)[:, None]
+                is_other &= (last_stamps ^ stamps[:, None]) & ACTOR_MASK != 0
+                if is_other.any():
+                    rows = np.nonzero(is_other)[0]
+                    self._older_reads.record(cells[is_other][:, None], last_stamps[is_other], ctas[rows])
+            self._reads.record(cells, stamps, ctas)
+            is_lost = self._reads.stamps.take(cells[:, 0]) != stamps
+            if is_lost.any():
+                self._older_reads.record(cells[is_lost], stamps[is_lost], ctas[is_lost])
+
+    def _meet(
+        self,
+        kind: str,
+        table: _Last,
+        lanes: WarpLanes,
+        cells: Ints,
+        values: Values | None = None,
+        old: Callable[[], Values] | None = None,
+    ) -> None:
+        """Compares new accesses with the earlier ones in `table`, and reports their races."""
+        is_late = table.of_cta(cells, lanes.ctas)
+        if is_late is None:
+            return
+        stamps = table.stamps.take(cells)
+        is_late &= lanes.unordered(stamps)
+        if is_late.any() and self._acquired:
+            for cta, known in self._acquired.items():
+                of_cta = lanes.ctas == cta
+                is_late[of_cta] &= stamps[of_cta] >= known.take(stamps[of_cta] & ACTOR_MASK)
+        if not is_late.any():
+            return
+        rows, columns = np.nonzero(is_late)
+        is_same = np.zeros(lanes.warps.size, np.bool_)
+        if values is not None and old is not None:
+            last_lanes = last_of(cells[:, 0] << ACTOR_BITS | lanes.warps)
+            is_same = equal(chosen(values, last_lanes), old(), lanes.warps.size)
+        late_stamps = stamps[is_late]
+        keys = (late_stamps & LOWER_MASK) << 1 | is_same[rows]
+        for first, count in zip(*np.unique(keys, return_index=True, return_counts=True)[1:], strict=True):
+            lane, stamp = int(rows[first]), int(late_stamps[first])
+            cell = int(cells[lane, columns[first]])
+            earlier = (stamp & LOWER_MASK) >> ACTOR_BITS
+            self._add(kind, earlier, stamp & ACTOR_MASK, lanes, lane, cell, bool(is_same[lane]), int(count))
+
+    def _collide(self, lanes: WarpLanes, cells: Ints, values: Values | None) -> None:
+        """Reports lanes of one CTA that write one address in the same instruction: two warps always, and the lanes of a
+        warp if their values differ."""
+        order = np.arange(cells.size)
+        keys = cells << 1
+        winners = last_of(keys)
+        if (winners == order).all():
+            return
+        is_own = (lanes.ctas == lanes.ctas[winners]) & (winners != order)
+        losers = np.flatnonzero(is_own)
+        if not losers.size:
+            return
+        winners = winners[losers]
+        is_same = is_close = np.zeros(losers.size, np.bool_)
+        if values is not None:
+            lost, kept = chosen(values, losers), chosen(values, winners)
+            is_same, is_close = equal(lost, kept, losers.size), nearly_equal(lost, kept, losers.size)
+        is_cross_warp = lanes.warps[losers] != lanes.warps[winners]
+        for kind, same, is_race in (
+            ("write-write", True, is_cross_warp & is_same),
+            ("write-write", False, is_cross_warp & ~is_same),
+            ("lanes", False, ~is_cross_warp & ~is_same & ~is_close & (values is not None)),
+            ("rounding", False, ~is_cross_warp & ~is_same & is_close),
+        ):
+            if is_race.any():
+                index = int(is_race.argmax())
+                loser, winner = int(losers[index]), int(winners[index])
+                first_warp, cell = int(lanes.warps[loser]), int(cells[winner])
+                self._add(kind, lanes.instruction, first_warp, lanes, winner, cell, same, int(is_race.sum()))
+
+    def _add(
+        self, kind: str, first: int, first_warp: int, lanes: WarpLanes, lane: int, cell: int, same: bool, count: int
+    ) -> None:
+        cta = f" of CTA {int(lanes.ctas[lane])}"
+        names = [lanes.clocks.name_of(warp) for warp in (first_warp, int(lanes.warps[lane]))]
+        actors = [name if cta in name else name + cta for name in names]
+        address = self._granules.address(cell)
+        self.findings.add(
+            Race("global", kind, first, lanes.instruction, *actors, address, -1, same_value=same, count=count)
+        )
