@@ -184,8 +184,8 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         for map_user, map_writer in run.map_races
     ]
     race_texts += [
-        f"{name(number)} is met more often by some warps than by others, which have left the loop and ended: a barrier"
-        " is undefined unless all threads come to it"
+        f"{name(number)} is met more often by some warps than by others, which have left the loop: a barrier is"
+        " undefined unless all threads come to it"
         for number in run.uneven_barriers
     ]
     race_texts += [

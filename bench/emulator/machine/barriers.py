@@ -45,6 +45,16 @@ def _meet(group: CtaGroup, warps: Lanes, instruction: int, together: int, gone: 
         group.run.uneven_barriers[instruction] = None
 
 
+def _compare(group: CtaGroup, arrivals: list[tuple[Lanes, int]]) -> None:
+    """Records a fault if some warps wait at one instruction and others at another, which passed the first one earlier.
+    Then the warps run a loop with a barrier a different number of times."""
+    for instruction in {instruction for _, instruction in arrivals}:
+        has_passed = group.met.get(instruction)
+        elsewhere = [other_warps for other_warps, other in arrivals if other != instruction]
+        if has_passed is not None and elsewhere and has_passed[np.concatenate(elsewhere)].any():
+            group.run.uneven_barriers[instruction] = None
+
+
 @dataclass
 class _BarrierState:
     """Holds the state of one barrier of one CTA.  A new state begins when the barrier completes."""
@@ -196,6 +206,8 @@ class Barriers:
     def _release(self, slot: int, number: int, state: _BarrierState) -> None:
         cta_group = self._group
         if state.threads is None:
+            if any(instruction != state.met[0][1] for _, instruction in state.met):
+                _compare(cta_group, state.met)
             for warps, instruction in state.met:
                 _meet(cta_group, warps, instruction, cta_group.lanes_per_cta, ~cta_group.alive)
         del self._states[(slot, number)]

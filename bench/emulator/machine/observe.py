@@ -318,7 +318,7 @@ class Observer:
         if self._warp_races is not None:
             lanes = self._lanes(c, active, instruction)
             self._warp_races.atomic(lanes, None, lane_addresses, size)
-            self._warp_races.synchronise(lanes)
+            self._warp_races.synchronise(lanes, loads=self._kernel.instructions[instruction].parts[0] != "red")
         if races is None:
             return
         lane_actors = self._actors(c, active)

@@ -162,7 +162,7 @@ class Run:
         self.register_races: dict[int, None] = {}
         """Instructions that read an accumulator whose wgmma may still be running."""
         self.uneven_barriers: dict[int, None] = {}
-        """Barriers that warps still meet at after another warp of their CTA, which met there before, has ended."""
+        """Barriers that warps still meet at after another warp of their CTA, which met there before, has gone on."""
         self.map_races: dict[tuple[int, int], None] = {}
         """Uses of tensor maps that lack a fence, each with the instruction that made the map."""
 

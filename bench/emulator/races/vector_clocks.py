@@ -235,6 +235,10 @@ class VectorClocks:
             warp_name = f"warp {local_warp} of CTA {self._ctas[cta_index]}"
         return f"{('wgmma', 'a bulk store', 'cp.async')[kind_index - 1]} of {warp_name}" if kind_index else warp_name
 
+    def tick(self, slot: int, warp: int) -> None:
+        """Begins a new tick of a warp's clock, so that its next accesses differ from those before."""
+        self._advance(slot, _flat(warp))
+
     def _advance(self, s: IndexOrArray, w: npt.NDArray[np.integer]) -> None:
         self.current[s, w] += CLOCK_STEP
         self.known[GENERIC, s, w, w] += CLOCK_STEP

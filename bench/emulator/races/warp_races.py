@@ -86,8 +86,8 @@ class WarpRaces:
         self._writes, self._atomics, self._reads, self._older_reads = (_Last(granules.count) for _ in range(4))
         self._log: dict[int, list[tuple[Ints, Stamps, Ints]]] = {}
         self._logged = 0
-        self._released: dict[int, Stamps] = {}
-        """By CTA: what its warps knew when they set flags."""
+        self._released: dict[int, dict[int, Stamps]] = {}
+        """By CTA and warp: what the warp knew when it last set a flag."""
         self._acquired: dict[int, Stamps] = {}
         """By CTA: what its warps know since one of them read a flag."""
 
@@ -143,16 +143,17 @@ class WarpRaces:
     def synchronise(self, lanes: WarpLanes, stores: bool = True, loads: bool = True) -> None:
         """Records that `lanes` set flags (`stores`) or read them (`loads`).
 
-        A reader then knows what any warp of its CTA knew when it set a flag.  This is more than PTX promises, so that
+        The whole CTA then knows what the other warps knew when they set flags.  This is more than PTX promises, so that
         no flag causes a false report: fences, and the orders of the two accesses, are left to `CtaOrder`."""
         clocks = lanes.clocks
         pairs = np.unique(np.stack([lanes.ctas, np.broadcast_to(lanes.slots, lanes.warps.shape), lanes.warps]), axis=1)
         for cta, slot, warp in pairs.T.tolist():
+            released = self._released.setdefault(cta, {})
+            if loads and (others := [known for other, known in released.items() if other != warp]):
+                self._acquired[cta] = np.maximum.reduce([*others, self._acquired.get(cta, others[0])])
             if stores:
-                known = clocks.known[GENERIC, slot, warp].copy()
-                self._released[cta] = np.maximum(self._released.get(cta, known), known)
-            if loads and cta in self._released:
-                self._acquired[cta] = self._released[cta]
+                released[warp] = clocks.known[GENERIC, slot, warp].copy()
+                clocks.tick(slot, warp)
 
     def _settle(self, base: int | None) -> None:
         """Moves the logged reads of the allocation at `base`, or of all allocations, to the tables."""
