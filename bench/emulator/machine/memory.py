@@ -110,6 +110,11 @@ class GlobalMemory:
             return self._last
         return None
 
+    def bases(self, addresses: Any) -> list[int]:
+        """Returns the bases of the allocations from the least to the largest of `addresses`."""
+        first, last = int(np.min(addresses)), int(np.max(addresses))
+        return [item.base for item in self.allocations if item.base <= last and first < item.end]
+
     def locate(self, addresses: Any, width: int) -> tuple[Allocation, Any] | None:
         """Returns the allocation that holds all `addresses`, and each address as an index into this allocation.  An
         index counts units of `width` bytes.

@@ -238,7 +238,7 @@ class Observer:
                 races.poll(lane_actors, lane_addresses, size, instruction, self._is_near(instruction))
                 self._synchronise(lane_actors, lane_addresses, self._strong[instruction], instruction, stores=False)
             else:
-                races.read(lane_actors, lane_addresses, size, instruction)
+                races.read(lane_actors, lane_addresses, size, instruction, allocation.base)
 
     def global_write(
         self,
@@ -261,12 +261,13 @@ class Observer:
         if warp_races is not None:
             lanes, base = self._lanes(c, active, instruction), allocation.base
             if reduces or instruction in self._strong:
-                warp_races.atomic(lanes, base, lane_addresses, size)
+                warp_races.atomic(lanes, [base], lane_addresses, size)
                 warp_races.synchronise(lanes, loads=False)
             else:
                 warp_races.write(lanes, base, lane_addresses, size, value, old)
         if races is not None:
             lane_actors = self._actors(c, active)
+            races.writes(allocation.base)
             if reduces:
                 races.atomic(lane_actors, lane_addresses, size, instruction)
             elif self._is_strong(instruction):
@@ -277,10 +278,7 @@ class Observer:
 
     def _lanes(self, c: Watched, active: Any, instruction: int) -> WarpLanes:
         """Describes the active lanes for the detector of races between the warps of a CTA."""
-        assert c.group.races is not None
-        slots, warps = self._who(c, active)
-        ctas = np.asarray(c.group.ctas)[c.slots if active is None else c.slots[active]]
-        return WarpLanes(c.group.races, slots, warps, ctas, instruction)
+        return WarpLanes(c, active, instruction)
 
     def _actors(self, c: Watched, active: Any) -> Lanes:
         """Returns the actor of each lane for the detector of races between CTAs: its CTA, or its warp if CTAs may wait
@@ -315,13 +313,16 @@ class Observer:
         if self.counter is not None:
             self.counter.atomic(c.group.memory, addresses, size, instruction)
         races, lane_addresses = self.global_races, _lane_addresses(addresses, c, active)
+        bases = c.group.memory.bases(addresses)
         if self._warp_races is not None:
             lanes = self._lanes(c, active, instruction)
-            self._warp_races.atomic(lanes, None, lane_addresses, size)
+            self._warp_races.atomic(lanes, bases, lane_addresses, size)
             self._warp_races.synchronise(lanes, loads=self._kernel.instructions[instruction].parts[0] != "red")
         if races is None:
             return
         lane_actors = self._actors(c, active)
+        for base in bases:
+            races.writes(base)
         if self._within_cta(instruction):
             races.write(lane_actors, lane_addresses, size, instruction)
             return

@@ -19,6 +19,8 @@ from rooflab.bench.emulator.races.granules import Granules
 from rooflab.bench.emulator.races.reports import Findings, Race
 from rooflab.bench.emulator.races.shadow_memory import Bools, Values, chosen, equal, last_of
 
+MOST_LOGGED = 1 << 22
+"""The most lanes of reads that wait for a write to their allocation.  Most allocations are never written."""
 Ints = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
 
@@ -135,6 +137,11 @@ class GlobalRaces(CtaOrder):
         granule_count = self.granules.count
         self._writes, self._readers, self._atomics, self._polls, self._near = (Touched(granule_count) for _ in range(5))
         self._sets = EpochSets()
+        self._written: set[int] = set()
+        """The bases of the allocations that the grid has written."""
+        self._log: dict[int, list[tuple[Ints, int, int, Int32Array]]] = {}
+        """By base: reads of an allocation that nothing has written yet, with addresses, width, instruction, epochs."""
+        self._logged = 0
 
     def add(self, base: int, size: int) -> None:
         """Registers an allocation of `size` bytes at the address `base`.  Allocations that overlap become one.  All
@@ -144,14 +151,31 @@ class GlobalRaces(CtaOrder):
         self.granules.add(base, size)
         self.restart()
 
-    def read(self, actors: Ints, addresses: Ints, width: int, instruction: int) -> None:
+    def writes(self, base: int) -> None:
+        """Records that the allocation at `base` is written or used by atomics from now on."""
+        self._written.add(base)
+        for addresses, width, instruction, epochs in self._log.pop(base, ()):
+            self._readers.join(self.granules.of(addresses, width), epochs, instruction, self._sets)
+
+    def read(self, actors: Ints, addresses: Ints, width: int, instruction: int, base: int | None = None) -> None:
         """Records that n lanes read `width` bytes each, at `addresses` `[n]`.  `actors` `[n]` are the indices of the
         lanes' CTAs, or of their warps if warps are tracked separately.
+
+        `base` is the base of their allocation.  The reads are only noted until `writes` is called for it.
 
         `width` is a multiple of the granule size, the bytes that the detector tracks together.  All addresses must lie
         in registered allocations.
         """
-        epochs, cells = self.epochs(actors), self.granules.of(addresses, width)
+        epochs = self.epochs(actors)
+        if base is not None and base not in self._written:
+            self._log.setdefault(base, []).append((addresses, width, instruction, epochs))
+            self._logged += addresses.size
+            if self._logged > MOST_LOGGED:
+                self._logged = 0
+                for logged_base in list(self._log):
+                    self.writes(logged_base)
+            return
+        cells = self.granules.of(addresses, width)
         self._meet("write-read", self._writes, actors, epochs, cells, instruction)
         self._meet("write-read", self._atomics, actors, epochs, cells, instruction)
         self._readers.join(cells, epochs, instruction, self._sets)

@@ -93,6 +93,7 @@ class VectorClocks:
         """By slot and actor: the stamp, without an instruction, of the actor's current accesses."""
         self.latest = np.zeros((slots, self.actors), np.int64)
         """By slot and actor: the stamp of an asynchronous actor's last access."""
+        self._now: Stamps | None = None
         self._next = [0] * slots
         self._objects: list[dict[Hashable, _SyncObject]] = [{} for _ in range(slots)]
         for slot in range(slots):
@@ -101,9 +102,17 @@ class VectorClocks:
     def restart(self, slot: int) -> None:
         """Reuses `slot` for another CTA.  All earlier actions in the slot are ordered before this CTA."""
         self.current[slot] += CLOCK_STEP
+        self._now = None
         self.known[:, slot] = self.current[slot] & ~LOWER_MASK
         warps = np.arange(self.warps)
         self.known[GENERIC, slot, warps, warps] += CLOCK_STEP
+
+    def now(self) -> Stamps:
+        """Returns the stamps of the warps' current accesses, without instructions: `[slots * warps]`.  Later ticks do
+        not change the result."""
+        if self._now is None:
+            self._now = self.current[:, : self.warps].flatten()
+        return self._now
 
     def barrier(self, slots: IndexOrArray, warps: IndexOrArray, key: Hashable = None) -> None:
         """Executes `bar.sync` for `warps` in each CTA of `slots`.  The earlier accesses of all these warps are then
@@ -241,6 +250,7 @@ class VectorClocks:
 
     def _advance(self, s: IndexOrArray, w: npt.NDArray[np.integer]) -> None:
         self.current[s, w] += CLOCK_STEP
+        self._now = None
         self.known[GENERIC, s, w, w] += CLOCK_STEP
 
     def _object(self, slot: int, key: Hashable) -> _SyncObject:

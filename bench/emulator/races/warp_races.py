@@ -11,45 +11,61 @@ Copies into shared memory count as reads only at their issue: a later write may 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rooflab.bench.emulator.races.global_races import MOST_LOGGED
 from rooflab.bench.emulator.races.granules import Granules
 from rooflab.bench.emulator.races.reports import Findings, Race
 from rooflab.bench.emulator.races.shadow_memory import Bools, Ints, Values, chosen, equal, last_of, nearly_equal
 from rooflab.bench.emulator.races.vector_clocks import ACTOR_BITS, ACTOR_MASK, GENERIC, LOWER_MASK, Stamps, VectorClocks
 
-MOST_LOGGED = 1 << 22
-"""The most lanes of reads that wait for a write to their allocation.  Most allocations are never written."""
 
-
-@dataclass(frozen=True, slots=True)
 class WarpLanes:
-    """Describes the lanes of one instruction: their CTAs and warps, with the clocks that order them."""
+    """Describes the lanes of one instruction: their CTAs and warps, and the time on the warps' clocks.
 
-    clocks: VectorClocks
-    slots: Ints | int
-    """The slot of each lane in `clocks`: a CTA or a cluster."""
-    warps: Ints
-    """The warp of each lane in its slot: `[n]`."""
-    ctas: Ints
-    """The number of each lane's CTA in the grid: `[n]`."""
-    instruction: int
+    Everything else is computed when it is asked for, because most reads are of memory that nobody writes."""
 
-    @property
+    def __init__(self, c: Any, active: Ints | None, instruction: int) -> None:
+        self.clocks: VectorClocks = c.group.races
+        self.instruction = instruction
+        self._slots, self._warps, self._ctas = c.slots, c.warps, c.group.ctas
+        self._active, self._race_warps = active, c.group.race_warps
+        self._now = self.clocks.now()
+
+    @cached_property
+    def ctas(self) -> Ints:
+        """Returns the number of each lane's CTA in the grid: `[n]`."""
+        slots = self._slots if self._active is None else self._slots[self._active]
+        return np.asarray(self._ctas)[slots]
+
+    @cached_property
+    def warps(self) -> Ints:
+        """Returns the warp of each lane in its CTA or cluster: `[n]`."""
+        warps: Ints = self._warps if self._active is None else self._warps[self._active]
+        return warps % self._race_warps
+
+    @cached_property
+    def rows(self) -> Ints:
+        """Returns for each lane the number of its warp among the warps of all CTAs that run together: `[n]`."""
+        warps: Ints = self._warps if self._active is None else self._warps[self._active]
+        return warps
+
+    @cached_property
     def stamps(self) -> Stamps:
         """Returns the stamp of each lane's access: `[n]`."""
-        clocks = self.clocks
-        return clocks.current.take(self.slots * clocks.actors + self.warps) + (self.instruction << ACTOR_BITS)
+        return self._now.take(self.rows) + (self.instruction << ACTOR_BITS)
 
     def unordered(self, stamps: Stamps) -> Bools:
         """Returns whether each access in `stamps` `[n, k]` is not ordered before the access of its lane."""
         clocks = self.clocks
-        rows = (self.slots * clocks.warps + self.warps) * clocks.actors
-        late: Bools = stamps >= clocks.known[GENERIC].reshape(-1).take((stamps & ACTOR_MASK) + rows[:, None])
+        late: Bools = stamps >= clocks.known[GENERIC].reshape(-1).take(
+            (stamps & ACTOR_MASK) + (self.rows * clocks.actors)[:, None]
+        )
         return late
 
 
@@ -73,7 +89,10 @@ class _Last:
         """Returns for which granules `cells` `[n, k]` the last access was one of the lane's own CTA, or None."""
         if self.untouched:
             return None
-        is_own: Bools = self.owners.take(cells) == (ctas + 1)[:, None]
+        owners = self.owners.take(cells)
+        if not owners.any():
+            return None
+        is_own: Bools = owners == (ctas + 1)[:, None]
         return is_own if is_own.any() else None
 
 
@@ -84,7 +103,11 @@ class WarpRaces:
         self.findings = Findings(limit)
         self._granules = granules
         self._writes, self._atomics, self._reads, self._older_reads = (_Last(granules.count) for _ in range(4))
-        self._log: dict[int, list[tuple[Ints, Stamps, Ints]]] = {}
+        self._winners: npt.NDArray[np.int32] | None = None
+        """Scratch space: for each granule, the last lane of one instruction that wrote it."""
+        self._written: set[int] = set()
+        """The bases of the allocations that the launch has written."""
+        self._log: dict[int, list[tuple[WarpLanes, Ints, int]]] = {}
         self._logged = 0
         self._released: dict[int, dict[int, Stamps]] = {}
         """By CTA and warp: what the warp knew when it last set a flag."""
@@ -99,15 +122,17 @@ class WarpRaces:
     def read(self, lanes: WarpLanes, base: int, addresses: Ints, width: int, copy: bool = False) -> None:
         """Records that `lanes` read `width` bytes each at `addresses` `[n]`, in the allocation at `base`.  `copy` means
         an asynchronous copy."""
-        cells = self._granules.of(addresses, width)
-        self._meet("write-read", self._writes, lanes, cells)
-        self._meet("write-read", self._atomics, lanes, cells)
+        if base in self._written:
+            cells = self._granules.of(addresses, width)
+            self._meet("write-read", self._writes, lanes, cells)
+            self._meet("write-read", self._atomics, lanes, cells)
         if copy:
             return
-        self._log.setdefault(base, []).append((cells, lanes.stamps, lanes.ctas))
-        self._logged += cells.size
+        self._log.setdefault(base, []).append((lanes, addresses, width))
+        self._logged += addresses.size
         if self._logged > MOST_LOGGED:
-            self._settle(None)
+            for logged_base in list(self._log):
+                self._settle(logged_base)
 
     def write(
         self, lanes: WarpLanes, base: int, addresses: Ints, width: int, values: Values | None, old: Callable[[], Values]
@@ -124,12 +149,14 @@ class WarpRaces:
             self._meet(kind, table, lanes, cells, values, old)
         stamps = lanes.stamps
         self._writes.record(cells, stamps, lanes.ctas)
+        self._written.add(base)
         self._collide(lanes, cells[:, 0], values)
 
-    def atomic(self, lanes: WarpLanes, base: int | None, addresses: Ints, width: int) -> None:
-        """Records an atomic operation, or a store that sets a flag.  `base` is None if its lanes may access several
-        allocations."""
-        self._settle(base)
+    def atomic(self, lanes: WarpLanes, bases: Iterable[int], addresses: Ints, width: int) -> None:
+        """Records an atomic operation, or a store that sets a flag, in the allocations at `bases`."""
+        for base in bases:
+            self._settle(base)
+            self._written.add(base)
         cells = self._granules.of(addresses, width)
         self._meet("write-write", self._writes, lanes, cells)
         self._meet("read-write", self._reads, lanes, cells)
@@ -146,8 +173,8 @@ class WarpRaces:
         The whole CTA then knows what the other warps knew when they set flags.  This is more than PTX promises, so that
         no flag causes a false report: fences, and the orders of the two accesses, are left to `CtaOrder`."""
         clocks = lanes.clocks
-        pairs = np.unique(np.stack([lanes.ctas, np.broadcast_to(lanes.slots, lanes.warps.shape), lanes.warps]), axis=1)
-        for cta, slot, warp in pairs.T.tolist():
+        for cta, row in np.unique(np.stack([lanes.ctas, lanes.rows]), axis=1).T.tolist():
+            slot, warp = divmod(row, clocks.warps)
             released = self._released.setdefault(cta, {})
             if loads and (others := [known for other, known in released.items() if other != warp]):
                 self._acquired[cta] = np.maximum.reduce([*others, self._acquired.get(cta, others[0])])
@@ -155,14 +182,11 @@ class WarpRaces:
                 released[warp] = clocks.known[GENERIC, slot, warp].copy()
                 clocks.tick(slot, warp)
 
-    def _settle(self, base: int | None) -> None:
-        """Moves the logged reads of the allocation at `base`, or of all allocations, to the tables."""
-        for logged_base in list(self._log) if base is None else [base]:
-            self._settle_reads(self._log.pop(logged_base, []))
-
-    def _settle_reads(self, reads: list[tuple[Ints, Stamps, Ints]]) -> None:
-        for cells, stamps, ctas in reads:
-            self._logged -= cells.size
+    def _settle(self, base: int) -> None:
+        """Moves the logged reads of the allocation at `base` to the tables."""
+        for lanes, addresses, width in self._log.pop(base, ()):
+            self._logged -= addresses.size
+            cells, stamps, ctas = self._granules.of(addresses, width), lanes.stamps, lanes.ctas
             if not self._reads.untouched:
                 last_stamps = self._reads.stamps.take(cells)
                 is_other = self._reads.owners.take(cells) == (ctas + 1)[:, None]
@@ -212,9 +236,11 @@ class WarpRaces:
     def _collide(self, lanes: WarpLanes, cells: Ints, values: Values | None) -> None:
         """Reports lanes of one CTA that write one address in the same instruction: two warps always, and the lanes of a
         warp if their values differ."""
-        order = np.arange(cells.size)
-        keys = cells << 1
-        winners = last_of(keys)
+        if self._winners is None:
+            self._winners = np.zeros(self._granules.count, np.int32)
+        order = np.arange(cells.size, dtype=np.int32)
+        self._winners[cells] = order
+        winners = self._winners.take(cells)
         if (winners == order).all():
             return
         is_own = (lanes.ctas == lanes.ctas[winners]) & (winners != order)
