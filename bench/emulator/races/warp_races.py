@@ -40,14 +40,14 @@ class WarpLanes:
     @cached_property
     def ctas(self) -> Ints:
         """Returns the number of each lane's CTA in the grid: `[n]`."""
-        slots = self._slots if self._active is None else self._slots[self._active]
-        return np.asarray(self._ctas)[slots]
+        ctas: Ints = np.asarray(self._ctas)[self._slots if self._active is None else self._slots[self._active]]
+        return ctas
 
     @cached_property
     def warps(self) -> Ints:
         """Returns the warp of each lane in its CTA or cluster: `[n]`."""
-        warps: Ints = self._warps if self._active is None else self._warps[self._active]
-        return warps % self._race_warps
+        warps: Ints = self.rows % self._race_warps
+        return warps
 
     @cached_property
     def rows(self) -> Ints:
@@ -58,7 +58,8 @@ class WarpLanes:
     @cached_property
     def stamps(self) -> Stamps:
         """Returns the stamp of each lane's access: `[n]`."""
-        return self._now.take(self.rows) + (self.instruction << ACTOR_BITS)
+        stamps: Stamps = self._now.take(self.rows) + (self.instruction << ACTOR_BITS)
+        return stamps
 
     def unordered(self, stamps: Stamps) -> Bools:
         """Returns whether each access in `stamps` `[n, k]` is not ordered before the access of its lane."""
@@ -247,12 +248,12 @@ class WarpRaces:
         losers = np.flatnonzero(is_own)
         if not losers.size:
             return
-        winners = winners[losers]
+        kept_lanes = winners[losers].astype(np.int64)
         is_same = is_close = np.zeros(losers.size, np.bool_)
         if values is not None:
-            lost, kept = chosen(values, losers), chosen(values, winners)
+            lost, kept = chosen(values, losers), chosen(values, kept_lanes)
             is_same, is_close = equal(lost, kept, losers.size), nearly_equal(lost, kept, losers.size)
-        is_cross_warp = lanes.warps[losers] != lanes.warps[winners]
+        is_cross_warp = lanes.warps[losers] != lanes.warps[kept_lanes]
         for kind, same, is_race in (
             ("write-write", True, is_cross_warp & is_same),
             ("write-write", False, is_cross_warp & ~is_same),
@@ -261,7 +262,7 @@ class WarpRaces:
         ):
             if is_race.any():
                 index = int(is_race.argmax())
-                loser, winner = int(losers[index]), int(winners[index])
+                loser, winner = int(losers[index]), int(kept_lanes[index])
                 first_warp, cell = int(lanes.warps[loser]), int(cells[winner])
                 self._add(kind, lanes.instruction, first_warp, lanes, winner, cell, same, int(is_race.sum()))
 
@@ -269,8 +270,8 @@ class WarpRaces:
         self, kind: str, first: int, first_warp: int, lanes: WarpLanes, lane: int, cell: int, same: bool, count: int
     ) -> None:
         cta = f" of CTA {int(lanes.ctas[lane])}"
-        names = [lanes.clocks.name_of(warp) for warp in (first_warp, int(lanes.warps[lane]))]
-        actors = [name if cta in name else name + cta for name in names]
+        first_name, name = (lanes.clocks.name_of(warp) for warp in (first_warp, int(lanes.warps[lane])))
+        actors = (first_name, name) if cta in name else (first_name + cta, name + cta)
         address = self._granules.address(cell)
         self.findings.add(
             Race("global", kind, first, lanes.instruction, *actors, address, -1, same_value=same, count=count)
