@@ -87,8 +87,7 @@ def _show(title: str, answer: JsonObject, prediction: str, lines: bool) -> None:
         _show_launch(launch)
         if lines:
             _show_lines(launch)
-    for finding in answer.get("findings", ()):
-        _show_finding(finding, answer["reason"])
+    _show_findings(answer.get("findings", ()), answer["reason"])
     if answer["launches"]:
         ctas_text = f"{answer['ran']} of " * (answer["ran"] < answer["of"]) + counted(answer["of"], "CTA")
         checked_elements = answer.get("checked_elements")
@@ -99,15 +98,17 @@ def _show(title: str, answer: JsonObject, prediction: str, lines: bool) -> None:
         show.line(prediction)
 
 
-def _show_finding(finding: JsonObject, reason: str) -> None:
-    """Shows a fault, unless `reason` has its text.  Then shows the PTX ISA's section, and where a fence belongs."""
-    if finding["text"] not in reason:
-        sentence = f"{finding['severity']} [{finding['rule']}]: {finding['kernel']}: {finding['text']}"
-        show.line(sentence, "red" if finding["severity"] == "error" else "yellow")
-    hints = [f"PTX ISA, section {finding['section']}"] if finding["section"] else []
-    hints += [f"{finding['missing']} belongs {finding['belongs']}"] if finding["missing"] else []
-    if hints:
-        show.line(f"  {'; '.join(hints)}")
+def _show_findings(findings: Sequence[JsonObject], reason: str) -> None:
+    """Shows faults, except one that `reason` has shown.  Then says what their rules mean, once for each rule."""
+    for finding in findings:
+        if finding["text"] not in reason:
+            sentence = f"{finding['severity']} [{finding['rule']}]: {finding['kernel']}: {finding['text']}"
+            show.line(sentence, "red" if finding["severity"] == "error" else "yellow")
+        if finding["missing"]:
+            show.line(f"{finding['missing']} belongs {finding['belongs']}")
+    for rule, finding in {finding["rule"]: finding for finding in findings}.items():
+        section = f" (PTX ISA: {finding['section']})" if finding["section"] else ""
+        show.line(f"{rule}: {finding['meaning']}{section}")
 
 
 def _show_launch(launch: JsonObject) -> None:

@@ -17,7 +17,7 @@ Rule = Literal[
 RULES: dict[Rule, tuple[str, str]] = {
     "missing-fence": (
         "Proxies; wgmma.fence",
-        "An access reaches memory, a tensor map or registers in another way than the access before it, without a fence",
+        "No fence comes between accesses of two proxies to the same memory, or between a wgmma and a use of its registers",
     ),
     "race": ("Conflict and Data-races", "Nothing orders two accesses to the same memory, of which one is a write"),
     "out-of-bounds": ("State Spaces", "An access lies outside all tensors and variables, or writes constant memory"),
@@ -59,7 +59,7 @@ class Finding:
     line: int = 0
     """The source line of the instruction; 0 if it is not known.  For a line of an inlined function: its call."""
     instruction: str = ""
-    """The opcode."""
+    """The opcode with its modifiers."""
     other_file: str = ""
     other_line: int = 0
     other_instruction: str = ""
@@ -96,5 +96,6 @@ class Finding:
         return f"{self.severity} [{self.rule}]: {self.kernel}: {self.text}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as JSON values, and the section of the PTX ISA."""
-        return asdict(self) | {"section": RULES[self.rule][0]}
+        """Returns the fields as JSON values, and the section of the PTX ISA with the meaning of the rule's name."""
+        section, meaning = RULES[self.rule]
+        return asdict(self) | {"section": section, "meaning": meaning}

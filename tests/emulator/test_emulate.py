@@ -89,12 +89,21 @@ def test_a_few_ctas_that_cannot_be_judged_are_not_right(rooflab, tmp_path):
 
 def test_what_is_wrong_with_a_users_kernel_is_named(rooflab, tmp_path):
     for name, change, words in (
-        ("racing", {"rows": "0"}, ("write-write race on global memory", "mine_racing.py:12 (st.global")),
-        ("reaching", {"shift": "2048"}, ("RUNTIME_ERROR", "mine_reaching.py:9 (ld.global", "into x of 4096")),
+        ("racing", {"rows": "0"}, ("INCORRECT: error [race]: scaled: ", "mine_racing.py:12 (st.global")),
+        (
+            "reaching",
+            {"shift": "2048"},
+            ("RUNTIME_ERROR: [out-of-bounds] scaled: ", "mine_reaching.py:9 (ld.global", "into x of 4096"),
+        ),
     ):
         file = mine(tmp_path, f"mine_{name}", **change)
         status, out, _ = rooflab("emulate", "--kernel", file, *CASE)
         assert status == 11 and all(word in " ".join(out.split()) for word in words), out
+        (found,) = json.loads(rooflab("emulate", "--kernel", file, *CASE, "--json")[1])
+        rule, line = ("race", 12) if name == "racing" else ("out-of-bounds", 9)
+        (fault,) = found["findings"]
+        assert (fault["rule"], fault["severity"], fault["file"], fault["line"]) == (rule, "error", str(file), line)
+        assert fault["command"].startswith("rooflab ") and fault["text"] in found["reason"]
 
 
 @pytest.mark.parametrize(
