@@ -17,7 +17,7 @@ Rule = Literal[
 RULES: dict[Rule, tuple[str, str]] = {
     "missing-fence": (
         "Proxies; wgmma.fence",
-        "No fence comes between accesses of two proxies to the same memory, or between a wgmma and a use of its registers",
+        "No fence comes between accesses of two proxies to one place, or between a wgmma and a use of its registers",
     ),
     "race": ("Conflict and Data-races", "Nothing orders two accesses to the same memory, of which one is a write"),
     "out-of-bounds": ("State Spaces", "An access lies outside all tensors and variables, or writes constant memory"),

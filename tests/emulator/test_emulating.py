@@ -248,7 +248,7 @@ CHOSEN = ["--shape", "x=64", "--arg", "n=3,flag=true,scale=none,sizes=[1,2]"]
     ("arguments", "status", "words"),
     [
         (["mine.py::copy", "--reference", "mine.py::same", "--shape", "x=2x64"], 0, "OK: output 0: error at most 0 of"),
-        (["mine.py::copy", "--shape", "x=100"], 11, "copy: RUNTIME_ERROR: _copy: mine.py:7"),
+        (["mine.py::copy", "--shape", "x=100"], 11, "copy: RUNTIME_ERROR: [out-of-bounds] _copy: mine.py:7"),
         (["mine.py::racing", "--shape", "x=64"], 11, "mine.py::racing: INCORRECT: "),
         (["mine.py::not_compiled", "--shape", "x=64"], 11, "mine.py::not_compiled: COMPILE_ERROR: "),
         (["mine.py::add_one", "--shape", "x=64", "--config", "BLOCK=7"], 2, "configs: expected one of BLOCK: 32"),

@@ -144,9 +144,9 @@ class Schedule:
 
     def stopped(self, rule: Rule, text: str) -> Finding:
         """Describes that the lanes do not end.  Names the instructions of the first two that are at different ones."""
-        numbers = list(dict.fromkeys(number for _, _, number in self._states()))
-        instructions = [self.program.kernel.instructions[number] for number in numbers[:2]]
-        return Finding.at(rule, self.program.kernel.name, text, *instructions, grid=self.group.grid)
+        numbers = dict.fromkeys(number for _, _, number in self._states())
+        first, *others = (self.program.kernel.instructions[number] for number in numbers)
+        return Finding.at(rule, self.program.kernel.name, text, first, next(iter(others), None), grid=self.group.grid)
 
     def _wake(self) -> bool:
         """Resumes lanes that have met each other, or whose copy has finished. Returns whether it resumed any lane."""
