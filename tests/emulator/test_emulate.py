@@ -98,7 +98,8 @@ def test_what_is_wrong_with_a_users_kernel_is_named(rooflab, tmp_path):
     (fault,) = found["findings"]
     assert status == 11 and found["status"] == "RUNTIME_ERROR"
     assert found["reason"] == f"[out-of-bounds] scaled: {fault['text']}" and "into x of 4096" in fault["text"]
-    assert (fault["rule"], fault["severity"], fault["file"], fault["line"]) == ("out-of-bounds", "error", str(file), 9)
+    # Triton's cache may hold the same source with the path of an earlier run.
+    assert (fault["rule"], fault["line"]) == ("out-of-bounds", 9) and fault["file"].endswith(f"/{file.name}")
     assert fault["command"].startswith("rooflab ") and fault["section"] == "State Spaces"
 
 
