@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -65,6 +67,8 @@ def emulate(
         with show.waiting(kernel_case.label):
             configs = config if launcher else None
             calls.append(emulated_calls.call(kernel_case, seed, schedule, ctas, races, gpu, None, reference, configs))
+        for finding in calls[-1].answer.get("findings", ()):
+            finding.update(config=config or "", command=shlex.join(["rooflab", *sys.argv[1:]]))
     if out is not None:
         path = emulated_calls.write(calls, out, seed)
         show.note(f"records: {path}")
@@ -81,12 +85,9 @@ def _show(title: str, answer: JsonObject, prediction: str, lines: bool) -> None:
     show.line(f"{title}: {answer['status']}{': ' + answer['reason'] if answer['reason'] else ''}", line_style)
     for launch in answer["launches"]:
         _show_launch(launch)
-        for data_race in launch["races"]:
-            show.line(f"race: {data_race}", "red")
-        for launch_note in launch["notes"]:
-            show.line(f"note: {launch_note}", "yellow")
         if lines:
             _show_lines(launch)
+    _show_findings(answer.get("findings", ()), answer["reason"])
     if answer["launches"]:
         ctas_text = f"{answer['ran']} of " * (answer["ran"] < answer["of"]) + counted(answer["of"], "CTA")
         checked_elements = answer.get("checked_elements")
@@ -95,6 +96,19 @@ def _show(title: str, answer: JsonObject, prediction: str, lines: bool) -> None:
         show.line(summary_text)
     if prediction:
         show.line(prediction)
+
+
+def _show_findings(findings: Sequence[JsonObject], reason: str) -> None:
+    """Shows faults, except one that `reason` has shown.  Then says what their rules mean, once for each rule."""
+    for finding in findings:
+        if finding["text"] not in reason:
+            sentence = f"{finding['severity']} [{finding['rule']}]: {finding['kernel']}: {finding['text']}"
+            show.line(sentence, "red" if finding["severity"] == "error" else "yellow")
+        if finding["missing"]:
+            show.line(f"{finding['missing']} belongs {finding['belongs']}")
+    for rule, finding in {finding["rule"]: finding for finding in findings}.items():
+        section = f" (PTX ISA: {finding['section']})" if finding["section"] else ""
+        show.line(f"{rule}: {finding['meaning']}{section}")
 
 
 def _show_launch(launch: JsonObject) -> None:

@@ -80,7 +80,7 @@ def check_kernel(
     except Failed as failed:  # its process ended after the last run
         status, reason = failed.status, failed.reason
     if status == "OK" and runner_fields.get("races"):
-        status, reason = "INCORRECT", f"race: {runner_fields['races'][0]}"
+        status, reason = "INCORRECT", runner_fields["races"][0]
     return CheckResult(
         op=spec.name,
         kernel=kernel.name,

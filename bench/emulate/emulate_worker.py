@@ -60,7 +60,8 @@ class Emulating(Runner):
 
     def seen(self) -> dict[str, Any]:
         byte_counts = asdict(self._launches.bytes) if self._launches.launched else None
-        return super().seen() | {"races": tuple(self._launches.races), "bytes": byte_counts}
+        errors = tuple(str(finding) for finding in self._launches.findings if finding.severity == "error")
+        return super().seen() | {"races": errors, "bytes": byte_counts}
 
 
 _request_server = Serving(Emulating)

@@ -55,6 +55,7 @@ def run(request: Mapping[str, Any]) -> Answer:
     call_answer: Answer = {
         "seconds": time.perf_counter() - start_s,
         "launches": [launch_answer(launch_result) for launch_result in launches.results],
+        "findings": [finding.to_dict() for finding in launches.findings],
         "ran": launches.ran,
         "of": launches.of,
     }
@@ -96,7 +97,7 @@ def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: La
         n_bytes = sum(launch_result.bytes.hbm_write for launch_result in launches.results)
         if n_bytes < nbytes(*tensors):
             note = f"torch wrote a part of the outputs: kernels stored {n_bytes:.0f} of their {nbytes(*tensors)} bytes"
-    reason_text = "; ".join(failure_texts) or (f"race: {races[0]}" if races else note)
+    reason_text = "; ".join(failure_texts) or (str(launches.findings[0]) if races else note)
     return {
         "status": call_status,
         "reason": reason_text,

@@ -42,7 +42,7 @@ def run(
     if call_status == "OK" and not emulation.launched:
         raise ValueError(f"function: expected {function.__name__} to launch a kernel of Triton, got no launch")
     if call_status == "OK" and emulation.races:
-        call_status, reason_text = "INCORRECT", emulation.races[0]
+        call_status, reason_text = "INCORRECT", str(emulation.findings[0])
     if call_status == "OK" and reference is not None:
         fp64_inputs = {name: value.double() if _is_float(value) else value for name, value in inputs.items()}
         with pretended_card():
@@ -52,8 +52,9 @@ def run(
         reason_text = "; ".join(verdict.describe() for verdict in verdicts if call_status == "OK" or not verdict.passed)
     if call_status == "OK" and reference is None:
         reason_text = "no fault and no race; no value was compared, for there is no --reference"
-    call_answer = {"status": call_status, "reason": reason_text, "seconds": time.perf_counter() - start_s}
+    call_answer: Answer = {"status": call_status, "reason": reason_text, "seconds": time.perf_counter() - start_s}
     launches = [launch_answer(launch) for launch in emulation.launches]
+    call_answer["findings"] = [finding.to_dict() for finding in emulation.findings]
     return call_answer | {"ran": emulation.ran, "of": emulation.of, "launches": launches}
 
 

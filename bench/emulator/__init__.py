@@ -5,7 +5,8 @@ kernel or one PTX text.  README.md describes the design.  Everything else in thi
 """
 
 from rooflab.bench.emulator.arguments import PtxLaunch
-from rooflab.bench.emulator.emulating import Choice, Emulation, Finding, emulating, users_part
+from rooflab.bench.emulator.emulating import Choice, Emulation, emulating, users_part
+from rooflab.bench.emulator.faults import Finding
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.emulator.launches import QUICK, Launches, NotSampled, emulating_launches
 from rooflab.bench.emulator.machine.counting import SECTOR

@@ -27,19 +27,6 @@ from rooflab.bench.emulator.results import LaunchResult
 PACKAGE_FOLDER = str(Path(__file__).parents[1])
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Describes a fault of a kernel that ran to its end."""
-
-    kind: str
-    """`race`: a GPU may compute another result.  `note`: ptxas repairs the fault."""
-    kernel: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.kind}: {self.kernel}: {self.text}"
-
-
 @dataclass
 class Emulation(Launches):
     """Holds the launches inside `emulating`, and the faults that were found."""
@@ -47,15 +34,6 @@ class Emulation(Launches):
     memory: tuple[torch.Tensor, ...] = ()
     """Tensors that kernels reach by pointers, and whose addresses were taken before the `with` block."""
     gpu: OnGpu | None = None
-
-    @property
-    def findings(self) -> list[Finding]:
-        """Returns the faults of all launches, races first."""
-        kinds = (("race", "races"), ("note", "notes"))
-        findings = [
-            Finding(kind, x.kernel, text) for kind, name in kinds for x in self.results for text in getattr(x, name)
-        ]
-        return list(dict.fromkeys(findings))
 
     @property
     def launches(self) -> list[LaunchResult]:
@@ -102,7 +80,7 @@ def emulating(
             yield launch_emulation
     except EmulationError as error:
         # Raises a new error, because contextlib gives the same error its whole traceback back.
-        raise EmulationError(*error.args).with_traceback(users_part(error.__traceback__)) from None
+        raise EmulationError(error.fault).with_traceback(users_part(error.__traceback__)) from None
 
 
 def _chosen(configs: Mapping[str, Any] | float) -> Callable[[list[Any], dict[str, Any]], Iterator[Any]]:

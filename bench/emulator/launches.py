@@ -14,8 +14,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rooflab.bench.compile.cases import SM, properties
+from rooflab.bench.emulator.faults import Finding
 from rooflab.bench.emulator.launch import emulate
-from rooflab.bench.emulator.machine.run import Checks
+from rooflab.bench.emulator.machine.run import Checks, EmulationError
 from rooflab.bench.emulator.results import Bytes, LaunchResult
 
 _ATEN = torch.ops.aten
@@ -107,6 +108,8 @@ class Launches:
     of: int = 0
     """The number of CTAs in the grids of all launches."""
     launched: int = 0
+    failed: list[Finding] = field(default_factory=list)
+    """The faults that ended launches."""
     fresh: FreshMemory = field(default_factory=FreshMemory)
     """A mode that is active while a kernel's function runs.  It knows which memory has not been written."""
 
@@ -135,22 +138,32 @@ class Launches:
             # Later calls check only values: there the poison in fresh memory shows a read of unwritten memory.
             unwritten_tensors = self.fresh.among(tensors) if self.checks.races else []
             self.fresh.forget(tensors)
-            return emulate(
-                compiled,
-                grid,
-                args,
-                checks=self.checks,
-                seed=self.seed,
-                ctas=ctas,
-                unwritten=unwritten_tensors,
-                memory=self.reached,
-            )
+            try:
+                return emulate(
+                    compiled,
+                    grid,
+                    args,
+                    checks=self.checks,
+                    seed=self.seed,
+                    ctas=ctas,
+                    unwritten=unwritten_tensors,
+                    memory=self.reached,
+                )
+            except EmulationError as error:
+                self.failed.append(error.fault)
+                raise
 
     @property
     def reached(self) -> list[torch.Tensor]:
         """Returns tensors whose addresses a kernel may read from memory instead of from its arguments.  Returns no
         tensors here; a subclass knows them."""
         return []
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Returns the faults of all launches, without duplicates: faults that ended a launch, other errors, notes."""
+        found = [finding for launch_result in self.results for finding in launch_result.findings]
+        return sorted(dict.fromkeys([*self.failed, *found]), key=lambda finding: finding.severity)
 
     @property
     def races(self) -> tuple[str, ...]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from rooflab.bench.emulator.faults import Finding, Rule
 from rooflab.bench.emulator.machine.counting import SECTOR
 from rooflab.bench.emulator.machine.run import Run
 from rooflab.bench.emulator.mended import FENCE, WAIT, notes_of
-from rooflab.bench.emulator.races.reports import Race, describe
-from rooflab.bench.emulator.text.syntax import Instruction, PtxKernel, SizeTriple
+from rooflab.bench.emulator.races.reports import VERBS, Race, describe
+from rooflab.bench.emulator.text.syntax import PtxKernel, SizeTriple
 
 
 @dataclass(frozen=True)
@@ -60,16 +62,24 @@ class LaunchResult:
     """The wavefronts (turns of shared memory) of loads and stores, without those of wgmma and TMA."""
     shared_wavefronts_least: int
     """The wavefronts that these loads and stores would take without bank conflicts."""
-    races: tuple[str, ...]
-    """One sentence for each race: a pair of instructions that a GPU may run in another order."""
-    notes: tuple[str, ...]
-    """Violations of PTX's rules that ptxas repairs, as the notes of ptxas on this PTX say.  Also sums whose last bits
-    are undefined, as Triton 3.9 makes them."""
+    findings: tuple[Finding, ...]
+    """The faults that did not end the launch.  Notes are what ptxas repairs, as its notes on this PTX say, and sums
+    whose last bits are undefined, as Triton 3.9 makes them."""
     ctas: int
     """The number of CTAs in the grid."""
     grid: SizeTriple
     stored: tuple[tuple[npt.NDArray[np.int64], int], ...] = ()
     """If only some of the CTAs ran: addresses and width of their stores to global memory."""
+
+    @property
+    def races(self) -> tuple[str, ...]:
+        """Returns the texts of the findings that are errors: races, missing fences and others."""
+        return tuple(finding.text for finding in self.findings if finding.severity == "error")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Returns the texts of the findings that are notes."""
+        return tuple(finding.text for finding in self.findings if finding.severity == "note")
 
     @property
     def flops(self) -> int:
@@ -93,7 +103,6 @@ def result_of(run: Run, ptx: str) -> LaunchResult:
     read_sectors = sum(int(item.sectors_read.sum()) for item in allocations if item.sectors_read is not None)
     written_sectors = sum(int(item.sectors_written.sum()) for item in allocations if item.sectors_written is not None)
     grid = run.grid
-    races, notes = _races(run, ptx) if run.checks.races else ((), ())
     return LaunchResult(
         kernel=kernel.name,
         bytes=Bytes(hbm_read=SECTOR * read_sectors, hbm_write=SECTOR * written_sectors, **moved_bytes),
@@ -102,8 +111,7 @@ def result_of(run: Run, ptx: str) -> LaunchResult:
         tensor_flops=_tensor_flops(kernel, executed_threads),
         shared_wavefronts=counter_totals.get("shared_wavefronts", 0),
         shared_wavefronts_least=counter_totals.get("shared_wavefronts_least", 0),
-        races=races,
-        notes=notes,
+        findings=_findings(run, ptx) if run.checks.races else (),
         ctas=grid[0] * grid[1] * grid[2],
         grid=grid,
         stored=tuple(run.stored or ()),
@@ -133,10 +141,7 @@ def _by_line(run: Run, executed: Mapping[int, int]) -> dict[tuple[str, int], dic
     lines: dict[tuple[str, int], dict[str, int]] = {}
 
     def at(number: int) -> dict[str, int]:
-        source_line = kernel.instructions[number].place
-        # A line of an inlined function counts at its call in the kernel's own source.
-        line_key = ("", 0) if source_line is None else source_line.caller or (source_line.file, source_line.line)
-        return lines.setdefault(line_key, {})
+        return lines.setdefault(kernel.instructions[number].source_line, {})
 
     for number, thread_count in executed.items():
         line_counts = at(number)
@@ -162,55 +167,68 @@ def _tensor_flops(kernel: PtxKernel, executed: Mapping[int, int]) -> dict[str, i
     return dict(flops)
 
 
-def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Describes a run's races, and its notes. A note describes a fault that ptxas repairs, or a race that only changes
-    the rounding."""
+def _findings(run: Run, ptx: str) -> tuple[Finding, ...]:
+    """Describes a run's races, and its other faults that did not end it.  A finding is a note if ptxas repairs the
+    fault, or if a race only changes the rounding."""
+    name = _Named(run)
+    detectors = (run.global_races, run.warp_races)
+    found = [
+        _race(run, race, name)
+        for races in (run.shared_races, *(detector.found for detector in detectors if detector is not None))
+        for race in _unlike((race for race in races if not race.harmless), name)
+    ]
+    for map_user, map_writer in run.map_races:
+        text = f"{name(map_user)} uses a tensor map that {name(map_writer)} made, with no fence.proxy.tensormap between"
+        fence = {"missing": "fence.proxy.tensormap", "belongs": f"after {name(map_writer)}"}
+        found.append(name.finding("missing-fence", text, map_user, map_writer, **fence))
+    for number in run.uneven_barriers:
+        text = f"{name(number)} is met more often by some warps than by others, which have left the loop: a barrier is"
+        found.append(name.finding("barrier", f"{text} undefined unless all threads come to it", number))
+    for writer, wgmma in run.program.rewritten:
+        text = f"{writer.describe()} writes a register of A of {wgmma.describe()}, which may still have to read it: no"
+        text += " wgmma.wait_group between"
+        found.append(name.finding("wgmma-registers", text, writer.number, wgmma.number))
+    return tuple({finding.text: finding for finding in (*found, *_repairable(run, ptx, name))}.values())
 
-    def name(number: int) -> str:
-        return run.program.kernel.instructions[number].describe()
 
-    shared_races = _unlike((race for race in run.shared_races if not race.harmless), name)
-    rounding_notes = [describe(race, name) for race in shared_races if race.kind == "rounding"]
-    race_texts = [describe(race, name) for race in shared_races if race.kind != "rounding"]
-    if run.global_races is not None:
-        global_races = _unlike((race for race in run.global_races.found if not race.harmless), name)
-        race_texts += [_in_an_allocation(run, race, name) for race in global_races]
-    if run.warp_races is not None:
-        warp_races = _unlike((race for race in run.warp_races.found if not race.harmless), name)
-        rounding_notes += [_in_an_allocation(run, race, name) for race in warp_races if race.kind == "rounding"]
-        race_texts += [_in_an_allocation(run, race, name) for race in warp_races if race.kind != "rounding"]
-    race_texts += [
-        f"{name(map_user)} uses a tensor map that {name(map_writer)} made, with no fence.proxy.tensormap between"
-        for map_user, map_writer in run.map_races
-    ]
-    race_texts += [
-        f"{name(number)} is met more often by some warps than by others, which have left the loop: a barrier is"
-        " undefined unless all threads come to it"
-        for number in run.uneven_barriers
-    ]
-    race_texts += [
-        f"{reg_access.describe()} writes a register of A of {wgmma_op.describe()}, which may still have to read it: no"
-        " wgmma.wait_group between"
-        for reg_access, wgmma_op in run.program.rewritten
-    ]
-    faults_by_note = {
-        WAIT: [
-            f"{name(number)} reads an accumulator of a wgmma that may still be running: no wgmma.wait_group between"
-            for number in run.register_races
-        ],
-        FENCE: [_unfenced(wgmma_op, reg_access) for wgmma_op, reg_access in run.program.unfenced],
-    }
-    fix_notes = notes_of(ptx) if any(faults_by_note.values()) else frozenset()
-    race_texts += [
-        text for note_code, fault_texts in faults_by_note.items() if note_code not in fix_notes for text in fault_texts
-    ]
-    notes = [
-        f"{text} (ptxas puts one there, note {note_code}, and the products no longer overlap)"
-        for note_code, fault_texts in faults_by_note.items()
-        if note_code in fix_notes
-        for text in fault_texts
-    ]
-    return tuple(dict.fromkeys(race_texts)), tuple(dict.fromkeys([*rounding_notes, *notes]))
+class _Named:
+    """Names the instructions of a run's kernel by their source lines, and makes findings about them."""
+
+    def __init__(self, run: Run):
+        self._run, self._kernel = run, run.program.kernel
+
+    def __call__(self, number: int) -> str:
+        return self._kernel.instructions[number].describe()
+
+    def finding(self, rule: Rule, text: str, number: int, other: int | None = None, **more: Any) -> Finding:
+        """Makes a finding about an instruction, and about an earlier instruction `other`.  `more` are other fields."""
+        earlier = None if other is None else self._kernel.instructions[other]
+        at = self._kernel.instructions[number]
+        return Finding.at(rule, self._kernel.name, text, at, earlier, grid=self._run.grid, **more)
+
+
+def _repairable(run: Run, ptx: str, name: _Named) -> Iterator[Finding]:
+    """Yields the faults that ptxas can repair.  A fault is a note if ptxas says that it repairs it in this PTX."""
+    unfenced = run.program.unfenced
+    repairs = notes_of(ptx) if unfenced or run.register_races else frozenset()
+
+    def finding(rule: Rule, code: str, text: str, number: int, other: int | None = None, **fence: Any) -> Finding:
+        if code not in repairs:
+            return name.finding(rule, text, number, other, **fence)
+        text += f" (ptxas puts one there, note {code}, and the products no longer overlap)"
+        return name.finding(rule, text, number, other, severity="note", **fence)
+
+    for number in run.register_races:
+        text = f"{name(number)} reads an accumulator of a wgmma that may still be running: no wgmma.wait_group between"
+        yield finding("wgmma-registers", WAIT, text, number)
+    for wgmma, access in unfenced:
+        if access is None:
+            text, place, other = f"{wgmma.describe()} comes first, with no wgmma.fence before it", "before", None
+        else:
+            text = f"{wgmma.describe()} takes a register that {access.describe()} touches, with no wgmma.fence between"
+            place, other = "after", access.number
+        fence = {"missing": "wgmma.fence", "belongs": f"{place} {(access or wgmma).describe()}"}
+        yield finding("missing-fence", FENCE, text, wgmma.number, other, **fence)
 
 
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
@@ -222,17 +240,18 @@ def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
     return list(race_by_key.values())
 
 
-def _in_an_allocation(run: Run, race: Race, name: Callable[[int], str]) -> str:
-    """Describes a race on global memory. The text names the allocation and the byte in it, if the address lies in an
+def _race(run: Run, race: Race, name: _Named) -> Finding:
+    """Describes a race.  For global memory, the text names the allocation and the byte in it, if the address lies in an
     allocation."""
-    allocation = run.memory.find(race.address)
-    if allocation is None:
-        return describe(race, name)
-    byte_position = f"byte {race.address - allocation.base} of {allocation.name}"
-    return describe(race, name).replace(f"global memory at {race.address:#x}", f"global memory, {byte_position}", 1)
-
-
-def _unfenced(wgmma: Instruction, other: Instruction | None) -> str:
-    if other is None:
-        return f"{wgmma.describe()} comes first, with no wgmma.fence before it"
-    return f"{wgmma.describe()} takes a register that {other.describe()} touches, with no wgmma.fence between"
+    text, other = describe(race, name), race.first if race.kind in VERBS else None
+    allocation = run.memory.find(race.address) if race.space == "global" else None
+    if allocation is not None:
+        byte_position = f"byte {race.address - allocation.base} of {allocation.name}"
+        text = text.replace(f"global memory at {race.address:#x}", f"global memory, {byte_position}", 1)
+    if not race.proxy:
+        severity = "note" if race.kind == "rounding" else "error"
+        return name.finding(race.rule, text, race.second, other, severity=severity)
+    # A fence before the wait for a cp.async would come before the copy's writes.
+    is_copy = run.program.kernel.instructions[race.first].opcode.startswith("cp.async")
+    belongs = f"after {'the wait for ' if is_copy else ''}{name(race.first)}"
+    return name.finding(race.rule, text, race.second, other, missing="fence.proxy.async", belongs=belongs)

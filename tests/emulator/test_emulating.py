@@ -213,7 +213,7 @@ def test_an_autotuned_kernel_runs_with_the_configs_that_are_asked_for(found: dic
 
 def test_a_race_is_a_finding_and_an_access_out_of_bounds_ends_in_the_users_line(found: dict[str, Any]) -> None:
     (race,) = found["race"]
-    assert race.startswith("race: _racing: ") and "out_ptr" in race
+    assert race.startswith("error [race]: _racing: ") and "out_ptr" in race
     kind, text, line = found["outside"]
     assert kind == "EmulationError" and "mine.py:7" in text and "begin 400 bytes into x_ptr of 400" in text
     assert line.startswith("_copy[(triton.cdiv")
@@ -248,7 +248,7 @@ CHOSEN = ["--shape", "x=64", "--arg", "n=3,flag=true,scale=none,sizes=[1,2]"]
     ("arguments", "status", "words"),
     [
         (["mine.py::copy", "--reference", "mine.py::same", "--shape", "x=2x64"], 0, "OK: output 0: error at most 0 of"),
-        (["mine.py::copy", "--shape", "x=100"], 11, "copy: RUNTIME_ERROR: _copy: mine.py:7"),
+        (["mine.py::copy", "--shape", "x=100"], 11, "copy: RUNTIME_ERROR: [out-of-bounds] _copy: mine.py:7"),
         (["mine.py::racing", "--shape", "x=64"], 11, "mine.py::racing: INCORRECT: "),
         (["mine.py::not_compiled", "--shape", "x=64"], 11, "mine.py::not_compiled: COMPILE_ERROR: "),
         (["mine.py::add_one", "--shape", "x=64", "--config", "BLOCK=7"], 2, "configs: expected one of BLOCK: 32"),
@@ -310,5 +310,5 @@ def test_outside(emulated):
     mine.copy(torch.randn(100))
 """)
     done = compiled(["-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "test_mine.py"], folder)
-    assert "2 failed, 1 passed" in done.stdout and "race: _racing: " in done.stdout, done.stdout + done.stderr
+    assert "2 failed, 1 passed" in done.stdout and "error [race]: _racing: " in done.stdout, done.stdout + done.stderr
     assert "mine.py:10: EmulationError" in done.stdout

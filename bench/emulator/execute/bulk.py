@@ -48,7 +48,8 @@ def _place_of(slot: int, address: int) -> tuple[int, int]:
 
 def _tensor(c: LaneContext, address: int, lane: int, instruction: int) -> tensor_map.TensorMap:
     if address % MAP_ALIGNMENT:
-        raise Fault(f"a tensor map at 0x{address:x}, not a multiple of {MAP_ALIGNMENT} bytes", instruction)
+        text = f"a tensor map at 0x{address:x}, not a multiple of {MAP_ALIGNMENT} bytes"
+        raise Fault(text, instruction, rule="misaligned")
     try:
         return tensor_map.unpack(tensor_maps.read_map(c, address, lane, instruction))
     except ValueError as error:
@@ -131,7 +132,8 @@ def _start_load(
 def _check_room(group: CtaGroup, shared: int, size: int, instruction: int) -> None:
     """Raises `Fault` if `size` bytes at address `shared` extend past the CTA's shared memory."""
     if shared + size > group.run.shared_limit:
-        raise Fault(f"a box of {size} bytes at shared address 0x{shared:x} ends outside the CTA's memory", instruction)
+        text = f"a box of {size} bytes at shared address 0x{shared:x} ends outside the CTA's memory"
+        raise Fault(text, instruction, rule="out-of-bounds")
 
 
 def _gathered(c: LaneContext, tensor: tensor_map.TensorMap, tile: TileIndex, lane: int, instruction: int) -> UnitArray:
@@ -211,7 +213,8 @@ def _start_store(
 
 def _check_aligned(size: int, target: int, source: int, instruction: int) -> None:
     if size % 16 or target % 16 or source % 16:
-        raise Fault("cp.async.bulk wants addresses and a size that are multiples of 16 bytes", instruction)
+        text = "cp.async.bulk wants addresses and a size that are multiples of 16 bytes"
+        raise Fault(text, instruction, rule="misaligned")
 
 
 def bulk_load(

@@ -64,7 +64,7 @@ def _check_pieces(
     misaligned_sources = sources[(counts > 0) & (sources & np.uint64(size - 1) != 0)]
     if len(misaligned_sources):
         fault_text = f"address 0x{int(misaligned_sources[0]):x} is not a multiple of {size} bytes"
-        raise Fault(fault_text, instruction, lane_of(c, sources, misaligned_sources[0], lanes))
+        raise Fault(fault_text, instruction, lane_of(c, sources, misaligned_sources[0], lanes), "misaligned")
 
 
 def _read_some(

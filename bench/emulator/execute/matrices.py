@@ -26,7 +26,7 @@ from rooflab.bench.emulator.tiles.mma import (
     truncated_wgmma,
     wgmma,
 )
-from rooflab.bench.emulator.tiles.shared_layout import operand_chunks, read_operand
+from rooflab.bench.emulator.tiles.shared_layout import OutsideMemory, operand_chunks, read_operand
 
 
 class WgmmaShape(NamedTuple):
@@ -170,6 +170,8 @@ def multiply_async(
     try:
         check_shape(shape.n, shape.d_type, shape.a_type, shape.b_type, len(d))
         operand_pairs = _operands(c, a, b, shape, len(warpgroup_ids), instruction)
+    except OutsideMemory as error:
+        raise Fault(str(error), instruction, rule="out-of-bounds") from None
     except ValueError as error:
         raise Fault(str(error), instruction) from None
     old_d = wgmma_chain.matrices if wgmma_chain is not None else None

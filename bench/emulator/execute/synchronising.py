@@ -54,7 +54,8 @@ def sync(c: LaneContext, number: Any, count: Any, following: int, instruction: i
 def arrive(c: LaneContext, number: Any, count: Any, following: int, instruction: int, guard: Any) -> int:
     """Runs `bar.arrive`."""
     if guard is not None and not np.all(guard):
-        raise Fault("bar.arrive under a predicate that does not hold for all its threads", instruction)
+        text = "bar.arrive under a predicate that does not hold for all its threads"
+        raise Fault(text, instruction, rule="barrier")
     if count is None:
         raise Fault("bar.arrive wants the number of threads that the barrier waits for", instruction)
     chosen_barrier = _barrier(c, number, count, instruction)
@@ -105,7 +106,7 @@ def fence(c: LaneContext, instruction: int) -> None:
 def fail(guard: Any, text: str, instruction: int) -> None:
     """Raises `Fault` if the predicate `guard` is true for any lane."""
     if np.any(guard):
-        raise Fault(text, instruction)
+        raise Fault(text, instruction, rule="trap")
 
 
 def rank_of(c: LaneContext, address: Any) -> Any:

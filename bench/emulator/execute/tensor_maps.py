@@ -100,7 +100,8 @@ def _warp(c: LaneContext, lane: int) -> tuple[int, int]:
 
 def _shared_start(c: LaneContext, address: int, lane: int, instruction: int) -> int:
     if address + tensor_map.MAP_BYTES > c.group.run.shared_limit:
-        raise Fault(f"a tensor map at shared address 0x{address:x} ends outside the CTA's memory", instruction)
+        text = f"a tensor map at shared address 0x{address:x} ends outside the CTA's memory"
+        raise Fault(text, instruction, rule="out-of-bounds")
     return int(c.slots[lane]) * c.group.shared_size + address
 
 

@@ -110,13 +110,15 @@ def shared_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instr
     if address_bits & (size - 1):
         bad_address = peak_address if is_scalar else int(addresses[(addresses & (size - 1)) != 0][0])
         lane = lane_of(c, addresses, bad_address, active)
-        raise Fault(f"shared address 0x{bad_address:x} is not a multiple of {size} bytes", instruction, lane)
+        raise Fault(
+            f"shared address 0x{bad_address:x} is not a multiple of {size} bytes", instruction, lane, "misaligned"
+        )
     base_offset = c.shared_base
     if peak_address > max_address:
         if 1 <= peak_address >> RANK_SHIFT <= len(c.group.ctas) and _reaches_cluster(c, instruction):
             return _cluster_offsets(c, addresses, max_address, active, instruction)
         message = f"{size} bytes at shared address 0x{peak_address:x} lie outside the {c.group.run.shared_limit} there"
-        raise Fault(message, instruction, lane_of(c, addresses, peak_address, active))
+        raise Fault(message, instruction, lane_of(c, addresses, peak_address, active), "out-of-bounds")
     if isinstance(base_offset, int):
         return addresses if not base_offset else addresses + np.int64(base_offset)
     base_offset = base_offset if active is None else base_offset[active]
@@ -134,15 +136,15 @@ def _cluster_offsets(c: LaneContext, addresses: Any, limit: int, active: Any, in
     rank_fields = (np.asarray(addresses) >> RANK_SHIFT).astype(np.int64)
     cta_offsets = (np.asarray(addresses) & ((1 << RANK_SHIFT) - 1)).astype(np.int64)
     if int(cta_offsets.max()) > limit:
-        raise Fault(
-            f"shared::cluster address 0x{int(np.max(addresses)):x} lies outside the cluster's memory", instruction
-        )
+        text = f"shared::cluster address 0x{int(np.max(addresses)):x} lies outside the cluster's memory"
+        raise Fault(text, instruction, rule="out-of-bounds")
     lane_slots = c.slots if active is None else c.slots[active]
     target_slots = np.where(rank_fields > 0, rank_fields - 1, lane_slots if rank_fields.ndim else lane_slots[0])
     for cta_slot in map(int, np.unique(target_slots)):
         first_lane = cta_slot * c.group.lanes_per_cta
         if not c.group.alive[first_lane : first_lane + c.group.lanes_per_cta].any():
-            raise Fault(f"the shared memory of CTA {c.group.ctas[cta_slot]}, which has ended", instruction)
+            text = f"the shared memory of CTA {c.group.ctas[cta_slot]}, which has ended"
+            raise Fault(text, instruction, rule="early-exit")
     cluster_offsets = target_slots * c.group.shared_size + cta_offsets
     return cluster_offsets if cluster_offsets.ndim else np.int64(cluster_offsets)
 
@@ -167,7 +169,8 @@ def check_written(c: LaneContext, offsets: Any, size: int, instruction: int) -> 
     unit_flags = np.take(written_flags.view(UNIT_DTYPES[size]), np.atleast_1d(offsets) >> SHIFT[size]).view(np.bool_)
     if not unit_flags.all():
         address = int(np.atleast_1d(offsets)[int(np.flatnonzero(~unit_flags)[0]) // size]) % c.group.shared_size
-        raise Fault(f"a read of shared memory at 0x{address:x}, which nobody has written", instruction)
+        text = f"a read of shared memory at 0x{address:x}, which nobody has written"
+        raise Fault(text, instruction, rule="unwritten-read")
 
 
 def store_shared(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
@@ -195,9 +198,8 @@ def _local_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instr
     max_offset = int(lane_offsets.max())
     if max_offset > local_bytes - size:
         lane = lane_of(c, lane_offsets, max_offset, active)
-        raise Fault(
-            f"{size} bytes at local address 0x{max_offset:x} lie outside the {local_bytes} there", instruction, lane
-        )
+        text = f"{size} bytes at local address 0x{max_offset:x} lie outside the {local_bytes} there"
+        raise Fault(text, instruction, lane, "out-of-bounds")
     _check_aligned(lane_offsets, size, "local", instruction)
     lane_numbers = c.lanes if active is None else c.lanes[active]
     return lane_numbers * local_bytes + lane_offsets
@@ -206,7 +208,8 @@ def _local_offsets(c: LaneContext, addresses: Any, size: int, active: Any, instr
 def _check_aligned(inside: Any, size: int, space: str, instruction: int) -> None:
     if int(np.bitwise_or.reduce(inside, axis=None)) & (size - 1):
         bad_address = int(np.atleast_1d(inside)[np.atleast_1d(inside) & (size - 1) != 0][0])
-        raise Fault(f"{space} address 0x{bad_address:x} is not a multiple of {size} bytes", instruction)
+        text = f"{space} address 0x{bad_address:x} is not a multiple of {size} bytes"
+        raise Fault(text, instruction, rule="misaligned")
 
 
 def load_local(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
@@ -221,7 +224,8 @@ def load_local(c: LaneContext, addresses: Any, size: int, active: Any, instructi
             first_bad_lane = int(np.flatnonzero(~unit_flags)[0]) // size
             lane = int((c.lanes if active is None else c.lanes[active])[first_bad_lane])
             address = int(byte_offsets[first_bad_lane]) % c.group.run.local_size
-            raise Fault(f"a read of local memory at 0x{address:x}, which the thread has not written", instruction, lane)
+            text = f"a read of local memory at 0x{address:x}, which the thread has not written"
+            raise Fault(text, instruction, lane, "unwritten-read")
     return c.group.local.view(UNIT_DTYPES[size]).take(unit_index)
 
 
@@ -239,7 +243,8 @@ def load_param(c: LaneContext, addresses: Any, size: int, active: Any, instructi
     parameter_data = c.group.run.parameter_bytes
     byte_offsets = np.asarray(addresses).astype(np.int64) & WINDOW_MASK
     if int(byte_offsets.max()) > len(parameter_data) - size:
-        raise Fault(f"{size} bytes at parameter address 0x{int(byte_offsets.max()):x} lie behind the last", instruction)
+        text = f"{size} bytes at parameter address 0x{int(byte_offsets.max()):x} lie behind the last"
+        raise Fault(text, instruction, rule="out-of-bounds")
     _check_aligned(byte_offsets, size, "parameter", instruction)
     lane_data = parameter_data.view(UNIT_DTYPES[size])[byte_offsets >> SHIFT[size]]
     return lane_data if isinstance(lane_data, np.ndarray) and lane_data.ndim else lane_data[()]
@@ -247,11 +252,11 @@ def load_param(c: LaneContext, addresses: Any, size: int, active: Any, instructi
 
 def store_param(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
     """Raises `Fault`, because the kernel's parameters are constant."""
-    raise Fault("a store to a kernel's parameter", instruction)
+    raise Fault("a store to a kernel's parameter", instruction, rule="out-of-bounds")
 
 
 def _store_const(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
-    raise Fault("a store to constant memory", instruction)
+    raise Fault("a store to constant memory", instruction, rule="out-of-bounds")
 
 
 # Generic addresses

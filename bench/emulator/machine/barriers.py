@@ -179,7 +179,7 @@ class Barriers:
         thread_counts = {n for n in (state.threads, count, cta_threads if state.whole else None) if n is not None}
         if state.threads is not None and len(thread_counts) > 1:
             counts_text = " and by ".join(str(n) for n in sorted(thread_counts))
-            raise Fault(f"barrier {number} is awaited by {counts_text} threads", instruction)
+            raise Fault(f"barrier {number} is awaited by {counts_text} threads", instruction, rule="barrier")
         # Every warp counts as 32 threads, even where some of its threads have ended.
         state.arrived += 32 * len(warps)
         state.met.append((warps, instruction))
@@ -264,7 +264,8 @@ class ClusterBarrier:
     def arrive(self, context: LaneContext, release: bool, instruction: int) -> None:
         """Records that threads arrive.  Raises `Fault` if a thread arrives twice without a wait between."""
         if (self._arrived > self._waited)[context.lanes].any():
-            raise Fault("a thread arrives at the cluster's barrier again before it has waited there", instruction)
+            text = "a thread arrives at the cluster's barrier again before it has waited there"
+            raise Fault(text, instruction, rule="barrier")
         self._arrived[context.lanes] += 1
         if self._group.races is not None:
             for slot, warps in self._warps(context):
@@ -274,7 +275,8 @@ class ClusterBarrier:
     def wait(self, context: LaneContext, following: int, instruction: int) -> int:
         """Waits until all threads of the cluster have arrived.  Raises `Fault` if a thread waits before it arrives."""
         if (self._arrived == self._waited)[context.lanes].any():
-            raise Fault("a thread waits at the cluster's barrier and has not arrived there", instruction)
+            text = "a thread waits at the cluster's barrier and has not arrived there"
+            raise Fault(text, instruction, rule="barrier")
         self._waited[context.lanes] += 1
         context.place = following
         if self._complete(context):

@@ -70,7 +70,7 @@ def store_located(
         return
     allocation, unit_index = unit_location
     if allocation.read_only:
-        raise Fault(f"a store to {allocation.name}, which is constant", instruction)
+        raise Fault(f"a store to {allocation.name}, which is constant", instruction, rule="out-of-bounds")
     if c.group.run.observer is not None:
         unit_view = allocation.view(size)
         memory_reader = lambda: unit_view[unit_index] if isinstance(unit_index, int) else unit_view.take(unit_index)
@@ -90,7 +90,7 @@ def _located(c: LaneContext, addresses: Any, size: int, active: Any, instruction
     try:
         return c.group.memory.locate(addresses, size)
     except BadAccess as bad:
-        raise Fault(str(bad), instruction, lane_of(c, addresses, bad.address, active)) from None
+        raise Fault(str(bad), instruction, lane_of(c, addresses, bad.address, active), bad.rule) from None
 
 
 def _each(
@@ -117,4 +117,5 @@ def _check_written(allocation: Allocation, addresses: Any, size: int, instructio
         written_flags = allocation.written[unit_starts + byte_index]
         if not written_flags.all():
             byte_offset = int(unit_starts[~written_flags][0]) + byte_index
-            raise Fault(f"a read of byte {byte_offset} of {allocation.name}, which nobody has written", instruction)
+            text = f"a read of byte {byte_offset} of {allocation.name}, which nobody has written"
+            raise Fault(text, instruction, rule="unwritten-read")

@@ -56,7 +56,7 @@ def _clusters(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
     cta_count = run.cluster[0] * run.cluster[1] * run.cluster[2]
     for cluster_ctas in lots.values():
         if len(cluster_ctas) != cta_count:
-            raise EmulationError(f"ctas: expected whole clusters of {cta_count}, got {cluster_ctas}")
+            raise ValueError(f"ctas: expected whole clusters of {cta_count}, got {cluster_ctas}")
         yield sorted(cluster_ctas)  # a CTA's place is its rank
 
 
@@ -90,11 +90,11 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
             if run.changes != change_count:
                 idle_rounds = 0
             if idle_rounds > MOST_POLLS or (idle_rounds > SURE and all(schedule.stuck() for schedule, _ in batches)):
-                text = _waits_for_ever(run, [schedule for schedule, _ in batches])
+                text = _waits_for_ever([schedule for schedule, _ in batches])
                 if (n_left := len(ctas) - started_count) > 0:
                     running = sum(len(schedule.group.ctas) for schedule, _ in batches)
                     text += f"; an H100 holds these {running} CTAs at once, and {n_left} of {len(ctas)} have not begun"
-                raise EmulationError(text)
+                raise EmulationError(batches[0][0].stopped("deadlock", text))
 
 
 def _wait_again(run: Run, going: Sequence[object]) -> None:
@@ -126,11 +126,10 @@ class _Places:
         return self._room - taken
 
 
-def _waits_for_ever(run: Run, schedules: Sequence[Schedule]) -> str:
+def _waits_for_ever(schedules: Sequence[Schedule]) -> str:
     wait_texts = [wait_text for batch_schedule in schedules for wait_text in batch_schedule.describe()]
     suffix = f"; and {len(wait_texts) - MOST_NAMED} more" if len(wait_texts) > MOST_NAMED else ""
-    name = run.program.kernel.name
-    return f"{name}: nothing can go on: all wait for what nobody writes; {'; '.join(wait_texts[:MOST_NAMED])}{suffix}"
+    return f"nothing can go on: all wait for what nobody writes; {'; '.join(wait_texts[:MOST_NAMED])}{suffix}"
 
 
 def _begin(run: Run, ctas: list[int]) -> tuple[Schedule, Iterator[bool]]:
@@ -163,7 +162,7 @@ def _end(run: Run, schedule: Schedule) -> None:
         schedule.waiting.transfers.drain()
         schedule.waiting.registers.check()
     except Fault as fault:
-        raise EmulationError(schedule.text(fault, cta_group.ctas[:1])) from None
+        raise EmulationError(schedule.finding(fault, cta_group.ctas[:1])) from None
     if cta_group.races is not None:
         for slot in range(cta_group.races.slots):
             cta_group.races.end(slot)

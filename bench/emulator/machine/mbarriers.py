@@ -95,11 +95,13 @@ class MBarriers:
                 self._expect(mbar_offset, _total(expect, lanes), instruction)
             if drop:
                 if n_arrivals > state.count:
-                    raise Fault(f"{n_arrivals} arrivals are dropped of the {state.count} of an mbarrier", instruction)
+                    text = f"{n_arrivals} arrivals are dropped of the {state.count} of an mbarrier"
+                    raise Fault(text, instruction, rule="mbarrier-phase")
                 state.count -= n_arrivals
             self.arrived(mbar_offset, n_arrivals, instruction)
             if not may_complete and state.phase != phase_tokens[lanes[0]]:
-                raise Fault("an arrival with .noComplete ends the phase of its mbarrier", instruction)
+                text = "an arrival with .noComplete ends the phase of its mbarrier"
+                raise Fault(text, instruction, rule="mbarrier-phase")
         return phase_tokens if len(barrier_lanes) > 1 else phase_tokens[barrier_lanes[0][1][0] if barrier_lanes else 0]
 
     def expect(self, context: LaneContext, addresses: Any, size: Any, mask: Any, instruction: int) -> None:
@@ -119,20 +121,23 @@ class MBarriers:
         barrier_state = self._state(place, instruction)
         barrier_state.bytes -= size
         if barrier_state.bytes < -MAX_PENDING_BYTES:
-            raise Fault("an mbarrier was told of more bytes than its count holds", instruction)
+            text = "an mbarrier was told of more bytes than its count holds"
+            raise Fault(text, instruction, rule="mbarrier-phase")
         self._settle(place, barrier_state)
 
     def _expect(self, place: int, size: int, instruction: int) -> None:
         state = self._state(place, instruction)
         state.bytes += size
         if state.bytes > MAX_PENDING_BYTES:
-            raise Fault(f"an mbarrier expects {state.bytes} bytes, more than its {MAX_PENDING_BYTES}", instruction)
+            text = f"an mbarrier expects {state.bytes} bytes, more than its {MAX_PENDING_BYTES}"
+            raise Fault(text, instruction, rule="mbarrier-phase")
 
     def arrived(self, place: int, count: int, instruction: int) -> None:
         """Counts `count` arrivals at an mbarrier, by threads or by finished copies."""
         state = self._state(place, instruction)
         if count > state.pending:
-            raise Fault(f"{count} arrivals at an mbarrier that expects {state.pending} more in its phase", instruction)
+            text = f"{count} arrivals at an mbarrier that expects {state.pending} more in its phase"
+            raise Fault(text, instruction, rule="mbarrier-phase")
         state.pending -= count
         self._settle(place, state)
 
@@ -176,7 +181,8 @@ class MBarriers:
     def _state(self, place: int, instruction: int) -> _State:
         if place not in self._states:
             address = place % max(1, self._group.shared_size)
-            raise Fault(f"shared memory at 0x{address:x} holds no mbarrier that was initialised", instruction)
+            text = f"shared memory at 0x{address:x} holds no mbarrier that was initialised"
+            raise Fault(text, instruction, rule="mbarrier-phase")
         return self._states[place]
 
     def is_complete(self, place: int, parity: int, instruction: int) -> bool:

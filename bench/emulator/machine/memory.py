@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rooflab.bench.emulator.faults import Rule
+
 Bytes = npt.NDArray[np.uint8]
 UNIT_DTYPES = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
 """Maps an access width in bytes to a NumPy type.  Complex numbers are only moved; nothing computes with them."""
@@ -40,9 +42,14 @@ def assign(view: npt.NDArray[Any], index: Any, value: Any) -> None:
 class BadAccess(ValueError):
     """Raised on an access at `address` that no allocation allows.  The caller adds the instruction to the message."""
 
-    def __init__(self, text: str, address: int):
+    def __init__(self, text: str, address: int, rule: Rule = "out-of-bounds"):
         super().__init__(text)
         self.address = address
+        self.rule = rule
+
+
+def _misaligned(address: int, width: int) -> BadAccess:
+    return BadAccess(f"address 0x{address:x} is not a multiple of {width} bytes", address, "misaligned")
 
 
 @dataclass
@@ -128,7 +135,7 @@ class GlobalMemory:
         view_base = allocation.base // width * width
         if isinstance(addresses, np.generic):
             if first_address % width:
-                raise BadAccess(f"address 0x{first_address:x} is not a multiple of {width} bytes", first_address)
+                raise _misaligned(first_address, width)
             if first_address + width > allocation.end:
                 raise BadAccess(self._outside(first_address, width), first_address)
             return allocation, (first_address - view_base) // width
@@ -140,7 +147,7 @@ class GlobalMemory:
         if width > 1:
             if int(np.bitwise_or.reduce(addresses)) & (width - 1):
                 bad_address = int(addresses[(addresses & np.uint64(width - 1)) != 0][0])
-                raise BadAccess(f"address 0x{bad_address:x} is not a multiple of {width} bytes", bad_address)
+                raise _misaligned(bad_address, width)
             offsets = (addresses - np.uint64(view_base)) >> np.uint64(SHIFT[width])
         return allocation, offsets.view(np.int64)
 

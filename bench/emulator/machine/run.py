@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rooflab.bench.emulator.faults import Finding, Rule
 from rooflab.bench.emulator.machine.counting import Counter
 from rooflab.bench.emulator.machine.memory import POISON, UNIT_DTYPES, GlobalMemory
 from rooflab.bench.emulator.machine.observe import Observer
@@ -45,17 +46,26 @@ def most_seconds() -> float:
 class EmulationError(RuntimeError):
     """Raised if the kernel broke a rule of the GPU, even a rule that a GPU does not check.  Names the source line."""
 
+    def __init__(self, fault: Finding):
+        super().__init__(fault)
+        self.fault = fault
+
+    def __str__(self) -> str:
+        return f"[{self.fault.rule}] {self.fault.kernel}: {self.fault.text}"
+
 
 class Fault(Exception):
     """Reports a fault of one instruction.  The scheduler turns it into an `EmulationError`.
 
-    `lane` is the number of the faulty lane among the CTAs that run together, or None if not known.
+    `lane` is the number of the faulty lane among the CTAs that run together, or None if not known.  Most faults break
+    `rule` of their own instruction.
     """
 
-    def __init__(self, text: str, instruction: int, lane: int | None = None):
+    def __init__(self, text: str, instruction: int, lane: int | None = None, rule: Rule = "invalid-use"):
         super().__init__(text)
         self.instruction = instruction
         self.lane = lane
+        self.rule: Rule = rule
 
 
 @dataclass(frozen=True)

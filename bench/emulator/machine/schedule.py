@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rooflab.bench.emulator.faults import Finding, Rule
 from rooflab.bench.emulator.machine.context import PARKED, SPLIT, LaneContext, merged
 from rooflab.bench.emulator.machine.run import SECONDS, CtaGroup, EmulationError, Fault, most_seconds
 from rooflab.bench.emulator.machine.waiting import Waiting
@@ -105,8 +106,8 @@ class Schedule:
                 if not self.meeting and not self.waiting.any():
                     return
                 if not self._wake():
-                    kernel_name = self.program.kernel.name
-                    raise EmulationError("; ".join([f"{kernel_name}: nothing can go on (deadlock)", *self.describe()]))
+                    wait_texts = "; ".join(["nothing can go on (deadlock)", *self.describe()])
+                    raise EmulationError(self.stopped("deadlock", wait_texts))
             if time.thread_time() > self.group.run.deadline:
                 raise EmulationError(self._endless())
             context = self._next()
@@ -135,17 +136,24 @@ class Schedule:
         """Returns whether all lanes wait for a change of memory."""
         return all(context.spins and context.knows_all_changes for context in self.ready)
 
-    def _endless(self) -> str:
-        kernel_name, state_texts = self.program.kernel.name, "; ".join(self.describe()[:MOST_NAMED])
-        fault_text = f"{kernel_name}: no CTA has ended for {most_seconds():g} s of the processor or more; {state_texts}"
-        return f"{fault_text}; {SECONDS}={10 * most_seconds():g} in the environment allows more"
+    def _endless(self) -> Finding:
+        state_texts = "; ".join(self.describe()[:MOST_NAMED])
+        fault_text = f"no CTA has ended for {most_seconds():g} s of the processor or more; {state_texts}"
+        fault_text += f"; {SECONDS}={10 * most_seconds():g} in the environment allows more"
+        return self.stopped("endless", fault_text)
+
+    def stopped(self, rule: Rule, text: str) -> Finding:
+        """Describes that the lanes do not end.  Names the instructions of the first two that are at different ones."""
+        numbers = dict.fromkeys(number for _, _, number in self._states())
+        first, *others = (self.program.kernel.instructions[number] for number in numbers)
+        return Finding.at(rule, self.program.kernel.name, text, first, next(iter(others), None), grid=self.group.grid)
 
     def _wake(self) -> bool:
         """Resumes lanes that have met each other, or whose copy has finished. Returns whether it resumed any lane."""
         try:
             return self._meet() or self.waiting.advance()
         except Fault as fault:
-            raise EmulationError(self.text(fault, self.group.ctas)) from None
+            raise EmulationError(self.finding(fault, self.group.ctas)) from None
 
     def _next(self) -> LaneContext:
         if self._random is not None:
@@ -268,27 +276,33 @@ class Schedule:
             context_groups.append((piece_numbers, peer_contexts))
         return [peer_contexts for _, peer_contexts in context_groups]
 
-    def _where(self, context: LaneContext, fault: Fault) -> str:
+    def _where(self, context: LaneContext, fault: Fault) -> Finding:
         if fault.lane is None:
-            return self.text(fault, sorted({self.group.ctas[cta_slot] for cta_slot in np.unique(context.slots)}))
+            return self.finding(fault, sorted({self.group.ctas[cta_slot] for cta_slot in np.unique(context.slots)}))
         cta_slot, thread = divmod(fault.lane, self.group.lanes_per_cta)
-        return self.text(fault, [self.group.ctas[cta_slot]], f", thread {thread}")
+        return self.finding(fault, [self.group.ctas[cta_slot]], f", thread {thread}")
 
-    def text(self, fault: Fault, ctas: list[int], who: str = "") -> str:
-        """Returns the message for a fault, which names the kernel, its source line and the CTAs."""
+    def finding(self, fault: Fault, ctas: list[int], who: str = "") -> Finding:
+        """Describes a fault.  The text names the source line and the CTAs."""
         instruction = self.program.kernel.instructions[fault.instruction]
         cta_names = ", ".join(map(str, ctas[:3])) + (", ..." if len(ctas) > 3 else "")
-        return f"{self.program.kernel.name}: {instruction.describe()}, CTA {cta_names}{who}: {fault}"
+        text = f"{instruction.describe()}, CTA {cta_names}{who}: {fault}"
+        return Finding.at(fault.rule, self.program.kernel.name, text, instruction, grid=self.group.grid)
 
-    def describe(self) -> list[str]:
-        """Returns a text for each group of lanes, which says what the group runs or what it waits for."""
+    def _states(self) -> list[tuple[LaneContext, str, int]]:
+        """Lists the groups of lanes, each with what it does and the number of its instruction."""
         ready_pairs = [(context, min(context.place, self.program.size - 1)) for context in self.ready]
         states = [(context, "polling" if context.spins else "running", position) for context, position in ready_pairs]
         wait_text = "waiting for the rest of its warp or warpgroup"
         states += [(context, wait_text, context.place) for context in self.meeting]
-        states += [(context, f"waiting {text}", number) for context, text, number in self.waiting.describe()]
+        return states + [(context, f"waiting {text}", number) for context, text, number in self.waiting.describe()]
+
+    def describe(self) -> list[str]:
+        """Returns a text for each group of lanes, which says what the group runs or what it waits for."""
         instructions = self.program.kernel.instructions
-        return [f"{describe(context)}: {text} at {instructions[number].describe()}" for context, text, number in states]
+        return [
+            f"{describe(lanes)}: {text} at {instructions[number].describe()}" for lanes, text, number in self._states()
+        ]
 
 
 def _overlap(a: LaneContext, b: LaneContext) -> bool:

@@ -201,7 +201,8 @@ class Transfers:
         """Finishes all copies when the CTAs end.  Raises `Fault` if a copy may still read the CTAs' shared memory."""
         for bulk_transfer in (*self._loads, *self._stores):
             if bulk_transfer.read is not None and not bulk_transfer.has_read:
-                raise Fault("the CTA ended while this copy may still read its shared memory", bulk_transfer.instruction)
+                text = "the CTA ended while this copy may still read its shared memory"
+                raise Fault(text, bulk_transfer.instruction, rule="early-exit")
             self._finish(bulk_transfer)
         for copies in self._copies:
             copies.run(None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rooflab.bench.emulator.faults import Rule
+
 VERBS = {"write-write": ("wrote", "wrote"), "write-read": ("wrote", "read"), "read-write": ("read", "wrote")}
 """By kind of race, the verbs of the first and the second access.  "lanes" and "end" are about one instruction."""
 
@@ -35,6 +37,13 @@ class Race:
     """Whether the write did not change the value, so that no result can differ."""
     count: int = 1
     """The number of granules or lanes for which the race was found."""
+
+    @property
+    def rule(self) -> Rule:
+        """Returns the rule that the accesses break."""
+        if self.proxy:
+            return "missing-fence"
+        return "early-exit" if self.kind == "end" else "race"
 
     @property
     def harmless(self) -> bool:

@@ -139,6 +139,11 @@ class Instruction:
         """Returns the parts of the opcode, without the dots."""
         return self.opcode.split(".")
 
+    @property
+    def source_line(self) -> tuple[str, int]:
+        """Returns the file and the line: for a line of an inlined function, of its call in the kernel's own source."""
+        return ("", 0) if self.place is None else self.place.caller or (self.place.file, self.place.line)
+
     def describe(self) -> str:
         """Returns the source line and the opcode as text: `tensor_core.py:120 (ld.global.b32)`."""
         return f"{self.place} ({self.opcode})" if self.place else f"instruction {self.number} ({self.text})"

@@ -51,6 +51,10 @@ _SPAN_CODES = (0, 128, 64, 32)
 _MN_MAJOR_K_SIZE = 16
 
 
+class OutsideMemory(ValueError):
+    """Raised if a descriptor leads out of the CTA's shared memory."""
+
+
 def swizzled(addresses: np.ndarray, span: int, base_offset: int = 0) -> np.ndarray:
     """Returns the addresses to which a swizzle of `span` bytes moves the bytes at linear `addresses` of shared memory.
 
@@ -176,15 +180,15 @@ def read_operand(memory: np.ndarray, bits: int, rows: int, element: str, mn_majo
     """Reads a wgmma operand as float32 `[rows, K]` from shared memory: A (64 rows) or the transposed B (N rows).
 
     `memory` `[bytes]` uint8 is one CTA's shared memory, and `bits` is the descriptor.  `element` is the PTX type of the
-    elements.  Raises `ValueError` if the operand is not inside `memory`.  With `mn_major`, raises `ValueError` unless
-    an element has 2 bytes."""
+    elements.  Raises `OutsideMemory` if the operand is not inside `memory`.  With `mn_major`, raises `ValueError`
+    unless an element has 2 bytes."""
     element_bytes = ELEMENT_BYTES[element]
     if mn_major and element_bytes != 2:
         raise ValueError(f"element: expected f16 or bf16 for an MN-major operand, got {element}")
     chunk_numbers, highest_chunk = operand_chunks(bits, rows, mn_major)
     memory_chunks = chunks(memory)
     if highest_chunk >= memory_chunks.size:
-        raise ValueError(f"descriptor {bits:#x}: reads up to byte {highest_chunk * 16 + 15} of {memory.size}")
+        raise OutsideMemory(f"descriptor {bits:#x}: reads up to byte {highest_chunk * 16 + 15} of {memory.size}")
     raw_operand = memory_chunks[chunk_numbers].view(RAW_DTYPES[element_bytes])
     element_values = numbers(raw_operand, element)
     return element_values.T if mn_major else element_values
