@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rooflab.bench.emulator.races.global_races import GlobalRaces
+from rooflab.bench.emulator.races.granules import Granules
 from rooflab.bench.emulator.races.reports import describe
 from rooflab.bench.emulator.races.shared_races import SharedRaces
 from rooflab.bench.emulator.races.vector_clocks import MapOrder, VectorClocks
@@ -31,10 +32,7 @@ def tile(base: int, number: int = 0) -> np.ndarray:
 @pytest.fixture
 def races() -> GlobalRaces:
     """Of eight CTAs, in three allocations."""
-    found = GlobalRaces(8)
-    for base, size in ((PARTIAL, 4096), (OUT, 4096), (COUNTER, 4)):
-        found.add(base, size)
-    return found
+    return GlobalRaces(8, Granules(4, ((PARTIAL, 4096), (OUT, 4096), (COUNTER, 4))))
 
 
 def kinds(races: GlobalRaces) -> list[str]:
@@ -123,9 +121,8 @@ def test_ctas_of_one_instruction_race_and_equal_values_are_marked(races: GlobalR
 
 
 def test_allocations_that_overlap_are_one() -> None:
-    races = GlobalRaces(2)
-    for base, size in ((BASE + 64, 64), (BASE + 512, 64), (BASE, 100), (BASE + 120, 4), (BASE + 86, 8)):
-        races.add(base, size)
+    sizes = ((BASE + 64, 64), (BASE + 512, 64), (BASE, 100), (BASE + 120, 4), (BASE + 86, 8))
+    races = GlobalRaces(2, Granules(4, sizes))
     for cta in range(2):
         races.write(np.full(4, cta), BASE + np.array([0, 96, 124, 512]), 4, WRITE)
     assert [(race.address, race.count) for race in races.found] == [(BASE, 4)]
@@ -135,8 +132,7 @@ def test_allocations_that_overlap_are_one() -> None:
 
 
 def test_many_ctas_and_epochs_work() -> None:
-    races = GlobalRaces(3000)
-    races.add(BASE, 4096)
+    races = GlobalRaces(3000, Granules(4, [(BASE, 4096)]))
     for cta in range(3000):
         races.read(np.array([cta]), np.array([BASE]), 4, READ)
         races.synchronise(cta, COUNTER, release=cta != 1234)
@@ -152,9 +148,8 @@ class Grid:
     """Three CTAs of four warps; a word `read@1.2` is done by warp 2 of CTA 1, `read@1` by all of its warps."""
 
     def __init__(self, words: str) -> None:
-        self.races = GlobalRaces(3, warps=WARPS)
-        for number in range(2):
-            self.races.add(tile(OUT, number)[0], 512)
+        tiles = ((tile(OUT, number)[0], 512) for number in range(2))
+        self.races = GlobalRaces(3, Granules(4, tiles), warps=WARPS)
         self.clocks = SharedRaces(3, WARPS, 1024)
         for cta in range(3):
             self.races.attach(cta, self.clocks, cta)

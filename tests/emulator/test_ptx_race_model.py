@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rooflab.bench.emulator.races.global_races import GlobalRaces
+from rooflab.bench.emulator.races.granules import Granules
 from rooflab.bench.emulator.races.shared_races import SharedRaces
 from rooflab.bench.emulator.races.vector_clocks import BULK, TMA_LOAD, WGMMA
 
@@ -177,8 +178,7 @@ class GridPrograms:
 
     def __init__(self, seed):
         self.draw = np.random.default_rng(seed)
-        self.races = GlobalRaces(4)
-        self.races.add(4096, 4 * GRANULES)
+        self.races = GlobalRaces(4, Granules(4, [(4096, 4 * GRANULES)]))
         self.known, self.fenced, self.observed = ([set() for _ in range(4)] for _ in range(3))
         self.released = [set(), set()]
         self.done = {kind: [set() for _ in range(GRANULES)] for kind in ("read", "write", "atomic")}

@@ -145,20 +145,9 @@ class Run:
         warps_per_cta = -(-block[0] * block[1] * block[2] // 32)
         self.actors_per_cta = warps_per_cta if self.orders_ctas else 1
         """The number of race-detector actors of a CTA: its warps if CTAs may wait for one another, else 1."""
-        self.global_races: GlobalRaces | None = None
-        if checks.races and cta_count > 1:
-            self.global_races = GlobalRaces(cta_count, program.granules["global"], warps=self.actors_per_cta)
-            for allocation in memory.allocations:
-                self.global_races.add(allocation.base, allocation.size)
-        self.warp_races: WarpRaces | None = None
-        if checks.races and warps_per_cta > 1:
-            granules = Granules(program.granules["global"])
-            for allocation in memory.allocations:
-                granules.add(allocation.base, allocation.size)
-            self.warp_races = WarpRaces(granules)
-        is_observed = self.counter is not None or checks.races
+        self.global_races, self.warp_races = self._detectors(cta_count, warps_per_cta) if checks.races else (None, None)
         self.observer: Observer | None = None
-        if is_observed:
+        if self.counter is not None or checks.races:
             self.observer = Observer(
                 program.kernel,
                 self.strong,
@@ -175,6 +164,13 @@ class Run:
         """Barriers that warps still meet at after another warp of their CTA, which met there before, has gone on."""
         self.map_races: dict[tuple[int, int], None] = {}
         """Uses of tensor maps that lack a fence, each with the instruction that made the map."""
+
+    def _detectors(self, ctas: int, warps: int) -> tuple[GlobalRaces | None, WarpRaces | None]:
+        """Makes the detectors of races on global memory: between CTAs, and between the warps of a CTA."""
+        allocations = ((allocation.base, allocation.size) for allocation in self.memory.allocations)
+        granules = Granules(self.program.granules["global"], allocations)
+        between_ctas = GlobalRaces(ctas, granules, warps=self.actors_per_cta) if ctas > 1 else None
+        return between_ctas, WarpRaces(granules) if warps > 1 else None
 
     def count(self, place: int, grain: int, lanes: int) -> None:
         """Counts one execution of a basic block by `lanes` lanes."""

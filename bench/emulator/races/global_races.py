@@ -117,12 +117,12 @@ class Touched:
 class GlobalRaces(CtaOrder):
     """Detects races on global memory between the `ctas` CTAs of a grid, by shadow memory.
 
-    Shadow memory has one entry for each `granule_bytes` bytes: 1, 2, 4, 8 or 16.  With `warps` above 1, the `warps`
-    warps of a CTA are tracked separately.  At most `limit` different races are stored.  Raises `ValueError` on another
-    `granule_bytes`, and on `ctas` or `warps` below 1."""
+    Shadow memory has one entry for each granule of global memory.  With `warps` above 1, the `warps` warps of a CTA are
+    tracked separately.  At most `limit` different races are stored.  Raises `ValueError` on `ctas` or `warps` below 1.
+    """
 
-    def __init__(self, ctas: int, granule_bytes: int = 4, limit: int = 100, warps: int = 1) -> None:
-        self.granules = Granules(granule_bytes)
+    def __init__(self, ctas: int, granules: Granules, limit: int = 100, warps: int = 1) -> None:
+        self.granules = granules
         self.findings = Findings(limit)
         super().__init__(ctas, warps)
 
@@ -142,14 +142,6 @@ class GlobalRaces(CtaOrder):
         self._log: dict[int, list[tuple[Ints, int, int, Int32Array]]] = {}
         """By base: reads of an allocation that nothing has written yet, with addresses, width, instruction, epochs."""
         self._logged = 0
-
-    def add(self, base: int, size: int) -> None:
-        """Registers an allocation of `size` bytes at the address `base`.  Allocations that overlap become one.  All
-        accesses that were recorded so far are forgotten.
-
-        Raises `ValueError` on a size below one."""
-        self.granules.add(base, size)
-        self.restart()
 
     def writes(self, base: int) -> None:
         """Records that the allocation at `base` is written or used by atomics from now on."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -11,10 +13,10 @@ Ints = npt.NDArray[np.int64]
 
 
 class Granules:
-    """Numbers the granules of all allocations together, from 0 on.  A granule has `granule_bytes` bytes: 1, 2, 4, 8 or
-    16.  Raises `ValueError` on another size."""
+    """Numbers the granules of `allocations` together, from 0 on.  An allocation is given by its base and size in bytes.
+    A granule has `granule_bytes` bytes: 1, 2, 4, 8 or 16.  Raises `ValueError` on another size."""
 
-    def __init__(self, granule_bytes: int) -> None:
+    def __init__(self, granule_bytes: int, allocations: Iterable[tuple[int, int]]) -> None:
         if granule_bytes not in GRANULE_SIZES:
             raise ValueError(f"granule_bytes: expected 1, 2, 4, 8 or 16, got {granule_bytes}")
         self._shift = granule_bytes.bit_length() - 1
@@ -22,12 +24,11 @@ class Granules:
         self._moves = np.zeros(0, np.int64)
         self._spans: dict[int, Ints] = {}
         self._last: tuple[Ints, int, Ints] | None = None
+        for base, size in allocations:
+            self._add(base, size)
 
-    def add(self, base: int, size: int) -> None:
-        """Adds an allocation of `size` bytes at the address `base`.  Allocations that overlap become one.  The numbers
-        of the granules change.
-
-        Raises `ValueError` on a size below one."""
+    def _add(self, base: int, size: int) -> None:
+        """Adds an allocation.  Allocations that overlap become one.  Raises `ValueError` on a size below one."""
         if size < 1:
             raise ValueError(f"size: expected at least 1 byte, got {size}")
         start = base >> self._shift << self._shift
@@ -39,7 +40,6 @@ class Granules:
         self._bases, self._ends = allocation_bases[sort_order], allocation_ends[sort_order]
         allocation_sizes = self._ends - self._bases
         self._moves = np.cumsum(allocation_sizes) - allocation_sizes - self._bases
-        self._last = None
 
     @property
     def count(self) -> int:
