@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from rooflab.bench.compile.cases import KernelCase
-from rooflab.bench.core import ChildFailed, Environment, RunWriter, Status, choose_kernels
+from rooflab.bench.core import ChildFailed, Environment, Pool, RunWriter, Status, choose_kernels
 from rooflab.bench.emulate import emulators
 from rooflab.bench.predict.chip import chip_of
 from rooflab.bench.predict.predictions import (
@@ -121,18 +121,7 @@ def call(
     result.  `configs` selects the configs of an autotuned kernel.  Raises `ValueError` if the worker process fails."""
     device = get_device(gpu)
     chip_of(device)
-    request = {
-        "do": "outside" if target.is_launcher else "run",
-        **target.to_json(),
-        "seed": seed,
-        "schedule": schedule,
-        "sample": sample,
-        "races": races,
-        "save": str(save) if save else None,
-        "reference": reference,
-        "configs": configs,
-    }
-    answer = ask(request)
+    answer = ask(request_of(target, seed, schedule, sample, races, save, reference, configs))
     if not answer["launches"] or answer["status"] != "OK" or answer["ran"] < answer["of"] or configs:
         return EmulatedCall(target, answer, device.name)  # the compiled code belongs to an autotuner's first config
     counted = traffic_of(answer)
@@ -144,10 +133,34 @@ def call(
     return EmulatedCall(target, answer, device.name, predict_launcher(target, counted, flops, device))
 
 
-def ask(request: Mapping[str, Any]) -> dict[str, Any]:
+def request_of(
+    target: KernelCase,
+    seed: int = 0,
+    schedule: int = 0,
+    sample: int | None = None,
+    races: bool = True,
+    save: Path | None = None,
+    reference: str | None = None,
+    configs: str | None = None,
+) -> dict[str, Any]:
+    """Returns the request for one emulated call, with the arguments of `call`."""
+    return {
+        "do": "outside" if target.is_launcher else "run",
+        **target.to_json(),
+        "seed": seed,
+        "schedule": schedule,
+        "sample": sample,
+        "races": races,
+        "save": str(save) if save else None,
+        "reference": reference,
+        "configs": configs,
+    }
+
+
+def ask(request: Mapping[str, Any], workers: Pool | None = None) -> dict[str, Any]:
     """Sends `request` to a worker process and returns the answer.  Raises `ValueError` on a refusal or a crash."""
     try:
-        answer: dict[str, Any] = emulators().ask(request)
+        answer: dict[str, Any] = (workers or emulators()).ask(request)
     except ChildFailed as failure:
         raise ValueError(f"the emulating process: {failure}") from failure
     if "error" in answer:
