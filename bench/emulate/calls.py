@@ -121,7 +121,8 @@ def call(
     result.  `configs` selects the configs of an autotuned kernel.  Raises `ValueError` if the worker process fails."""
     device = get_device(gpu)
     chip_of(device)
-    answer = ask(request_of(target, seed, schedule, sample, races, save, reference, configs))
+    options = {"seed": seed, "schedule": schedule, "sample": sample, "races": races}
+    answer = ask(request_of(target, save, reference=reference, configs=configs, **options))
     if not answer["launches"] or answer["status"] != "OK" or answer["ran"] < answer["of"] or configs:
         return EmulatedCall(target, answer, device.name)  # the compiled code belongs to an autotuner's first config
     counted = traffic_of(answer)
@@ -133,28 +134,10 @@ def call(
     return EmulatedCall(target, answer, device.name, predict_launcher(target, counted, flops, device))
 
 
-def request_of(
-    target: KernelCase,
-    seed: int = 0,
-    schedule: int = 0,
-    sample: int | None = None,
-    races: bool = True,
-    save: Path | None = None,
-    reference: str | None = None,
-    configs: str | None = None,
-) -> dict[str, Any]:
-    """Returns the request for one emulated call, with the arguments of `call`."""
-    return {
-        "do": "outside" if target.is_launcher else "run",
-        **target.to_json(),
-        "seed": seed,
-        "schedule": schedule,
-        "sample": sample,
-        "races": races,
-        "save": str(save) if save else None,
-        "reference": reference,
-        "configs": configs,
-    }
+def request_of(target: KernelCase, save: Path | None, **options: Any) -> dict[str, Any]:
+    """Returns the request for one emulated call.  `options`: seed, schedule, sample, races, reference and configs."""
+    request = {"do": "outside" if target.is_launcher else "run", **target.to_json(), "sample": None, "configs": None}
+    return {**request, "save": str(save) if save else None, **options}
 
 
 def ask(request: Mapping[str, Any], workers: Pool | None = None) -> dict[str, Any]:

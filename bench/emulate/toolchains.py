@@ -24,16 +24,13 @@ import torch
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.compile.static import COMPILE_LIMIT_S, WORKER_MODULE, CompileFailure, compile_in
-from rooflab.bench.core import Pool
-from rooflab.bench.core.functions import tolerance
-from rooflab.bench.core.poison import same_bits
-from rooflab.bench.core.process import cores
-from rooflab.bench.emulate import pool
+from rooflab.bench.core import FunctionOp, Pool
+from rooflab.bench.emulate import emulators, pool
 from rooflab.bench.emulate.calls import ask, request_of
 from rooflab.kernels._folders import cache_folder, check_writable
-from rooflab.reference.compare import elementwise
+from rooflab.roofline.numbers import counted
 
-SAME, ROUNDED, OTHER = "the same bits", "within rounding", "other values"
+SAME, ROUNDED, OTHER = "the same", "within rounding", "other values"
 """What the values of a version are, beside those of the first version."""
 CODE = ("registers", "spills", "wgmma", "barriers", "fences")
 COLUMNS = ("triton", "status", "reference", "values", "findings", *CODE)
@@ -70,7 +67,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class KernelByVersion:
     """The rows of one kernel, one for each version of Triton, in the order of the versions."""
 
     kernel: str
@@ -84,7 +81,8 @@ class Comparison:
             name: [str(row["triton"]) for row in rows[1:] if row[name] not in (rows[0][name], SAME, ROUNDED)]
             for name in COLUMNS[1:]
         }
-        return {name: versions[0] for name, versions in others.items() if versions}
+        unknown = {name for name in CODE if rows[0][name] is None}
+        return {name: versions[0] for name, versions in others.items() if versions and name not in unknown}
 
     @property
     def is_worse(self) -> bool:
@@ -148,29 +146,29 @@ def _pools(version: str) -> Iterator[tuple[Pool, Pool]]:
             each.stop()
 
 
-def compare(targets: Sequence[KernelCase], versions: Sequence[str], **options: Any) -> list[Comparison]:
+def compare(targets: Sequence[KernelCase], versions: Sequence[str], **options: Any) -> list[KernelByVersion]:
     """Runs each of `targets` with each version of Triton.  `options` are those of `calls.request_of`.
 
     Raises `ValueError` if no version can run a kernel: then the request is wrong."""
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(cores()) as threads:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(emulators().size) as threads:
         run = partial(_rows_of, targets, Path(folder), options)
         by_version = list(threads.map(run, versions))
         return [
-            Comparison(target.label, _compared(rows, [_values(Path(folder), row.triton, number) for row in rows]))
+            KernelByVersion(target.label, compared(rows, [_values(Path(folder), row.triton, number) for row in rows]))
             for number, (target, rows) in enumerate(zip(targets, zip(*by_version, strict=True), strict=True))
         ]
 
 
 def _rows_of(targets: Sequence[KernelCase], folder: Path, options: Mapping[str, Any], version: str) -> list[Row]:
-    with _pools(version) as (emulators, compilers):
+    with _pools(version) as (emulating, compiling):
         rows = []
         for number, target in enumerate(targets):
-            request = request_of(target, save=_path(folder, version, number), **options)
+            request = request_of(target, _path(folder, version, number), **options)
             try:
-                row = _row(version, ask(request, emulators), not target.is_launcher or bool(request["reference"]))
+                row = _row(version, ask(request, emulating), not target.is_launcher or bool(request["reference"]))
             except ValueError as error:  # this version cannot import or call the user's function
                 row = Row(version, "INVALID", str(error), findings=(str(error),))
-            rows.append(_with_code(row, target, compilers) if row.status in _COMPILED else row)
+            rows.append(_with_code(row, target, compiling) if row.status in _COMPILED else row)
         return rows
 
 
@@ -209,17 +207,17 @@ def _values(folder: Path, version: str, number: int) -> list[torch.Tensor] | Non
     return list(torch.load(path)) if path.is_file() else None
 
 
-def _compared(rows: Sequence[Row], values: Sequence[list[torch.Tensor] | None]) -> tuple[Row, ...]:
+def compared(rows: Sequence[Row], values: Sequence[list[torch.Tensor] | None]) -> tuple[Row, ...]:
     """Returns the rows with what their values and findings are beside those of the first row."""
     first, first_values = rows[0], values[0]
     if all(row.status == "INVALID" for row in rows):
         raise ValueError(first.reason)
-    compared = []
+    judged = []
     for row, own_values in zip(rows, values, strict=True):
         if row is not first and own_values is not None and first_values is not None:
             row = replace(row, values=_beside(own_values, first_values))
-        compared.append(replace(row, bad=tuple(_bad(row, first))))
-    return tuple(compared)
+        judged.append(replace(row, bad=tuple(_bad(row, first))))
+    return tuple(judged)
 
 
 def _bad(row: Row, first: Row) -> Iterator[str]:
@@ -228,22 +226,22 @@ def _bad(row: Row, first: Row) -> Iterator[str]:
     elif row.values == OTHER and row.reference != "right":
         yield f"its values are not those of {first.triton}"
     if len(row.findings) > len(first.findings):
-        yield f"it has {len(row.findings)} findings, and {first.triton} {len(first.findings)}"
+        yield f"it has {counted(len(row.findings), 'finding')}, and {first.triton} {len(first.findings)}"
     if row.spills is not None and first.spills is not None and row.spills > first.spills:
         yield f"it spills {row.spills} bytes a thread, and {first.triton} {first.spills}"
 
 
 def _beside(values: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> str:
-    if [value.shape for value in values] != [value.shape for value in wanted]:
+    if [(value.shape, value.dtype) for value in values] != [(value.shape, value.dtype) for value in wanted]:
         return OTHER
     found = SAME
     for value, right in zip(values, wanted, strict=True):
-        if value.dtype != right.dtype:
-            return OTHER
-        if not same_bits(value, right):
-            both_nan = value.isnan() & right.isnan()  # what neither of them wrote, too
-            new, old = (each.double().masked_fill(both_nan, 0) for each in (value, right))
-            if not elementwise("", new, old, tolerance(value.dtype, old)).passed:
+        new, old = value, right
+        if value.is_floating_point():
+            both_nan = value.isnan() & right.isnan()  # also what neither of them wrote
+            new, old = (each.double().masked_fill(both_nan, 0).to(each.dtype) for each in (value, right))
+        if not torch.equal(new, old):
+            if not FunctionOp.judge(new, old)[0].passed:
                 return OTHER
             found = ROUNDED
     return found
