@@ -12,7 +12,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -63,6 +63,13 @@ def _shared_memory() -> bool:
     return os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 256 << 20
 
 
+def _triton(version: str) -> bool:
+    from rooflab.kernels._folders import cache_folder
+
+    return (cache_folder() / "triton" / version).is_dir()
+
+
+OTHER_TRITONS = ("3.8.0", "3.9.0")
 NEEDS: dict[str, tuple[Callable[[], object], str]] = {
     "browser": (browser, f"a browser on the path ({', '.join(BROWSERS)})"),
     "C compiler": (c_compiler, "a C compiler (cc or gcc)"),
@@ -72,6 +79,10 @@ NEEDS: dict[str, tuple[Callable[[], object], str]] = {
     "loopback": (_loopback, "a port on 127.0.0.1"),
     "shared memory": (_shared_memory, "256 MB of /dev/shm"),
     "weights": (_weights, "the weights of SmolLM2-135M, in the cache or from the package index"),
+    **{
+        f"Triton {v}": (partial(_triton, v), f"Triton {v}, as `rooflab emulate --triton` keeps it")
+        for v in OTHER_TRITONS
+    },
 }
 """By name: whether it is here, and the words of the reason."""
 

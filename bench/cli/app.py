@@ -72,7 +72,7 @@ REMOVED_COMMANDS = {
     "xray": "vLLM, SGLang, AIPerf and GuideLLM measure this server themselves; `rooflab load` has Rooflab's metrics",
     "load --xray": "vLLM, SGLang, AIPerf and GuideLLM measure the same server themselves",
     "load --vllm-json": "`vllm bench serve --save-result` measures the same server",
-    "static --toolchain": "run `rooflab static --json` in each environment and compare the two",
+    "static --toolchain": "`rooflab emulate --triton 3.6.0,3.9.0` compares versions of Triton, machine code too",
     "static --details": "--json has everything that is known of each kernel",
     "load --dataset": "--data sharegpt has its lengths; `vllm bench serve` sends a file's prompts",
     "load --ramp": "--sweep A,B,... measures each rate by itself",

@@ -7,15 +7,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rooflab.bench import show
 from rooflab.bench.base.plain import JsonObject, Row
+from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
 from rooflab.roofline.numbers import counted
+
+if TYPE_CHECKING:
+    from rooflab.bench.compile.cases import KernelCase
 
 MB = 1e6
 
@@ -40,6 +44,7 @@ def emulate(
     races: Annotated[bool, typer.Option(help="Look for races.")] = True,
     lines: Annotated[bool, typer.Option("--lines", help="Show source lines with their bytes and threads.")] = False,
     gpu: Annotated[str, typer.Option("--gpu", help="The Hopper GPU for which a time is predicted.")] = "h100",
+    triton: Annotated[str, typer.Option(help="Compare these versions of Triton, as 3.6.0,3.9.0.")] = "",
     seed: option.Seed = 0,
     out: option.Out = None,
     json: option.Json = False,
@@ -49,7 +54,8 @@ def emulate(
     OP is an op, or path.py::function: a Python function, of any project, that launches Triton kernels.  For such a
     function, --shape gives the tensors, as x=64x96,weight=96:bf16, and --argument gives the other values.
 
-    Exit status 11: a value is wrong, there is a race, or the call would fail on a GPU."""
+    Exit status 11: a value is wrong, there is a race, or the call would fail on a GPU.  With --triton, 10: a later
+    version is worse than the first (wrong or other values, more findings, more spills)."""
     from rooflab.bench.compile.launchers import selected
     from rooflab.bench.emulate import calls as emulated_calls
 
@@ -62,6 +68,10 @@ def emulate(
     else:
         kernel_names = [*([kernel] if kernel else []), *(kernels or [])]
         kernel_cases = emulated_calls.choose(op, kernel_names, case or [], scheme or [], config)
+    if triton:
+        refused = {"ctas": ctas, "lines": lines, "out": out, "config": launcher and config}
+        _compare_toolchains(triton, kernel_cases, refused, seed, schedule, races, reference)
+        return
     calls = []
     for kernel_case in kernel_cases:
         with show.waiting(kernel_case.label):
@@ -78,6 +88,41 @@ def emulate(
         title = launcher or f"{kernel_case.op}/{kernel_case.kernel}  {kernel_case.case.id}  {kernel_case.scheme.name}"
         _show(title, call_result.answer, call_result.prediction, lines)
     exit_for({call_result.answer["status"] for call_result in calls})
+
+
+def _compare_toolchains(
+    text: str,
+    kernel_cases: Sequence[KernelCase],
+    refused: Mapping[str, object],
+    seed: int,
+    schedule: int,
+    races: bool,
+    reference: str | None,
+) -> None:
+    from rooflab.bench.emulate import toolchains
+
+    for name, value in refused.items():
+        if value is not None and value is not False and value != "":
+            raise ValueError(f"{name}: expected no --triton with it, got {value}")
+    versions = toolchains.versions_of(text)
+    for version in versions:
+        with show.waiting(f"installing Triton {version}"):
+            toolchains.folder_of(version)
+    with show.waiting(f"Triton {', '.join(versions)}"):
+        options = {"seed": seed, "schedule": schedule, "races": races, "reference": reference}
+        comparisons = toolchains.compare(kernel_cases, versions, **options)
+    show.result([comparison.to_json() for comparison in comparisons])
+    for comparison in comparisons:
+        show.table(comparison.table(), toolchains.COLUMNS, comparison.kernel, filled=True)
+        for row in comparison.rows:
+            for finding in row.findings:
+                show.line(f"{row.triton}: {finding}", "red")
+            for sentence in row.bad:
+                show.line(f"{row.triton}: {sentence}", "red")
+        others = "; ".join(f"{name} {version}" for name, version in comparison.first_other.items())
+        show.line(f"first to differ from {versions[0]}: {others or 'none'}")
+    if any(comparison.is_worse for comparison in comparisons):
+        raise typer.Exit(ExitStatus.SLOWER)
 
 
 def _show(title: str, answer: JsonObject, prediction: str, lines: bool) -> None:

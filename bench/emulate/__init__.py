@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -11,18 +12,23 @@ from rooflab.bench.core import Pool
 if TYPE_CHECKING:
     from rooflab.bench.emulate.ours import emulating
 
-__all__ = ["emulating", "emulators"]
+__all__ = ["emulating", "emulators", "pool"]
 
 
 MAX_RUN_S = 1800.0
 """The longest time of one emulated run, in seconds."""
 
 
+def pool(environment: Mapping[str, str | None]) -> Pool:
+    """Returns a new pool of processes that emulate kernels.  Each has one thread, and no Triton interpreter."""
+    variables = {"TRITON_INTERPRET": None, "OMP_NUM_THREADS": "1", **environment}
+    return Pool("rooflab.bench.emulate.emulate_worker", environment=variables, limit_s=MAX_RUN_S)
+
+
 @cache
 def emulators() -> Pool:
-    """Returns the pool of worker processes that emulate kernels.  Each has one thread, and no Triton interpreter."""
-    environment = {"TRITON_INTERPRET": None, "OMP_NUM_THREADS": "1"}
-    return Pool("rooflab.bench.emulate.emulate_worker", environment=environment, limit_s=MAX_RUN_S)
+    """Returns the pool of processes that emulate kernels with the installed Triton, kept until the program ends."""
+    return pool({})
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from rooflab.bench.compile.cases import KernelCase
-from rooflab.bench.core import ChildFailed, Environment, RunWriter, Status, choose_kernels
+from rooflab.bench.core import ChildFailed, Environment, Pool, RunWriter, Status, choose_kernels
 from rooflab.bench.emulate import emulators
 from rooflab.bench.predict.chip import chip_of
 from rooflab.bench.predict.predictions import (
@@ -121,18 +121,8 @@ def call(
     result.  `configs` selects the configs of an autotuned kernel.  Raises `ValueError` if the worker process fails."""
     device = get_device(gpu)
     chip_of(device)
-    request = {
-        "do": "outside" if target.is_launcher else "run",
-        **target.to_json(),
-        "seed": seed,
-        "schedule": schedule,
-        "sample": sample,
-        "races": races,
-        "save": str(save) if save else None,
-        "reference": reference,
-        "configs": configs,
-    }
-    answer = ask(request)
+    options = {"seed": seed, "schedule": schedule, "sample": sample, "races": races}
+    answer = ask(request_of(target, save, reference=reference, configs=configs, **options))
     if not answer["launches"] or answer["status"] != "OK" or answer["ran"] < answer["of"] or configs:
         return EmulatedCall(target, answer, device.name)  # the compiled code belongs to an autotuner's first config
     counted = traffic_of(answer)
@@ -144,10 +134,16 @@ def call(
     return EmulatedCall(target, answer, device.name, predict_launcher(target, counted, flops, device))
 
 
-def ask(request: Mapping[str, Any]) -> dict[str, Any]:
+def request_of(target: KernelCase, save: Path | None, **options: Any) -> dict[str, Any]:
+    """Returns the request for one emulated call.  `options`: seed, schedule, sample, races, reference and configs."""
+    request = {"do": "outside" if target.is_launcher else "run", **target.to_json(), "sample": None, "configs": None}
+    return {**request, "save": str(save) if save else None, **options}
+
+
+def ask(request: Mapping[str, Any], workers: Pool | None = None) -> dict[str, Any]:
     """Sends `request` to a worker process and returns the answer.  Raises `ValueError` on a refusal or a crash."""
     try:
-        answer: dict[str, Any] = emulators().ask(request)
+        answer: dict[str, Any] = (workers or emulators()).ask(request)
     except ChildFailed as failure:
         raise ValueError(f"the emulating process: {failure}") from failure
     if "error" in answer:

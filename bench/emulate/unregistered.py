@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from rooflab.bench.base.system_time import time
 from rooflab.bench.compile.launchers import check_named, function_of, inputs_of, texts_of
 from rooflab.bench.compile.pretended import pretended_card
-from rooflab.bench.core import Failed, FunctionOp
+from rooflab.bench.core import Failed, FunctionOp, poisoned_allocations
 from rooflab.bench.emulate.one_call import Answer, launch_answer
 from rooflab.bench.emulate.ours import emulating
 from rooflab.bench.emulator import EmulationError
 
 
 def run(
-    function: Callable[..., Any], reference: Callable[..., Any] | None, inputs: Mapping[str, Any], **options: Any
+    function: Callable[..., Any],
+    reference: Callable[..., Any] | None,
+    inputs: Mapping[str, Any],
+    save: str | None = None,
+    **options: Any,
 ) -> Answer:
     """Emulates one call of `function`, and returns its launches.
 
-    Compares the result with the result of `reference` on fp64 inputs.  `options` are the options of `emulating`.
+    Compares the result with the result of `reference` on fp64 inputs.  Writes the tensors of the result and of the
+    arguments to the file `save`; then memory that nobody wrote holds NaN.  `options` are the options of `emulating`.
 
     Raises `ValueError` if the inputs are not the function's parameters, or if the function launches no kernel."""
     for checked_function in (function, reference):
@@ -31,7 +38,7 @@ def run(
     from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
 
     start_s, call_status, reason_text, function_result = time.perf_counter(), "OK", "", None
-    with emulating(**options) as emulation:
+    with emulating(**options) as emulation, poisoned_allocations() if save else nullcontext():
         try:
             function_result = function(**arguments)
         except EmulationError as error:
@@ -41,6 +48,9 @@ def run(
             call_status, reason_text = run_failure.status, run_failure.reason
     if call_status == "OK" and not emulation.launched:
         raise ValueError(f"function: expected {function.__name__} to launch a kernel of Triton, got no launch")
+    if call_status == "OK" and save:
+        leaves = tree_leaves((function_result, arguments))
+        torch.save([leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)], save)
     if call_status == "OK" and emulation.races:
         call_status, reason_text = "INCORRECT", str(emulation.findings[0])
     if call_status == "OK" and reference is not None:
@@ -62,6 +72,7 @@ def answer(request: Mapping[str, Any]) -> Answer:
     """Answers a request of `rooflab emulate` in the worker process.  Raises `ValueError` on an unknown name."""
     function = function_of(f"{request['file']}::{request['kernel']}")
     run_options: dict[str, Any] = {"races": request["races"], "seed": request["schedule"], "ctas": request["sample"]}
+    run_options["save"] = request["save"]
     run_options["configs"] = inputs_of(texts_of(request["configs"]), 0) if request["configs"] else None
     reference = function_of(request["reference"]) if request["reference"] else None
     return run(function, reference, inputs_of(request["case"], request["seed"]), **run_options)
