@@ -173,13 +173,17 @@ def _rows_of(targets: Sequence[KernelCase], folder: Path, options: Mapping[str, 
 
 
 def _row(version: str, answer: Mapping[str, Any], has_reference: bool) -> Row:
-    races, notes = (
-        tuple(dict.fromkeys(text for launch in answer["launches"] for text in launch[name]))
-        for name in ("races", "notes")
+    errors, notes = (
+        tuple(
+            f"[{finding['rule']}] {finding['kernel']}: {finding['text']}"
+            for finding in answer.get("findings", ())
+            if finding["severity"] == severity
+        )
+        for severity in ("error", "note")
     )
     status, reason = answer["status"], answer["reason"]
-    faults = races if status in ("OK", "INCORRECT") else (*races, reason)
-    verdict = {"OK": "right", "INCORRECT": None if races else "wrong"}.get(status) if has_reference else None
+    faults = errors if errors or status in ("OK", "INCORRECT") else (reason,)
+    verdict = {"OK": "right", "INCORRECT": None if errors else "wrong"}.get(status) if has_reference else None
     return Row(version, status, reason, verdict, findings=faults, notes=notes)
 
 
