@@ -31,6 +31,7 @@ def emulate(
     reference: Annotated[str | None, typer.Option(help="With path.py::function: its oracle, path.py::name.")] = None,
     argument: option.Argument = "",
     dtype: option.ArgumentDtype = "",
+    inputs: option.Inputs = None,
     ctas: Annotated[
         int | None, typer.Option("--ctas", help="Run only the first CTA, the last CTA and N others, drawn at random.")
     ] = None,
@@ -52,11 +53,11 @@ def emulate(
     from rooflab.bench.emulate import calls as emulated_calls
 
     op_args = {"kernel": kernel or kernels, "scheme": scheme, "out": out}
-    launcher_options = {"reference": reference, "argument": argument, "dtype": dtype}
+    launcher_options = {"reference": reference, "argument": argument, "dtype": dtype, "inputs": inputs}
     if launcher := option.launcher(op, op_args, launcher_options):
         if ctas is not None and reference:
             raise ValueError(f"ctas: expected no --reference, for CTAs that do not run write nothing, got {ctas}")
-        kernel_cases = [selected(launcher, case, argument, dtype)]
+        kernel_cases = [selected(launcher, case, argument, dtype, inputs)]
     else:
         kernel_names = [*([kernel] if kernel else []), *(kernels or [])]
         kernel_cases = emulated_calls.choose(op, kernel_names, case or [], scheme or [], config)

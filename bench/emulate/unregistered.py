@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ def run(
     for checked_function in (function, reference):
         if checked_function is not None:
             check_named(checked_function, inputs)
-    arguments = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+    arguments = deepcopy(dict(inputs))  # with the strides of each tensor, and tensors that share memory still share it
     from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
 
     start_s, call_status, reason_text, function_result = time.perf_counter(), "OK", "", None
