@@ -10,12 +10,15 @@ from typing import Annotated
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.demangle import demangled
 from rooflab.bench.base.plain import JsonObject, Row
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app, exit_for
 from rooflab.roofline.numbers import counted
 
 MB = 1e6
+SHOWN_LINES = 64
+"""The most lines that are shown of what kernels printed."""
 
 
 @app.command()
@@ -79,15 +82,21 @@ def emulate(
 
 def _show(title: str, answer: JsonObject, prediction: str, lines: bool) -> None:
     line_style = None if answer["status"] == "OK" else "red"
-    show.line(f"{title}: {answer['status']}{': ' + answer['reason'] if answer['reason'] else ''}", line_style)
+    reason_text = f": {demangled(answer['reason'])}" if answer["reason"] else ""
+    show.line(f"{title}: {answer['status']}{reason_text}", line_style)
     for launch in answer["launches"]:
         _show_launch(launch)
         for data_race in launch["races"]:
-            show.line(f"race: {data_race}", "red")
+            show.line(f"race: {demangled(data_race)}", "red")
         for launch_note in launch["notes"]:
-            show.line(f"note: {launch_note}", "yellow")
+            show.line(f"note: {demangled(launch_note)}", "yellow")
         if lines:
             _show_lines(launch)
+    printed_lines = answer.get("printed", ())
+    for printed_line in printed_lines[:SHOWN_LINES]:
+        show.line(f"printed: {demangled(printed_line)}")
+    if len(printed_lines) > SHOWN_LINES:
+        show.line(f"printed: {counted(len(printed_lines) - SHOWN_LINES, 'more line')}, which --json shows")
     if answer["launches"]:
         ctas_text = f"{answer['ran']} of " * (answer["ran"] < answer["of"]) + counted(answer["of"], "CTA")
         checked_elements = answer.get("checked_elements")
@@ -114,7 +123,8 @@ def _show_launch(launch: JsonObject) -> None:
         for name, read_bytes, written_bytes in rows
         if read_bytes or written_bytes
     ]
-    show.table(table_rows, ("level", "read_mb", "written_mb"), f"{launch['kernel']}, {counted(launch['ctas'], 'CTA')}")
+    title = f"{demangled(launch['kernel'])}, {counted(launch['ctas'], 'CTA')}"
+    show.table(table_rows, ("level", "read_mb", "written_mb"), title)
     lines = []
     if launch["tensor_flops"]:
         lines.append(", ".join(f"{flops / 1e9:.4g} GFLOP {kind}" for kind, flops in launch["tensor_flops"].items()))

@@ -55,6 +55,7 @@ def run(request: Mapping[str, Any]) -> Answer:
     call_answer: Answer = {
         "seconds": time.perf_counter() - start_s,
         "launches": [launch_answer(launch_result) for launch_result in launches.results],
+        "printed": launches.printed,
         "ran": launches.ran,
         "of": launches.of,
     }

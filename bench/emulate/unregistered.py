@@ -55,6 +55,7 @@ def run(
         reason_text = "no fault and no race; no value was compared, for there is no --reference"
     call_answer = {"status": call_status, "reason": reason_text, "seconds": time.perf_counter() - start_s}
     launches = [launch_answer(launch) for launch in emulation.launches]
+    call_answer["printed"] = emulation.printed
     return call_answer | {"ran": emulation.ran, "of": emulation.of, "launches": launches}
 
 

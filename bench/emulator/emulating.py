@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.base.demangle import demangled
 from rooflab.bench.compile.pretended import OnGpu, pretended_gpu
 from rooflab.bench.emulator.launches import Launches, emulating_launches
 from rooflab.bench.emulator.machine.run import Checks, EmulationError
@@ -37,7 +38,7 @@ class Finding:
     text: str
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.kernel}: {self.text}"
+        return demangled(f"{self.kind}: {self.kernel}: {self.text}")
 
 
 @dataclass

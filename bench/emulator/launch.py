@@ -42,6 +42,7 @@ def emulate(
     ctas: Iterable[int] | None = None,
     unwritten: Iterable[torch.Tensor] = (),
     memory: Iterable[torch.Tensor] = (),
+    printed: list[str] | None = None,
     short_accumulator: bool = False,
 ) -> LaunchResult:
     """Runs a compiled kernel on the CPU.  The kernel reads and writes CPU tensors in place.
@@ -52,7 +53,8 @@ def emulate(
 
     `ctas` are the numbers of the CTAs to run, by default all.  With `ctas`, the result lists the stores of these CTAs.
     `unwritten` are argument tensors without valid contents; reading them is an error.  `memory` are tensors that the
-    kernel reaches through pointers in memory.  With `short_accumulator`, fp8 matrix multiplications accumulate with
+    kernel reaches through pointers in memory.  `printed` is a list that gets the lines that the kernel prints, even if
+    it fails.  With `short_accumulator`, fp8 matrix multiplications accumulate with
     about 14 bits, as on Hopper.
 
     Raises `PtxError` on PTX that is unknown or not for Hopper.  Raises `ValueError` on arguments that do not fit.
@@ -88,6 +90,7 @@ def emulate(
         program, grid_sizes, block, cluster, global_memory, params, layout, dyn_bytes, checks, seed, short_accumulator
     )
     run.stored = None if ctas is None else []
+    run.printed = run.printed if printed is None else printed
     ptx_text, name = compiled.ptx, program.kernel.name
     execute(run, range(cta_count) if ctas is None else _chosen(ctas, cta_count), lambda: registers_of(ptx_text, name))
     return result_of(run, compiled.ptx)

@@ -107,6 +107,8 @@ class Launches:
     of: int = 0
     """The number of CTAs in the grids of all launches."""
     launched: int = 0
+    printed: list[str] = field(default_factory=list)
+    """The lines that kernels printed (`device_print`, `printf`), each with its kernel, CTA and thread."""
     fresh: FreshMemory = field(default_factory=FreshMemory)
     """A mode that is active while a kernel's function runs.  It knows which memory has not been written."""
 
@@ -144,6 +146,7 @@ class Launches:
                 ctas=ctas,
                 unwritten=unwritten_tensors,
                 memory=self.reached,
+                printed=self.printed,
             )
 
     @property

@@ -1,4 +1,4 @@
-"""Runs barriers, mbarriers, fences, traps and changes of register counts."""
+"""Runs barriers, mbarriers, fences and changes of register counts."""
 
 from __future__ import annotations
 
@@ -100,12 +100,6 @@ def fence(c: LaneContext, instruction: int) -> None:
     observer = c.group.run.observer
     if observer is not None:
         observer.fence(c, instruction)
-
-
-def fail(guard: Any, text: str, instruction: int) -> None:
-    """Raises `Fault` if the predicate `guard` is true for any lane."""
-    if np.any(guard):
-        raise Fault(text, instruction)
 
 
 def rank_of(c: LaneContext, address: Any) -> Any:

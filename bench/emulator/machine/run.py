@@ -121,6 +121,8 @@ class Run:
         """The thread's processor time at which a CTA should have ended."""
         self.stored: list[tuple[Any, int]] | None = None
         """The addresses and the width of every store to global memory; None if the caller did not ask for them."""
+        self.printed: list[str] = []
+        """The lines that the kernel printed so far, each with its CTA and thread."""
         self.changes = 0
         """The number of stores, and of atomics that changed a value, in this launch so far."""
         self.strong = program.strong
