@@ -45,6 +45,7 @@ def run(request: Mapping[str, Any]) -> Answer:
     try:
         with every_launch(launches), poisoned_allocations(), pretended_for(kernel), launches.fresh:
             outputs = kernel.fn(**arguments)
+            launches.check_outputs(outputs)
     except EmulationError as error:
         call_status, reason_text = "RUNTIME_ERROR", str(error)
     except NotSampled:

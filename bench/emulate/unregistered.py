@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from rooflab.bench.base.system_time import time
 from rooflab.bench.compile.launchers import check_named, function_of, inputs_of, texts_of
 from rooflab.bench.compile.pretended import pretended_card
-from rooflab.bench.core import Failed, FunctionOp
+from rooflab.bench.core import Failed, FunctionOp, poisoned_allocations
 from rooflab.bench.emulate.one_call import Answer, launch_answer
 from rooflab.bench.emulate.ours import emulating
 from rooflab.bench.emulator import EmulationError
@@ -32,9 +33,11 @@ def run(
     from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
 
     start_s, call_status, reason_text, function_result = time.perf_counter(), "OK", "", None
-    with emulating(**options) as emulation:
+    # With a reference, an element that nobody wrote must not be right by chance.
+    with emulating(**options) as emulation, poisoned_allocations() if reference else nullcontext():
         try:
             function_result = function(**arguments)
+            emulation.check_outputs(function_result)
         except EmulationError as error:
             call_status, reason_text = "RUNTIME_ERROR", str(error)
         except TritonError as error:
