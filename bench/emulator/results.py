@@ -64,7 +64,7 @@ class LaunchResult:
     """One sentence for each race: a pair of instructions that a GPU may run in another order."""
     notes: tuple[str, ...]
     """Violations of PTX's rules that ptxas repairs, as the notes of ptxas on this PTX say.  Also sums whose last bits
-    are undefined, as Triton 3.9 makes them."""
+    are undefined, and elements that are read and that nobody wrote."""
     ctas: int
     """The number of CTAs in the grid."""
     grid: SizeTriple
@@ -206,7 +206,15 @@ def _races(run: Run, ptx: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if note_code in fix_notes
         for text in fault_texts
     ]
+    notes += [_unordered_sum(name(number)) for number in run.unordered_sums]
     return tuple(dict.fromkeys(race_texts)), tuple(dict.fromkeys([*rounding_notes, *notes]))
+
+
+def _unordered_sum(name: str) -> str:
+    return (
+        f"{name} adds floats of several warps or CTAs to one address, and an addition was rounded: the sum's last bits"
+        " depend on the order, which differs from run to run"
+    )
 
 
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from rooflab.bench.emulator.machine.counting import Counter
 from rooflab.bench.emulator.machine.memory import POISON, UNIT_DTYPES, GlobalMemory
 from rooflab.bench.emulator.machine.observe import Observer
+from rooflab.bench.emulator.machine.sums import Sums
 from rooflab.bench.emulator.races.global_races import GlobalRaces
 from rooflab.bench.emulator.races.shared_races import SharedRaces
 from rooflab.bench.emulator.races.vector_clocks import MapOrder
@@ -145,6 +146,10 @@ class Run:
             self.observer = Observer(
                 program.kernel, self.strong, self.actors_per_cta, self.has_clusters, self.counter, self.global_races
             )
+        self.sums: dict[int, Sums] = {}
+        """By address of an allocation: the sums of floats that atomics compute there."""
+        self.unordered_sums: dict[int, None] = {}
+        """Atomics that add floats of several warps to one place, in an order that the sum's last bits show."""
         self.shared_races: list[Any] = []
         self.register_races: dict[int, None] = {}
         """Instructions that read an accumulator whose wgmma may still be running."""
@@ -185,6 +190,8 @@ class CtaGroup:
         """The warps of a race detector's slot.  A slot is a CTA, or a cluster, whose CTAs reach each other's memory."""
         self.race_bytes = len(self.shared) if run.has_clusters else self.shared_size
         """The bytes of shared memory of one slot of the race detector."""
+        self.sums: Sums | None = None
+        """The sums of floats that atomics compute in shared memory."""
         self.races: SharedRaces | None = None
         self.maps: MapOrder | None = None
         self.waiting: Any = None
