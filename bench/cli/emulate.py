@@ -49,7 +49,8 @@ def emulate(
     """Run compiled GPU code (sm_90a) on the CPU; show errors, races, bytes by memory level, counts by source line.
 
     OP is an op, or path.py::function: a Python function, of any project, that launches Triton kernels.  For such a
-    function, --shape gives the tensors, as x=64x96,weight=96:bf16, and --argument gives the other values.
+    function, --shape gives the tensors, as x=64x96,weight=96:bf16, and --argument gives the other values;
+    or --inputs names a function that makes all of them.
 
     Exit status 11: a value is wrong, there is a race, or the call would fail on a GPU."""
     from rooflab.bench.compile.launchers import selected

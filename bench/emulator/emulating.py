@@ -33,7 +33,7 @@ class Finding:
     """Describes a fault of a kernel that ran to its end."""
 
     kind: str
-    """`race`: a GPU may compute another result.  `note`: ptxas repairs the fault."""
+    """`race`: a GPU may compute another result.  `note`: what `LaunchResult.notes` describes."""
     kernel: str
     text: str
 

@@ -98,9 +98,10 @@ def _unwritten(tensor: torch.Tensor, written: Flags) -> str:
     """Says how many elements of a tensor nobody wrote, and which is the first. Returns an empty text if all were
     written."""
     size = tensor.element_size()
-    flags = written[: len(written) // size * size].reshape(-1, size).all(axis=1)[tensor.storage_offset() :]
     if not tensor.numel():
         return ""
+    flags: Flags = np.logical_and.reduce(written[: len(written) // size * size].reshape(-1, size), axis=1)
+    flags = flags[tensor.storage_offset() :]
     is_unwritten = ~np.lib.stride_tricks.as_strided(flags, tuple(tensor.shape), tensor.stride(), writeable=False)
     count = int(np.count_nonzero(is_unwritten))
     if not count:

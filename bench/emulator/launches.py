@@ -108,7 +108,7 @@ class Launches:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Returns the notes of all launches, without duplicates.  A note is a fault that ptxas repairs."""
+        """Returns the notes of all launches, without duplicates.  `LaunchResult.notes` describes them."""
         return tuple(dict.fromkeys(note for launch_result in self.results for note in launch_result.notes))
 
     @property

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ptx_lines import SHARED
+from ptx_lines import launch as lines
 
 from rooflab.bench.emulate.ours import compile_ptx
 from rooflab.bench.emulator.arguments import PtxLaunch
@@ -85,3 +87,17 @@ def test_a_sum_that_every_order_gives_is_not_named(
     name: str, x: torch.Tensor, y: torch.Tensor, ctas: int, threads: int
 ) -> None:
     assert notes(name, x, y, ctas, threads) == ()
+
+
+@pytest.mark.parametrize(
+    ("divisor", "grid", "count"), [("0f40400000", 3, 1), ("0f40400000", 2, 0), ("0f40000000", 3, 0)]
+)
+def test_a_bulk_reduction_is_a_sum_too(divisor: str, grid: int, count: int) -> None:
+    """Each CTA adds its number and a thread's, by three or by two: halves are exact."""
+    body = f"""mov.u32 %r2, s; shl.b32 %r3, %r0, 2; add.u32 %r4, %r2, %r3; add.u32 %r5, %r31, %r0; add.u32 %r5, %r5, 1;
+        cvt.rn.f32.u32 %f1, %r5; div.rn.f32 %f1, %f1, {divisor}; st.shared.f32 [%r4], %f1; mov.u32 %r1, 0;
+        fence.proxy.async; bar.sync 0; add.u64 %d3, %d0, 512;
+        @%p0 cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%d3], [%r2], 128;
+        @%p0 cp.async.bulk.commit_group; @%p0 cp.async.bulk.wait_group 0;"""
+    _, result = lines(body, declared=SHARED, grid=grid, to=torch.zeros(160, dtype=torch.int32))
+    assert result.races == () and len(result.notes) == count

@@ -50,10 +50,13 @@ class Sums:
 
 def _values(codes: Any, kind: str) -> npt.NDArray[np.float64]:
     """Returns the values of lanes as fp64: `[1, lanes]`, or `[2, lanes]` for pairs."""
-    if "f16" not in kind:
-        return codes.view(np.float32 if kind == "f32" else np.float64)[None].astype(np.float64)
-    halves = np.ascontiguousarray(codes).view(np.uint16).reshape(len(codes), -1).T
-    return decode(halves, kind.removesuffix("x2")).astype(np.float64)
+    if "f16" in kind:
+        halves = np.ascontiguousarray(codes).view(np.uint16).reshape(len(codes), -1).T
+        values = decode(halves, kind.removesuffix("x2"))
+    else:
+        values = codes.view(np.float32 if kind == "f32" else np.float64)[None]
+    as_fp64: npt.NDArray[np.float64] = values.astype(np.float64)
+    return as_fp64
 
 
 def _rounded(old: Any, added: Any, kind: str) -> npt.NDArray[np.bool_]:
