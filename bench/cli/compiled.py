@@ -32,6 +32,7 @@ def static(
     ] = False,
     argument: option.Argument = "",
     dtype: option.ArgumentDtype = "",
+    inputs: option.Inputs = None,
     gpu: Annotated[str | None, typer.Option(help="The Hopper GPU for waves and tail; without it, an H100.")] = None,
     compare: Annotated[
         str | None, typer.Option(metavar="REV", help="Compare with the compiled code of this git revision.")
@@ -55,14 +56,14 @@ def static(
     device = device_for(gpu)
     code_store = None if no_cache else Store()
     op_args = {"kernel": kernel, "suite": suite, "scheme": scheme, "all": every_case, "compare": compare}
-    launcher = option.launcher(op, op_args, {"argument": argument, "dtype": dtype})
+    launcher = option.launcher(op, op_args, {"argument": argument, "dtype": dtype, "inputs": inputs})
     query = Query(
         op, tuple(kernel or ()), tuple(suite or STATIC_SUITES), tuple(case or ()), tuple(scheme or ()), every_case
     )
     if compare is None:
         if markdown:
             raise ValueError("markdown: expected --compare with it, for it holds a difference")
-        kernel_cases = [selected(launcher, case, argument, dtype)] if launcher else query.select()
+        kernel_cases = [selected(launcher, case, argument, dtype, inputs)] if launcher else query.select()
         results = _compile(kernel_cases, device, code_store)
         _report(results, code_store, out)
         exit_for({case_result.status for case_result in results})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rooflab.bench import show
+from rooflab.bench.base.demangle import demangled
 from rooflab.bench.base.plain import JsonObject, Row
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from rooflab.bench.compile.cases import KernelCase
 
 MB = 1e6
+SHOWN_LINES = 64
+"""The most lines that are shown of what kernels printed."""
 
 
 @app.command()
@@ -37,6 +40,7 @@ def emulate(
     reference: Annotated[str | None, typer.Option(help="With path.py::function: its oracle, path.py::name.")] = None,
     argument: option.Argument = "",
     dtype: option.ArgumentDtype = "",
+    inputs: option.Inputs = None,
     ctas: Annotated[
         int | None, typer.Option("--ctas", help="Run only the first CTA, the last CTA and N others, drawn at random.")
     ] = None,
@@ -52,7 +56,8 @@ def emulate(
     """Run compiled GPU code (sm_90a) on the CPU; show errors, races, bytes by memory level, counts by source line.
 
     OP is an op, or path.py::function: a Python function, of any project, that launches Triton kernels.  For such a
-    function, --shape gives the tensors, as x=64x96,weight=96:bf16, and --argument gives the other values.
+    function, --shape gives the tensors, as x=64x96,weight=96:bf16, and --argument gives the other values;
+    or --inputs names a function that makes all of them.
 
     Exit status 11: a value is wrong, there is a race, or the call would fail on a GPU.  With --triton, 10: a later
     version is worse than the first (wrong or other values, more findings, more spills)."""
@@ -60,11 +65,11 @@ def emulate(
     from rooflab.bench.emulate import calls as emulated_calls
 
     op_args = {"kernel": kernel or kernels, "scheme": scheme, "out": out}
-    launcher_options = {"reference": reference, "argument": argument, "dtype": dtype}
+    launcher_options = {"reference": reference, "argument": argument, "dtype": dtype, "inputs": inputs}
     if launcher := option.launcher(op, op_args, launcher_options):
         if ctas is not None and reference:
             raise ValueError(f"ctas: expected no --reference, for CTAs that do not run write nothing, got {ctas}")
-        kernel_cases = [selected(launcher, case, argument, dtype)]
+        kernel_cases = [selected(launcher, case, argument, dtype, inputs)]
     else:
         kernel_names = [*([kernel] if kernel else []), *(kernels or [])]
         kernel_cases = emulated_calls.choose(op, kernel_names, case or [], scheme or [], config)
@@ -127,12 +132,18 @@ def _compare_toolchains(
 
 def _show(title: str, answer: JsonObject, prediction: str, lines: bool) -> None:
     line_style = None if answer["status"] == "OK" else "red"
-    show.line(f"{title}: {answer['status']}{': ' + answer['reason'] if answer['reason'] else ''}", line_style)
+    reason_text = f": {demangled(answer['reason'])}" if answer["reason"] else ""
+    show.line(f"{title}: {answer['status']}{reason_text}", line_style)
     for launch in answer["launches"]:
         _show_launch(launch)
         if lines:
             _show_lines(launch)
     _show_findings(answer.get("findings", ()), answer["reason"])
+    printed_lines = answer.get("printed", ())
+    for printed_line in printed_lines[:SHOWN_LINES]:
+        show.line(f"printed: {demangled(printed_line)}")
+    if len(printed_lines) > SHOWN_LINES:
+        show.line(f"printed: {counted(len(printed_lines) - SHOWN_LINES, 'more line')}, which --json shows")
     if answer["launches"]:
         ctas_text = f"{answer['ran']} of " * (answer["ran"] < answer["of"]) + counted(answer["of"], "CTA")
         checked_elements = answer.get("checked_elements")
@@ -172,7 +183,8 @@ def _show_launch(launch: JsonObject) -> None:
         for name, read_bytes, written_bytes in rows
         if read_bytes or written_bytes
     ]
-    show.table(table_rows, ("level", "read_mb", "written_mb"), f"{launch['kernel']}, {counted(launch['ctas'], 'CTA')}")
+    title = f"{demangled(launch['kernel'])}, {counted(launch['ctas'], 'CTA')}"
+    show.table(table_rows, ("level", "read_mb", "written_mb"), title)
     lines = []
     if launch["tensor_flops"]:
         lines.append(", ".join(f"{flops / 1e9:.4g} GFLOP {kind}" for kind, flops in launch["tensor_flops"].items()))

@@ -107,7 +107,12 @@ Argument = Annotated[
     str, typer.Option("--argument", "--arg", help="With path.py::function: other arguments, as eps=1e-6,causal=true.")
 ]
 ArgumentDtype = Annotated[
-    str, typer.Option("--dtype", help="With path.py::function: dtype of its tensors: fp32 (the default), fp16, bf16.")
+    str,
+    typer.Option("--dtype", help="With path.py::function: dtype of its tensors: fp32 (the default), int32, bool..."),
+]
+Inputs = Annotated[
+    str | None,
+    typer.Option("--inputs", help="With path.py::function: path.py::make, which returns a dict of all arguments."),
 ]
 Suite = Annotated[Names, typer.Option("--suite", help="A suite of cases, as smollm2_135m; repeatable.")]
 Case = Annotated[Names, typer.Option("--case", "--shape", help="A case: sizes and options, as M=64,N=48; repeatable.")]

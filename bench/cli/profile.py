@@ -31,6 +31,7 @@ def explain(
     scheme: option.Scheme = None,
     argument: option.Argument = "",
     dtype: option.ArgumentDtype = "",
+    inputs: option.Inputs = None,
     gpu: Gpu = None,
     records: Annotated[Path | None, typer.Option(help="Take measured times from this file or folder of records.")] = (
         None
@@ -52,11 +53,11 @@ def explain(
     all_records = read(records) if records else []
     device, gpu_note = predictions.choose_gpu(gpu, [entry for entry in all_records if entry.device == "cuda"])
     show.note(gpu_note)
-    launcher_options = {"argument": argument, "dtype": dtype}
+    launcher_options = {"argument": argument, "dtype": dtype, "inputs": inputs}
     op_args = {"kernel": kernel or kernels, "scheme": scheme, "records": records}
     kernel_names = [*([kernel] if kernel else []), *(kernels or [])]
     if launcher := option.launcher(op, op_args, launcher_options):
-        kernel_names, kernel_target = [launcher], selected(launcher, case, argument, dtype)
+        kernel_names, kernel_target = [launcher], selected(launcher, case, argument, dtype, inputs)
         time_explanations = [_of_launcher(kernel_target, device)]
     else:
         kernel_targets = _targets(op, kernel_names, case or [], scheme or [])

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import triton
+from triton.runtime.errors import PTXASError
 
 from rooflab.bench.base.cubin import code_hash
 from rooflab.bench.compile import sass
@@ -168,6 +169,8 @@ def answer(request: Mapping[str, Any]) -> Answer:
     try:
         return select_request(request) if request["do"] == "select" else compile_request(request)
     except Failed.errors() as error:
+        if isinstance(error, PTXASError):
+            return {"error": Failed.of(error).reason, "where": "", "refused": False}
         error_frame = traceback.extract_tb(error.__traceback__)[-1]
         was_refused = isinstance(error, CaseRefused)
         error_text = str(error) if was_refused else f"{type(error).__name__}: {error}".strip()

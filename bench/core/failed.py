@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from rooflab.bench.base.ptxas import errors_of
 from rooflab.bench.core.record import Status
 from rooflab.kernels.takes import Refusal
 
@@ -44,10 +45,14 @@ class Failed(Exception):
             return cls("OUT_OF_MEMORY", error_text)
         if isinstance(error, ValueError) and error_text.startswith(("UNSUPPORTED: ", "UNAVAILABLE: ")):
             return cls.by(error_text)
+        if isinstance(error, PTXASError):  # its place is in Triton, and its text has the command too
+            return cls(
+                "COMPILE_ERROR", f"{where + ': ' if where else ''}ptxas refuses the code:\n{errors_of(error_text)}"
+            )
         last_frame = traceback.extract_tb(error.__traceback__)[-1]
         file_line = f"{Path(last_frame.filename).name}:{last_frame.lineno}"
         failure_reason = f"{where + ': ' if where else ''}{type(error).__name__}: {error_text} ({file_line})"
-        is_compile_error = isinstance(error, CompilationError | OutOfResources | PTXASError | CudaCompileError)
+        is_compile_error = isinstance(error, CompilationError | OutOfResources | CudaCompileError)
         return cls("COMPILE_ERROR" if is_compile_error else "RUNTIME_ERROR", failure_reason)
 
     @staticmethod

@@ -45,6 +45,7 @@ def run(request: Mapping[str, Any]) -> Answer:
     try:
         with every_launch(launches), poisoned_allocations(), pretended_for(kernel), launches.fresh:
             outputs = kernel.fn(**arguments)
+            launches.check_outputs(outputs)
     except EmulationError as error:
         call_status, reason_text = "RUNTIME_ERROR", str(error)
     except NotSampled:
@@ -56,6 +57,7 @@ def run(request: Mapping[str, Any]) -> Answer:
         "seconds": time.perf_counter() - start_s,
         "launches": [launch_answer(launch_result) for launch_result in launches.results],
         "findings": [finding.to_dict() for finding in launches.findings],
+        "printed": launches.printed,
         "ran": launches.ran,
         "of": launches.of,
     }

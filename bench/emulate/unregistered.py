@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -34,13 +35,15 @@ def run(
     for checked_function in (function, reference):
         if checked_function is not None:
             check_named(checked_function, inputs)
-    arguments = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+    arguments = deepcopy(dict(inputs))  # with the strides of each tensor, and tensors that share memory still share it
     from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
 
     start_s, call_status, reason_text, function_result = time.perf_counter(), "OK", "", None
-    with emulating(**options) as emulation, poisoned_allocations() if save else nullcontext():
+    # With a reference, an element that nobody wrote must not be right by chance.
+    with emulating(**options) as emulation, poisoned_allocations() if reference or save else nullcontext():
         try:
             function_result = function(**arguments)
+            emulation.check_outputs(function_result)
         except EmulationError as error:
             call_status, reason_text = "RUNTIME_ERROR", str(error)
         except TritonError as error:
@@ -65,6 +68,7 @@ def run(
     call_answer: Answer = {"status": call_status, "reason": reason_text, "seconds": time.perf_counter() - start_s}
     launches = [launch_answer(launch) for launch in emulation.launches]
     call_answer["findings"] = [finding.to_dict() for finding in emulation.findings]
+    call_answer["printed"] = emulation.printed
     return call_answer | {"ran": emulation.ran, "of": emulation.of, "launches": launches}
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from rooflab.bench.base.demangle import demangled
 from rooflab.bench.emulator.text.syntax import Instruction, SizeTriple
 
 Rule = Literal[
     "missing-fence", "race", "out-of-bounds", "misaligned", "unwritten-read", "deadlock", "endless", "barrier",
-    "mbarrier-phase", "wgmma-registers", "early-exit", "invalid-use", "trap",
+    "mbarrier-phase", "wgmma-registers", "early-exit", "output-not-written", "nondeterministic-sum",
+    "invalid-use", "trap",
 ]  # fmt: skip
 RULES: dict[Rule, tuple[str, str]] = {
     "missing-fence": (
@@ -37,6 +39,11 @@ RULES: dict[Rule, tuple[str, str]] = {
     "early-exit": (
         "Shared State Space",
         "A CTA ends while another CTA or a copy may still use the shared memory of the CTA that ends",
+    ),
+    "output-not-written": ("", "A tensor of torch.empty is read or returned, and nobody wrote some of its elements"),
+    "nondeterministic-sum": (
+        "atom",
+        "Atomics of several warps or CTAs add floats to one address, and the order decides the rounding",
     ),
     "invalid-use": ("the instruction's own", "An operand or a group of threads is one that the instruction forbids"),
     "trap": ("trap", "The kernel stops itself: a trap, or an assertion that failed on the device"),
@@ -93,7 +100,7 @@ class Finding:
         return cls(rule, severity, kernel, text, file, line, instruction.opcode, **more)
 
     def __str__(self) -> str:
-        return f"{self.severity} [{self.rule}]: {self.kernel}: {self.text}"
+        return demangled(f"{self.severity} [{self.rule}]: {self.kernel}: {self.text}")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as JSON values, and the section of the PTX ISA with the meaning of the rule's name."""

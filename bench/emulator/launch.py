@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from rooflab.bench.emulator.arguments import (
     mark_unwritten,
     whole_numbers,
 )
+from rooflab.bench.emulator.fresh_memory import Flags
 from rooflab.bench.emulator.loader import load
 from rooflab.bench.emulator.machine.grid import execute
 from rooflab.bench.emulator.machine.memory import GlobalMemory
@@ -41,7 +42,9 @@ def emulate(
     seed: int = 0,
     ctas: Iterable[int] | None = None,
     unwritten: Iterable[torch.Tensor] = (),
+    written: Mapping[int, Flags] | None = None,
     memory: Iterable[torch.Tensor] = (),
+    printed: list[str] | None = None,
     short_accumulator: bool = False,
 ) -> LaunchResult:
     """Runs a compiled kernel on the CPU.  The kernel reads and writes CPU tensors in place.
@@ -51,8 +54,10 @@ def emulate(
     `num_ctas` CTAs).  A `seed` other than 0 makes the order of warps and copies random.
 
     `ctas` are the numbers of the CTAs to run, by default all.  With `ctas`, the result lists the stores of these CTAs.
-    `unwritten` are argument tensors without valid contents; reading them is an error.  `memory` are tensors that the
-    kernel reaches through pointers in memory.  With `short_accumulator`, fp8 matrix multiplications accumulate with
+    `unwritten` are argument tensors without valid contents; reading them is an error.  `written` says the same of each
+    byte of a tensor, by the address of its storage; the kernel's stores set these flags.  `memory` are tensors that the
+    kernel reaches through pointers in memory.  `printed` is a list that gets the lines that the kernel prints, even if
+    it fails.  With `short_accumulator`, fp8 matrix multiplications accumulate with
     about 14 bits, as on Hopper.
 
     Raises `PtxError` on PTX that is unknown or not for Hopper.  Raises `ValueError` on arguments that do not fit.
@@ -81,6 +86,10 @@ def emulate(
         add_tensor(global_memory, tensor, "memory")
     for tensor in unwritten_tensors if checks.uninitialised else ():
         mark_unwritten(global_memory, tensor)
+    for address, flags in (written or {}).items() if checks.uninitialised else ():
+        allocation = global_memory.find(address)
+        assert allocation is not None, "it is an argument, or in `memory`"
+        allocation.written = flags
     block, cluster = _sizes(program.kernel, compiled, grid_sizes)
     layout = _layout(program.kernel, global_memory)
     dyn_bytes = _dynamic_shared(compiled, layout)
@@ -88,6 +97,7 @@ def emulate(
         program, grid_sizes, block, cluster, global_memory, params, layout, dyn_bytes, checks, seed, short_accumulator
     )
     run.stored = None if ctas is None else []
+    run.printed = run.printed if printed is None else printed
     ptx_text, name = compiled.ptx, program.kernel.name
     execute(run, range(cta_count) if ctas is None else _chosen(ctas, cta_count), lambda: registers_of(ptx_text, name))
     return result_of(run, compiled.ptx)

@@ -5,86 +5,19 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rooflab.bench.compile.cases import SM, properties
 from rooflab.bench.emulator.faults import Finding
+from rooflab.bench.emulator.fresh_memory import FreshMemory, tensors_in
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.emulator.machine.run import Checks, EmulationError
 from rooflab.bench.emulator.results import Bytes, LaunchResult
-
-_ATEN = torch.ops.aten
-_ALLOCATORS = (
-    _ATEN.empty,
-    _ATEN.empty_like,
-    _ATEN.empty_strided,
-    _ATEN.empty_permuted,
-    _ATEN.new_empty,
-    _ATEN.new_empty_strided,
-)
-
-
-class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records tensors without valid contents, from `torch.empty` and similar functions.  It is a torch dispatch mode.
-
-    A tensor is recorded until another torch function uses it.  A view shares the memory and does not count as a use."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._tensors: dict[int, torch.Tensor] = {}
-        """The tensors by the address of their storage; held so that no other tensor can get the same memory."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if func.overloadpacket in _ALLOCATORS and not kwargs.keys() & {"out"}:
-            if result.device.type == "cpu" and result.layout == torch.strided and result.untyped_storage().nbytes():
-                self._tensors[result.untyped_storage().data_ptr()] = result
-        elif self._tensors and not _is_view(func):
-            self.forget(tensors_in((args, kwargs)))
-        return result
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._tensors.clear()
-
-    def among(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the tensors in `tensors` that have not been written."""
-        return [tensor for tensor in tensors if _address(tensor) in self._tensors]
-
-    def forget(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Records that `tensors` may have been written."""
-        for tensor in tensors:
-            self._tensors.pop(_address(tensor), None)
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Returns all tensors in `value`: in lists, tuples, mappings, and as the `base` of tensor descriptors."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [tensor for item in value for tensor in tensors_in(item)]
-    base_tensor = getattr(value, "base", None)
-    return [base_tensor] if isinstance(base_tensor, torch.Tensor) else []
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
-
-
-def _is_view(func: Any) -> bool:
-    """Tells whether a torch function returns the memory of an argument and writes nothing."""
-    alias_infos = [return_value.alias_info for return_value in func._schema.returns]
-    return bool(alias_infos) and all(alias_info is not None and not alias_info.is_write for alias_info in alias_infos)
-
 
 QUICK = Checks(races=False, counts=False)
 """The checks of a kernel's later calls: only the values, under another order of warps and copies."""
@@ -110,12 +43,15 @@ class Launches:
     launched: int = 0
     failed: list[Finding] = field(default_factory=list)
     """The faults that ended launches."""
+    printed: list[str] = field(default_factory=list)
+    """The lines that kernels printed (`device_print`, `printf`), each with its kernel, CTA and thread."""
     fresh: FreshMemory = field(default_factory=FreshMemory)
     """A mode that is active while a kernel's function runs.  It knows which memory has not been written."""
 
     def __post_init__(self) -> None:
         if self.ctas is not None and self.ctas < 0:
             raise ValueError(f"ctas: expected 0 or more, got {self.ctas}")
+        self.fresh.report = self._add_note
 
     def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
         """Emulates one launch."""
@@ -134,10 +70,11 @@ class Launches:
         """Emulates the CTAs `ctas` of one launch.  If `ctas` is None, emulates all CTAs."""
         with torch._C.DisableTorchFunction():  # tensors may say that they are on a pretended card
             self.launched += 1
-            tensors = tensors_in(args)
-            # Later calls check only values: there the poison in fresh memory shows a read of unwritten memory.
-            unwritten_tensors = self.fresh.among(tensors) if self.checks.races else []
-            self.fresh.forget(tensors)
+            tensors, written_flags = [*tensors_in(args), *self.reached], {}
+            if self.checks.races and self.checks.uninitialised:
+                written_flags = self.fresh.written(tensors, len(self.results))
+            else:  # only values are checked: there the poison in fresh memory shows a read of unwritten memory
+                self.fresh.forget(tensors)
             try:
                 return emulate(
                     compiled,
@@ -146,12 +83,25 @@ class Launches:
                     checks=self.checks,
                     seed=self.seed,
                     ctas=ctas,
-                    unwritten=unwritten_tensors,
+                    written=written_flags,
                     memory=self.reached,
+                    printed=self.printed,
                 )
             except EmulationError as error:
                 self.failed.append(error.fault)
                 raise
+
+    def check_outputs(self, outputs: Any) -> None:
+        """Adds a note for each tensor in `outputs` that `torch.empty` made, and of which nobody wrote some elements."""
+        for index, tensor in enumerate(tensors_in(outputs)):
+            self.fresh.check(tensor, f"output {index} of the launcher", len(self.results) - 1)
+
+    def _add_note(self, launch: int, text: str) -> None:
+        """Adds a note to the launch of number `launch`, unless only some CTAs ran."""
+        if self.ran == self.of and 0 <= launch < len(self.results):
+            result = self.results[launch]
+            note = Finding("output-not-written", "note", result.kernel, text, grid=result.grid)
+            self.results[launch] = replace(result, findings=tuple(dict.fromkeys((*result.findings, note))))
 
     @property
     def reached(self) -> list[torch.Tensor]:
@@ -172,7 +122,7 @@ class Launches:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Returns the notes of all launches, without duplicates.  A note is a fault that ptxas repairs."""
+        """Returns the notes of all launches, without duplicates.  `LaunchResult.notes` describes them."""
         return tuple(dict.fromkeys(note for launch_result in self.results for note in launch_result.notes))
 
     @property

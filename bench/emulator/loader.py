@@ -9,7 +9,7 @@ import numpy as np
 
 from rooflab.bench.emulator.emit import arithmetic, control, matrix, memory_access, moves
 from rooflab.bench.emulator.emit.generator import Generator
-from rooflab.bench.emulator.execute import atomics, bulk, copying, matrices, synchronising, tensor_maps, warps
+from rooflab.bench.emulator.execute import atomics, bulk, copying, matrices, printing, synchronising, tensor_maps, warps
 from rooflab.bench.emulator.machine import access
 from rooflab.bench.emulator.machine.waiting import waiting_of
 from rooflab.bench.emulator.numbers import approximate, bitfields, bits, floats, formats, half, integers
@@ -43,6 +43,7 @@ def _names() -> dict[str, Any]:
         half,
         integers,
         matrices,
+        printing,
         synchronising,
         tensor_maps,
         warps,

@@ -63,8 +63,8 @@ class LaunchResult:
     shared_wavefronts_least: int
     """The wavefronts that these loads and stores would take without bank conflicts."""
     findings: tuple[Finding, ...]
-    """The faults that did not end the launch.  Notes are what ptxas repairs, as its notes on this PTX say, and sums
-    whose last bits are undefined, as Triton 3.9 makes them."""
+    """The faults that did not end the launch.  Notes are what ptxas repairs, as its notes on this PTX say, sums whose
+    last bits are undefined, and elements that are read and that nobody wrote."""
     ctas: int
     """The number of CTAs in the grid."""
     grid: SizeTriple
@@ -188,6 +188,9 @@ def _findings(run: Run, ptx: str) -> tuple[Finding, ...]:
         text = f"{writer.describe()} writes a register of A of {wgmma.describe()}, which may still have to read it: no"
         text += " wgmma.wait_group between"
         found.append(name.finding("wgmma-registers", text, writer.number, wgmma.number))
+    for number in run.unordered_sums:
+        text = _unordered_sum(name(number))
+        found.append(name.finding("nondeterministic-sum", text, number, severity="note"))
     return tuple({finding.text: finding for finding in (*found, *_repairable(run, ptx, name))}.values())
 
 
@@ -229,6 +232,13 @@ def _repairable(run: Run, ptx: str, name: _Named) -> Iterator[Finding]:
             place, other = "after", access.number
         fence = {"missing": "wgmma.fence", "belongs": f"{place} {(access or wgmma).describe()}"}
         yield finding("missing-fence", FENCE, text, wgmma.number, other, **fence)
+
+
+def _unordered_sum(name: str) -> str:
+    return (
+        f"{name} adds floats of several warps or CTAs to one address, and an addition was rounded: the sum's last bits"
+        " depend on the order, which differs from run to run"
+    )
 
 
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:

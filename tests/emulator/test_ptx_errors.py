@@ -132,7 +132,8 @@ def test_what_a_thread_must_not_do_is_an_error(body: str, words: str) -> None:
 
 def test_an_assertion_names_its_line_where_it_is_reached() -> None:
     text = error_of("asserts", [torch.arange(32, dtype=torch.int32)])
-    assert "a device-side assertion failed" in text and "kernel.cu:7 " in text
+    assert "kernel.cu:7 " in text and "CTA 0, thread 5: the assertion 'x[threadIdx.x] < 5' failed (" in text
+    assert "kernel.cu:7 in " in text and "asserts(const int *)" in text
     emulate(PtxLaunch(ptx(), "asserts", (32, 1, 1)), (1,), [torch.zeros(32, dtype=torch.int32)])
 
 

@@ -49,16 +49,19 @@ def many_ways(g: Generator, instruction: Instruction) -> None:
 @emits("trap", "brkpt")
 def trap(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `trap`, which stops the kernel with a fault."""
-    g.line(f"synchronising.fail({g.guard or 'np.bool_(True)'}, 'the kernel trapped', {instruction.number})")
+    g.line(f"printing.fail(c, {g.guard or 'None'}, 'the kernel trapped', {instruction.number})")
     g.line(f"return {instruction.number + 1}")
 
 
 @emits("call")
 def call(g: Generator, instruction: Instruction) -> None:
-    """Emits Python code for calls to driver functions.  A failed assertion ends the run; `vprintf` prints nothing."""
+    """Emits Python code for calls to driver functions.  A failed assertion ends the run; `vprintf` prints a line."""
+    addresses = [g.value(operand, "u4") for operand in instruction.operands]
+    guard, number = g.guard or "None", instruction.number
     if "assertfail" in instruction.opcode:
-        failure_text = "a device-side assertion failed"
-        g.line(f"synchronising.fail({g.guard or 'np.bool_(True)'}, {failure_text!r}, {instruction.number})")
+        g.line(f"printing.assertion(c, ({', '.join(addresses)}), {guard}, {number})")
+    else:
+        g.line(f"printing.vprintf(c, {', '.join(addresses)}, {guard}, {number})")
 
 
 @emits("nanosleep")

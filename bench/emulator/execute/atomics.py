@@ -12,6 +12,7 @@ from rooflab.bench.emulator.machine.access import shared_offsets
 from rooflab.bench.emulator.machine.context import LaneContext
 from rooflab.bench.emulator.machine.memory import SHARED_WINDOW
 from rooflab.bench.emulator.machine.run import Fault
+from rooflab.bench.emulator.machine.sums import FLOATS, Sums
 from rooflab.bench.emulator.numbers import half
 from rooflab.bench.emulator.numbers.bits import REDUCTION_UFUNCS, flush
 from rooflab.bench.emulator.text.kinds import dtype_of
@@ -56,6 +57,8 @@ def atomic(
     finally:
         launch.observer = observer
     _observe(c, space, lane_addresses[lanes], lanes, dtype.itemsize, order, instruction)
+    if operation == "add" and kind in FLOATS:
+        record_sum(c, space, lane_addresses[lanes], lanes, (old_result[lanes], op_values[0]), kind, instruction)
     if not has_changed:
         launch.changes = change_count
         c.polls(instruction, lane_addresses[lanes])
@@ -79,6 +82,39 @@ def _observe(c: LaneContext, space: str, addresses: Any, lanes: Any, size: int, 
         observer.shared_atomic(c, lanes, byte_offsets, size, instruction)
     else:
         observer.global_atomic(c, lanes, addresses, size, order, instruction)
+
+
+def record_sum(
+    c: LaneContext, space: str, addresses: Any, lanes: Any, values: tuple[Any, Any], kind: str, instruction: int
+) -> None:
+    """Records additions of floats by lanes, one after another: `values` are the old values and those that are added."""
+    group, launch = c.group, c.group.run
+    if not launch.checks.races or instruction in launch.unordered_sums:
+        return
+    size, pairs = values[0].itemsize, list[tuple[Sums, Any, Any]]()
+    is_shared = np.full(len(lanes), space == "shared")
+    if space == "generic":
+        is_shared = addresses >> np.uint64(60) != 0
+    if (shared_lanes := np.flatnonzero(is_shared)).size:
+        shared_addresses = addresses[shared_lanes].astype(np.uint32)
+        offsets = np.asarray(shared_offsets(c, shared_addresses, size, lanes[shared_lanes], instruction))
+        group.sums = group.sums or Sums(len(group.shared))
+        pairs.append((group.sums, offsets.astype(np.int64), shared_lanes))
+    global_lanes = np.flatnonzero(~is_shared)
+    while global_lanes.size:
+        allocation = group.memory.find(int(addresses[global_lanes[0]]))
+        assert allocation is not None  # the operation itself has accessed it
+        offsets = addresses[global_lanes].astype(np.int64) - allocation.base
+        is_inside = (offsets >= 0) & (offsets < allocation.size)
+        if allocation.base not in launch.sums:
+            launch.sums[allocation.base] = Sums(allocation.size)
+        pairs.append((launch.sums[allocation.base], offsets[is_inside], global_lanes[is_inside]))
+        global_lanes = global_lanes[~is_inside]
+    warps_per_cta = group.lanes_per_cta // 32
+    warps = np.asarray(group.ctas)[c.slots[lanes]] * warps_per_cta + c.warps[lanes] % warps_per_cta
+    for sums, offsets, chosen in pairs:
+        if sums.add(offsets, warps[chosen], values[0][chosen], values[1][chosen], kind):
+            launch.unordered_sums[instruction] = None
 
 
 def _places(c: LaneContext, space: str, where: Any, lanes: npt.NDArray[np.int64], instruction: int) -> Any:

@@ -10,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.emulator.execute import tensor_maps
+from rooflab.bench.emulator.execute.atomics import record_sum
 from rooflab.bench.emulator.machine import access
 from rooflab.bench.emulator.machine.access import check_written, shared_offsets
 from rooflab.bench.emulator.machine.context import LaneContext, value_of
 from rooflab.bench.emulator.machine.memory import POISON, RANK_SHIFT, SHIFT, UNIT_DTYPES
 from rooflab.bench.emulator.machine.run import CtaGroup, Fault
+from rooflab.bench.emulator.machine.sums import FLOATS
 from rooflab.bench.emulator.machine.transfers import Transfer
 from rooflab.bench.emulator.machine.waiting import waiting_of
 from rooflab.bench.emulator.races.vector_clocks import TMA_LOAD
@@ -204,6 +206,12 @@ def _start_store(
                     raise Fault("a reduction into a tensor whose elements overlap, which is not emulated", instruction)
                 old_units = tensor_maps.load_bytes(c, addresses, unit, instruction, lane=lane, reduces=True)
                 dtype = f"u{tensor.element_bytes}"
+                if operation == "add" and tensor.element in FLOATS:
+                    element_offsets = np.arange(0, unit, tensor.element_bytes, dtype=np.uint64)
+                    places = (addresses[:, None] + element_offsets).ravel()
+                    values = old_units.view(dtype), data.view(dtype)
+                    lanes = np.full(len(places), lane)
+                    record_sum(c, "global", places, lanes, values, tensor.element, instruction)
                 new_units = tensor_map.reduce_values(operation, old_units.view(dtype), data.view(dtype), tensor.element)
                 data = np.ascontiguousarray(new_units).view(UNIT_DTYPES[unit])
             tensor_maps.store_bytes(c, addresses, data, unit, instruction, lane=lane, reduces=operation is not None)

@@ -1,4 +1,4 @@
-"""Runs barriers, mbarriers, fences, traps and changes of register counts."""
+"""Runs barriers, mbarriers, fences and changes of register counts."""
 
 from __future__ import annotations
 
@@ -101,12 +101,6 @@ def fence(c: LaneContext, instruction: int) -> None:
     observer = c.group.run.observer
     if observer is not None:
         observer.fence(c, instruction)
-
-
-def fail(guard: Any, text: str, instruction: int) -> None:
-    """Raises `Fault` if the predicate `guard` is true for any lane."""
-    if np.any(guard):
-        raise Fault(text, instruction, rule="trap")
 
 
 def rank_of(c: LaneContext, address: Any) -> Any:

@@ -16,6 +16,7 @@ from rooflab.bench.emulator.faults import Finding, Rule
 from rooflab.bench.emulator.machine.counting import Counter
 from rooflab.bench.emulator.machine.memory import POISON, UNIT_DTYPES, GlobalMemory
 from rooflab.bench.emulator.machine.observe import Observer
+from rooflab.bench.emulator.machine.sums import Sums
 from rooflab.bench.emulator.races.global_races import GlobalRaces
 from rooflab.bench.emulator.races.granules import Granules
 from rooflab.bench.emulator.races.shared_races import SharedRaces
@@ -133,6 +134,8 @@ class Run:
         """The thread's processor time at which a CTA should have ended."""
         self.stored: list[tuple[Any, int]] | None = None
         """The addresses and the width of every store to global memory; None if the caller did not ask for them."""
+        self.printed: list[str] = []
+        """The lines that the kernel printed so far, each with its CTA and thread."""
         self.changes = 0
         """The number of stores, and of atomics that changed a value, in this launch so far."""
         self.strong = program.strong
@@ -157,6 +160,10 @@ class Run:
                 self.global_races,
                 self.warp_races,
             )
+        self.sums: dict[int, Sums] = {}
+        """By address of an allocation: the sums of floats that atomics compute there."""
+        self.unordered_sums: dict[int, None] = {}
+        """Atomics that add floats of several warps to one place, in an order that the sum's last bits show."""
         self.shared_races: list[Any] = []
         self.register_races: dict[int, None] = {}
         """Instructions that read an accumulator whose wgmma may still be running."""
@@ -204,6 +211,8 @@ class CtaGroup:
         """The warps of a race detector's slot.  A slot is a CTA, or a cluster, whose CTAs reach each other's memory."""
         self.race_bytes = len(self.shared) if run.has_clusters else self.shared_size
         """The bytes of shared memory of one slot of the race detector."""
+        self.sums: Sums | None = None
+        """The sums of floats that atomics compute in shared memory."""
         self.races: SharedRaces | None = None
         self.maps: MapOrder | None = None
         self.waiting: Any = None
