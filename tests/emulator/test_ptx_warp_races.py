@@ -99,3 +99,12 @@ def test_warps_that_run_a_loop_with_a_barrier_differently_often_are_seen_though_
     body = f"{counts} {loop.format('A')} shr.u32 %r3, %r0, 5; sub.u32 %r3, 2, %r3; {loop.format('B')}"
     assert any("is met more often by some warps than by others" in race for race in run(body).races)
     assert run(body.replace("shr.u32 %r3, %r0, 5;", "mov.u32 %r3, 1;")).races == ()
+
+
+@SEEDS
+def test_a_copy_of_a_read_is_no_fault_if_its_warp_writes_nothing(seed: int) -> None:
+    """As Triton's code for a tensor of 32 elements: both warps load them, and one stores."""
+    text = "ld.global.u32 %r4, [%d4]; bar.warp.sync -1; @%p0 st.global.u32 [%d4], %r6; {} exit;"
+    assert found(text.format(""), seed=seed) == set()
+    other = "@%p1 st.global.u32 [%d2], %r4;"
+    assert found(text.format(other), seed=seed) == {"read-write race"}

@@ -52,13 +52,13 @@ NOTE = "nobody wrote 3 of its 64 elements, the first at [7, 5]; torch.empty allo
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        ("part", 0, f"note: output 0 of the launcher: {NOTE}"),
+        ("part", 0, f"note [output-not-written]: _copy: output 0 of the launcher: {NOTE}"),
         ("part --reference {}::same", 11, "INCORRECT: output 0: 3 of 64 elements off"),
-        ("summed", 0, f"note: a tensor of shape [8, 8], which aten.sum reads: {NOTE}"),
+        ("summed", 0, f"note [output-not-written]: _copy: a tensor of shape [8, 8], which aten.sum reads: {NOTE}"),
         (
             "again",
             11,
-            "RUNTIME_ERROR: _copy: mine.py:7 (ld.global.b32), CTA 0, 1: a read of byte 244 of x_ptr, which nobody",
+            "RUNTIME_ERROR: [unwritten-read] _copy: mine.py:7 (ld.global.b32), CTA 0, 1: a read of byte 244 of x_ptr",
         ),
         ("halves", 0, ""),
         ("scratch", 0, ""),
@@ -72,7 +72,7 @@ def test_an_output_that_nobody_wrote_is_a_note(
     (tmp_path / "mine.py").write_text(MINE)
     path, shape = f"{tmp_path}/mine.py", [] if "--shape" in arguments else ["--shape", "x=8x8"]
     got, out, err = rooflab("emulate", *f"{path}::{arguments.format(path)}".split(), *shape)
-    assert got == status and words in out and ("note: " in out) == words.startswith(("note: ", "INCORRECT")), out + err
+    assert got == status and words in out and ("note [" in out) == words.startswith(("note [", "INCORRECT")), out + err
 
 
 def test_only_what_reads_unwritten_elements_is_reported() -> None:

@@ -177,7 +177,7 @@ class Run:
         allocations = ((allocation.base, allocation.size) for allocation in self.memory.allocations)
         granules = Granules(self.program.granules["global"], allocations)
         between_ctas = GlobalRaces(ctas, granules, warps=self.actors_per_cta) if ctas > 1 else None
-        return between_ctas, WarpRaces(granules) if warps > 1 else None
+        return between_ctas, WarpRaces(granules, ctas, warps) if warps > 1 else None
 
     def count(self, place: int, grain: int, lanes: int) -> None:
         """Counts one execution of a basic block by `lanes` lanes."""

@@ -6,7 +6,11 @@ orders them (`VectorClocks`).  At least one must be a write, and at least one mu
 Each granule has the stamps of its last write, of its last atomic, and of the last reads of two warps.  So a write that
 is ordered after these two reads, but not after a third warp's earlier read, is not seen.
 
-Copies into shared memory count as reads only at their issue: a later write may not overtake them unseen.
+A copy into shared memory is compared with earlier writes, but a later write is not compared with it.
+
+Where a tensor has fewer elements than a CTA has threads, Triton lets several warps load the same elements, and only one
+of them store.  So a read-write race is no fault if several warps read the granule in one instruction, and the racing
+reader writes nothing to global memory in the whole launch.
 """
 
 from __future__ import annotations
@@ -98,12 +102,18 @@ class _Last:
 
 
 class WarpRaces:
-    """Detects races between the warps of a CTA on the granules of global memory.  Stores at most `limit` races."""
+    """Detects races between the warps of a CTA on the granules of global memory.  A grid has `ctas` CTAs of `warps`
+    warps.  Stores at most `limit` races."""
 
-    def __init__(self, granules: Granules, limit: int = 100) -> None:
+    def __init__(self, granules: Granules, ctas: int, warps: int, limit: int = 100) -> None:
         self.findings = Findings(limit)
         self._granules = granules
         self._writes, self._atomics, self._reads, self._older_reads = (_Last(granules.count) for _ in range(4))
+        self._warps_per_cta = warps
+        self._wrote: Bools = np.zeros(ctas * warps, np.bool_)
+        """By warp of the grid, whether it wrote global memory."""
+        self._of_copies: list[tuple[int, Race]] = []
+        """The read-write races of warps that read what others read in the same instruction, each with its reader."""
         self._winners: npt.NDArray[np.int32] | None = None
         """Scratch space: for each granule, the last lane of one instruction that wrote it."""
         self._written: set[int] = set()
@@ -118,6 +128,10 @@ class WarpRaces:
     @property
     def found(self) -> list[Race]:
         """Returns the races that the detector found so far."""
+        for reader, race in self._of_copies:
+            if self._wrote[reader]:
+                self.findings.add(race)
+        self._of_copies.clear()
         return self.findings.races
 
     def read(self, lanes: WarpLanes, base: int, addresses: Ints, width: int, copy: bool = False) -> None:
@@ -151,6 +165,7 @@ class WarpRaces:
         stamps = lanes.stamps
         self._writes.record(cells, stamps, lanes.ctas)
         self._written.add(base)
+        self._wrote[self._in_grid(lanes)] = True
         self._collide(lanes, cells[:, 0], values)
 
     def atomic(self, lanes: WarpLanes, bases: Iterable[int], addresses: Ints, width: int) -> None:
@@ -163,6 +178,7 @@ class WarpRaces:
         self._meet("read-write", self._reads, lanes, cells)
         self._meet("read-write", self._older_reads, lanes, cells)
         self._atomics.record(cells, lanes.stamps, lanes.ctas)
+        self._wrote[self._in_grid(lanes)] = True
 
     def poll(self, lanes: WarpLanes, addresses: Ints, width: int) -> None:
         """Records a load that reads a flag."""
@@ -182,6 +198,11 @@ class WarpRaces:
             if stores:
                 released[warp] = clocks.known[GENERIC, slot, warp].copy()
                 clocks.tick(slot, warp)
+
+    def _in_grid(self, lanes: WarpLanes) -> Ints:
+        """Returns for each lane the number of its warp in the grid: `[n]`."""
+        numbers: Ints = lanes.ctas * self._warps_per_cta + lanes.warps % self._warps_per_cta
+        return numbers
 
     def _settle(self, base: int) -> None:
         """Moves the logged reads of the allocation at `base` to the tables."""
@@ -227,12 +248,38 @@ class WarpRaces:
             last_lanes = last_of(cells[:, 0] << ACTOR_BITS | lanes.warps)
             is_same = equal(chosen(values, last_lanes), old(), lanes.warps.size)
         late_stamps = stamps[is_late]
-        keys = (late_stamps & LOWER_MASK) << 1 | is_same[rows]
+        readers = late_stamps & ACTOR_MASK if kind == "read-write" else lanes.warps[rows]
+        is_copy = self._read_together(kind, cells[is_late], late_stamps, lanes, rows)
+        # By pair of instructions; and by reader, if several warps read the granule in one instruction.
+        keys = (late_stamps & LOWER_MASK) >> ACTOR_BITS << ACTOR_BITS | np.where(is_copy, readers, 0)
+        keys = keys << 2 | is_copy << 1 | is_same[rows]
         for first, count in zip(*np.unique(keys, return_index=True, return_counts=True)[1:], strict=True):
             lane, stamp = int(rows[first]), int(late_stamps[first])
             cell = int(cells[lane, columns[first]])
             earlier = (stamp & LOWER_MASK) >> ACTOR_BITS
-            self._add(kind, earlier, stamp & ACTOR_MASK, lanes, lane, cell, bool(is_same[lane]), int(count))
+            race = self._race(kind, earlier, stamp & ACTOR_MASK, lanes, lane, cell, bool(is_same[lane]), int(count))
+            if is_copy[first]:
+                reader = int(readers[first]) % self._warps_per_cta
+                self._of_copies.append((int(lanes.ctas[lane]) * self._warps_per_cta + reader, race))
+            else:
+                self.findings.add(race)
+
+    def _read_together(self, kind: str, cells: Ints, late_stamps: Stamps, lanes: WarpLanes, rows: Ints) -> Bools:
+        """Returns for each of m races whether another warp read the granule in the instruction that reads it: `[m]`."""
+        is_copy = np.zeros(cells.size, np.bool_)
+        if "read" not in kind:
+            return is_copy
+        for base in list(self._log):
+            self._settle(base)
+        read_in = (late_stamps & LOWER_MASK) >> ACTOR_BITS if kind == "read-write" else lanes.instruction
+        for table in (self._reads, self._older_reads):
+            if not table.untouched:
+                stamps = table.stamps.take(cells)
+                is_other = table.owners.take(cells) == lanes.ctas[rows] + 1
+                if kind == "read-write":
+                    is_other &= stamps & ACTOR_MASK != late_stamps & ACTOR_MASK
+                is_copy |= is_other & ((stamps & LOWER_MASK) >> ACTOR_BITS == read_in)
+        return is_copy
 
     def _collide(self, lanes: WarpLanes, cells: Ints, values: Values | None) -> None:
         """Reports lanes of one CTA that write one address in the same instruction: two warps always, and the lanes of a
@@ -264,15 +311,14 @@ class WarpRaces:
                 index = int(is_race.argmax())
                 loser, winner = int(losers[index]), int(kept_lanes[index])
                 first_warp, cell = int(lanes.warps[loser]), int(cells[winner])
-                self._add(kind, lanes.instruction, first_warp, lanes, winner, cell, same, int(is_race.sum()))
+                count = int(is_race.sum())
+                self.findings.add(self._race(kind, lanes.instruction, first_warp, lanes, winner, cell, same, count))
 
-    def _add(
+    def _race(
         self, kind: str, first: int, first_warp: int, lanes: WarpLanes, lane: int, cell: int, same: bool, count: int
-    ) -> None:
+    ) -> Race:
         cta = f" of CTA {int(lanes.ctas[lane])}"
         first_name, name = (lanes.clocks.name_of(warp) for warp in (first_warp, int(lanes.warps[lane])))
         actors = (first_name, name) if cta in name else (first_name + cta, name + cta)
         address = self._granules.address(cell)
-        self.findings.add(
-            Race("global", kind, first, lanes.instruction, *actors, address, -1, same_value=same, count=count)
-        )
+        return Race("global", kind, first, lanes.instruction, *actors, address, -1, same_value=same, count=count)
