@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 import os
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rooflab.bench.compile.cases import SM, properties
+from rooflab.bench.compile.pretended_graph import capturing
 from rooflab.bench.emulator.launch import emulate
-from rooflab.bench.emulator.machine.run import Checks
+from rooflab.bench.emulator.machine.run import Checks, EmulationError
 from rooflab.bench.emulator.results import Bytes, LaunchResult
 
 _ATEN = torch.ops.aten
@@ -107,6 +110,10 @@ class Launches:
     of: int = 0
     """The number of CTAs in the grids of all launches."""
     launched: int = 0
+    faults: list[str] = field(default_factory=list)
+    """The errors of launches that did not end well."""
+    marks: Counter[str] = field(default_factory=Counter)
+    """Sentences on what stands in place of a time, each with the number of calls."""
     fresh: FreshMemory = field(default_factory=FreshMemory)
     """A mode that is active while a kernel's function runs.  It knows which memory has not been written."""
 
@@ -115,7 +122,10 @@ class Launches:
             raise ValueError(f"ctas: expected 0 or more, got {self.ctas}")
 
     def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
-        """Emulates one launch."""
+        """Emulates one launch.  While a CUDA graph is captured, records the launch instead."""
+        if (graph := capturing()) is not None:
+            graph.calls.append(partial(self.run, compiled, grid, args))
+            return
         n_ctas, cta_numbers = math.prod(grid), None
         if self.ran < self.of:
             raise NotSampled("ctas: expected a kernel of one launch, got one whose next launch needs all of the first")
@@ -123,7 +133,11 @@ class Launches:
             cta_numbers = [0, *sorted(random.Random(self.seed).sample(range(1, n_ctas - 1), self.ctas)), n_ctas - 1]
         self.ran += n_ctas if cta_numbers is None else len(cta_numbers)
         self.of += n_ctas
-        launch_result = self.emulated(compiled, grid, args, cta_numbers)
+        try:
+            launch_result = self.emulated(compiled, grid, args, cta_numbers)
+        except EmulationError as error:
+            self.faults.append(str(error))
+            raise
         if self.checks.counts or self.checks.races:
             self.results.append(launch_result)
 
@@ -134,7 +148,7 @@ class Launches:
             tensors = tensors_in(args)
             # Later calls check only values: there the poison in fresh memory shows a read of unwritten memory.
             unwritten_tensors = self.fresh.among(tensors) if self.checks.races else []
-            self.fresh.forget(tensors)
+            self.fresh.forget([*tensors, *self.reached])
             return emulate(
                 compiled,
                 grid,
@@ -179,5 +193,5 @@ def emulating_launches(launches: Launches, configs: Callable[..., Any] | None = 
     # Imported only here, because the first import of Triton fixes its mode for the process.
     from rooflab.bench.emulator.triton_kernels import emulating_triton
 
-    with emulating_triton(SM, properties(), launches.run, configs):
+    with emulating_triton(SM, properties(), launches.run, configs, launches.marks):
         yield
