@@ -4,6 +4,7 @@ A CPU computes what torch computes there, so a seed or a generator of the GPU is
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
@@ -174,10 +175,19 @@ def _impl() -> Callable[..., Any]:
     the mode of the pretended GPU, which torch turns off while it calls an operator."""
     original_impl = torch.library.Library.impl
 
+    gpu_operators = set[str]()
+
     def impl(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
         own_key = dispatch_key or self.dispatch_key
+        operator = f"{self.ns}::{str(op_name).rpartition('::')[2]} {_LIBRARY_KEYS.get(own_key, own_key)}"
+        if own_key in _LIBRARY_KEYS:
+            gpu_operators.add(operator)
+        elif operator in gpu_operators:
+            return  # all tensors are on the GPU, so the kernel for the CPU never runs
         wrapped_fn = fn if fn is torch.library.fallthrough_kernel or own_key == "Meta" else _in_mode(fn)
-        original_impl(self, op_name, wrapped_fn, _LIBRARY_KEYS.get(own_key, own_key), **options)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Warning only once for all operators")  # one replaces that of the CPU
+            original_impl(self, op_name, wrapped_fn, _LIBRARY_KEYS.get(own_key, own_key), **options)
 
     return impl
 
