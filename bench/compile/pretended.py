@@ -48,8 +48,6 @@ class OnGpu(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in _NOOP_METHODS:
             return args[0]
-        if func is torch.Tensor.record_stream:
-            return None
         if func is torch.Tensor.cpu:
             return func(*args, **kwargs).clone()  # a copy, as from a GPU
         if func in _DEVICE_GETTERS:

@@ -154,7 +154,7 @@ def pretended_torch(mode: TorchFunctionMode) -> Iterator[None]:
         patch.multiple(torch, Stream=Stream, Event=Event, Generator=_Generator, set_default_device=default_device),
         patch.object(torch.cuda.nvtx, "_nvtx", nvtx),
         patch.object(torch.autograd, "has_torch_function", has_override),
-        patch.object(torch.Tensor, "backward", backward),
+        patch.multiple(torch.Tensor, create=True, backward=backward, record_stream=lambda self, stream: None),
         patch.object(torch.library.Library, "impl", _impl()),
     )
     with ExitStack() as stack:

@@ -18,7 +18,7 @@ import torch
 
 from rooflab.bench.emulate.ours import emulating
 from rooflab.bench.emulate.strangers import Part, Program
-from rooflab.bench.emulator import Emulation
+from rooflab.bench.emulator import Emulation, EmulationError, users_part
 
 COMPILE_MARK = "torch.compile compiled nothing: its function ran as it stands, its torch operators on the CPU"
 WORKERS_MARK = "pytest-xdist was turned off: all tests ran in one process"
@@ -79,6 +79,14 @@ class Plugin:
         if item.nodeid not in self._ran and not part.launched:
             self._watch.parts.remove(part)
         return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self) -> Generator[None, object, object]:
+        """Ends the traceback of a kernel's fault in the program's own line."""
+        try:
+            return (yield)
+        except EmulationError as error:
+            raise error.with_traceback(users_part(error.__traceback__)) from None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Remembers the tests that ran."""
