@@ -74,7 +74,7 @@ class OnGpu(TorchFunctionMode):
             self.addressed = {
                 address: held
                 for address, held in self.addressed.items()
-                if torch._C._storage_Use_Count(held.untyped_storage()._cdata) > _USES_OF_FREED  # type: ignore[attr-defined]
+                if torch._C._storage_Use_Count(held.untyped_storage()._cdata) > _USES_OF_FREED
             }
             self._crowded = max(1024, 2 * len(self.addressed))
 

@@ -32,13 +32,13 @@ class Graph:
         self.calls.clear()
         self._recording = _Recording(self)
         _open_graphs.append(self)
-        self._recording.__enter__()
+        self._recording.__enter__()  # type: ignore[no-untyped-call]
 
     def capture_end(self) -> None:
         """Ends the recording.  Raises `RuntimeError` if none has begun."""
         if self._recording is None:
             raise RuntimeError("CUDAGraph.capture_end: expected capture_begin before it")
-        self._recording.__exit__(None, None, None)
+        self._recording.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._recording = None
         _open_graphs.remove(self)
 

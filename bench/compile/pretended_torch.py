@@ -76,7 +76,7 @@ class _Generator(torch.Generator, metaclass=_GeneratorType):
     """A generator of the CPU that may be asked for on the GPU."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        return torch._C.Generator.__new__(torch._C.Generator, device="cpu")
+        return torch._C.Generator("cpu")
 
 
 _SEEDS: dict[str, Callable[..., Any]] = {
@@ -185,9 +185,10 @@ def _impl() -> Callable[..., Any]:
         elif operator in gpu_operators:
             return  # all tensors are on the GPU, so the kernel for the CPU never runs
         wrapped_fn = fn if fn is torch.library.fallthrough_kernel or own_key == "Meta" else _in_mode(fn)
+        gpu_key = _LIBRARY_KEYS.get(own_key, own_key)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Warning only once for all operators")  # one replaces that of the CPU
-            original_impl(self, op_name, wrapped_fn, _LIBRARY_KEYS.get(own_key, own_key), **options)
+            original_impl(self, op_name, wrapped_fn, gpu_key, **options)  # type: ignore[no-untyped-call]
 
     return impl
 
@@ -195,7 +196,8 @@ def _impl() -> Callable[..., Any]:
 def _in_mode(fn: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not _open_modes or _open_modes[-1] in _get_current_function_mode_stack():
+        active_modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        if not _open_modes or _open_modes[-1] in active_modes:
             return fn(*args, **kwargs)
         with _open_modes[-1]:
             return fn(*args, **kwargs)

@@ -180,10 +180,8 @@ def emulating_triton(
 
     CompiledKernel._init_handles, CompiledKernel.__getattr__ = ready, missing
     _launch_handlers.append(handle)
-    fake_driver = FakeDriver(sm, properties, "cuda:0")
     try:
-        with driven_by(fake_driver), tuned(configs, Counter() if marks is None else marks) as do_bench:
-            fake_driver.get_benchmarker = lambda: do_bench
+        with driven_by(FakeDriver(sm, properties, "cuda:0")), tuned(configs, Counter() if marks is None else marks):
             yield
     finally:
         _launch_handlers.pop()

@@ -20,8 +20,8 @@ PERF_REPORT_MARK = "triton.testing.perf_report ran nothing, because the emulator
 
 
 @contextmanager
-def tuned(configs: Configs | None, marks: Counter[str]) -> Iterator[Callable[..., Any]]:
-    """Makes autotuned kernels run with their first config that compiles.  Yields the replacement of `do_bench`.
+def tuned(configs: Configs | None, marks: Counter[str]) -> Iterator[None]:
+    """Makes autotuned kernels run with their first config that compiles.
 
     If given, the function `configs` chooses the configs.  The kernel then runs once with each, and the last result is
     kept.  An autotuner with a `run` of its own gets one equal time for each config that compiles.  `marks` counts what
@@ -81,7 +81,7 @@ def tuned(configs: Configs | None, marks: Counter[str]) -> Iterator[Callable[...
         patch.multiple(triton.testing, do_bench=do_bench, do_bench_cudagraph=do_bench),
         patch.object(triton.testing.Mark, "run", no_report),
     ):
-        yield do_bench
+        yield
 
 
 def _contents(values: Iterable[Any]) -> dict[int, bytes]:
