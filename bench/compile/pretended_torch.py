@@ -58,7 +58,7 @@ class Stream(Event):
         pass
 
 
-class Guard(nullcontext[None]):
+class DeviceGuard(nullcontext[None]):
     """Replaces context managers such as `torch.cuda.device`; does nothing, because there is only one device."""
 
     idx = prev_idx = 0
@@ -105,7 +105,7 @@ def fake_cuda(stream: Stream) -> dict[str, Any]:
     guards = ("device", "device_of", "stream", "_DeviceGuard", "StreamContext")
     return (
         fakes
-        | dict.fromkeys(guards, Guard)
+        | dict.fromkeys(guards, DeviceGuard)
         | _SEEDS
         | {
             "Event": Event,
@@ -128,7 +128,7 @@ def _fake_accelerator(stream: Stream) -> dict[str, Any]:
         "reset_peak_memory_stats": None,
     }  # fmt: skip
     fakes = {name: (lambda *args, value=value, **kwargs: value) for name, value in fake_results.items()}
-    return fakes | {"device_index": Guard}
+    return fakes | {"device_index": DeviceGuard}
 
 
 @contextmanager

@@ -23,7 +23,7 @@ _EXPECTED = "program: expected pytest ..., python script.py ... or python -m mod
 
 
 @dataclass(frozen=True)
-class Program:
+class StrangersProgram:
     """Describes what to run: the arguments of pytest, or a module or a script with its arguments."""
 
     kind: str
@@ -33,7 +33,7 @@ class Program:
     """Whether imports look in the current folder first, as with `python -m`."""
 
     @classmethod
-    def of(cls, words: Sequence[str]) -> Program:
+    def of(cls, words: Sequence[str]) -> StrangersProgram:
         """Reads a program's command line.  Raises `ValueError` if it is none."""
         if words[0] == "pytest":
             return cls("pytest", list(words[1:]))
@@ -66,7 +66,7 @@ class Part:
 
 
 @dataclass
-class Report:
+class ProgramReport:
     """Describes a program's run in the emulator."""
 
     status: int
@@ -106,19 +106,19 @@ class Report:
         return {"status": self.status, "exit_status": self.exit_status, "parts": parts, "marks": self.marks}
 
 
-def run(words: Sequence[str], races: bool, schedule: int, out_of_the_way: bool = False) -> Report:
+def run(words: Sequence[str], races: bool, schedule: int, out_of_the_way: bool = False) -> ProgramReport:
     """Runs a program in a child process, with this process's input and output, and returns the report.
 
     With `out_of_the_way`, the program's output goes to stderr.  Raises `ValueError` if `words` name no program, and if
     the process ends before it has written its report."""
-    program = Program.of(words)
+    program = StrangersProgram.of(words)
     with tempfile.TemporaryDirectory() as folder:
         report_file = Path(folder) / "report.json"
         request = {"program": vars(program), "races": races, "schedule": schedule, "report": str(report_file)}
-        command = [sys.executable, "-P", "-m", WORKER_MODULE, json.dumps(request)]
+        command = [sys.executable, "-P", "-m", WORKER_MODULE, json.dumps(request, allow_nan=False)]
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         ended = subprocess.run(command, env=environment, stdout=sys.stderr if out_of_the_way else None)
         if not report_file.is_file():
             raise ValueError(f"program: expected it to end by itself, got status {ended.returncode} of its process")
         answer = json.loads(report_file.read_text())
-    return Report(answer["status"], [Part(**part) for part in answer["parts"]], answer["marks"])
+    return ProgramReport(answer["status"], [Part(**part) for part in answer["parts"]], answer["marks"])

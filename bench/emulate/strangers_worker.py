@@ -17,14 +17,15 @@ import pytest
 import torch
 
 from rooflab.bench.emulate.ours import emulating
-from rooflab.bench.emulate.strangers import Part, Program
+from rooflab.bench.emulate.strangers import Part, StrangersProgram
 from rooflab.bench.emulator import Emulation, EmulationError, users_part
+from rooflab.kernels._files import write_whole
 
 COMPILE_MARK = "torch.compile compiled nothing: its function ran as it stands, its torch operators on the CPU"
 WORKERS_MARK = "pytest-xdist was turned off: all tests ran in one process"
 
 
-class Watch:
+class LaunchWatch:
     """Divides the launches of a run into parts, one for each test or for the script."""
 
     def __init__(self, emulation: Emulation) -> None:
@@ -51,7 +52,7 @@ class Watch:
 class Plugin:
     """A pytest plugin that watches each test."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: LaunchWatch) -> None:
         self._watch = watch
         self._ran: set[str] = set()
 
@@ -94,11 +95,11 @@ class Plugin:
             self._ran.add(report.nodeid)
 
 
-def _pytest(words: list[str], watch: Watch) -> int:
+def _pytest(words: list[str], watch: LaunchWatch) -> int:
     return int(pytest.main(words, plugins=[Plugin(watch)]))
 
 
-def _script(words: list[str], watch: Watch, is_module: bool) -> int:
+def _script(words: list[str], watch: LaunchWatch, is_module: bool) -> int:
     """Runs a script or a module as `__main__`, and returns its exit status. Prints the traceback of an error."""
     sys.argv = words
     with watch.part(words[0]):
@@ -132,20 +133,20 @@ def _eager(marks: Any) -> Callable[..., Any]:
 
 def main(request: Mapping[str, Any]) -> int:
     """Runs the program of a request, writes the report, and returns the program's exit status."""
-    program = Program(**request["program"])
+    program = StrangersProgram(**request["program"])
     if program.imports_here:
         sys.path.insert(0, os.getcwd())
     elif program.kind == "script":
         sys.path.insert(0, str(Path(program.words[0]).resolve().parent))
     with emulating(races=request["races"], seed=request["schedule"]) as emulation:
-        watch = Watch(emulation)
+        watch = LaunchWatch(emulation)
         with patch.object(torch, "compile", _eager(emulation.marks)):
             if program.kind == "pytest":
                 status = _pytest(program.words, watch)
             else:
                 status = _script(program.words, watch, program.kind == "module")
     report = {"status": status, "parts": [vars(part) for part in watch.parts], "marks": dict(emulation.marks)}
-    Path(request["report"]).write_text(json.dumps(report))
+    write_whole(Path(request["report"]), json.dumps(report, allow_nan=False))
     return status
 
 

@@ -26,7 +26,6 @@ def tuned(configs: Configs | None, marks: Counter[str]) -> Iterator[None]:
     If given, the function `configs` chooses the configs.  The kernel then runs once with each, and the last result is
     kept.  An autotuner with a `run` of its own gets one equal time for each config that compiles.  `marks` counts what
     stands in place of times."""
-    import triton.testing
     from triton.compiler.errors import CompileTimeAssertionFailure
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.errors import OutOfResources, PTXASError
@@ -66,6 +65,14 @@ def tuned(configs: Configs | None, marks: Counter[str]) -> Iterator[None]:
             return [float("inf")] * 3
         return [MARKED_MS] * 3
 
+    with patch.multiple(Autotuner, run=chosen, _bench=compiled), _without_times(marks):
+        yield
+
+
+@contextmanager
+def _without_times(marks: Counter[str]) -> Iterator[None]:
+    import triton.testing
+
     def do_bench(fn: Callable[[], Any], *args: Any, quantiles: Any = None, **kwargs: Any) -> Any:
         marks[DO_BENCH_MARK] += 1
         fn()
@@ -77,7 +84,6 @@ def tuned(configs: Configs | None, marks: Counter[str]) -> Iterator[None]:
         marks[PERF_REPORT_MARK] += 1
 
     with (
-        patch.multiple(Autotuner, run=chosen, _bench=compiled),
         patch.multiple(triton.testing, do_bench=do_bench, do_bench_cudagraph=do_bench),
         patch.object(triton.testing.Mark, "run", no_report),
     ):
