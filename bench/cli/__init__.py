@@ -12,4 +12,5 @@ for _command_file in sorted(Path(__file__).parent.glob("[a-z]*.py")):
 _app_module = import_module("rooflab.bench.cli.app")
 for _typer_app in (_app_module.app, *(group.typer_instance for group in _app_module.app.registered_groups)):
     for _command in _typer_app.registered_commands:
-        _command.cls = _app_module.Command
+        if not issubclass(_command.cls, _app_module.Command):
+            _command.cls = _app_module.Command

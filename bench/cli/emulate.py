@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -16,7 +17,7 @@ from rooflab.bench.base.demangle import demangled
 from rooflab.bench.base.plain import JsonObject, Row
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
-from rooflab.bench.cli.app import app, exit_for
+from rooflab.bench.cli.app import Command, app, exit_for
 from rooflab.roofline.numbers import counted
 
 if TYPE_CHECKING:
@@ -25,10 +26,34 @@ if TYPE_CHECKING:
 MB = 1e6
 SHOWN_LINES = 64
 """The most lines that are shown of what kernels printed."""
+PROGRAM = "program"
+"""The key of the command's context under which the words of a program stand."""
 
 
-@app.command()
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Splits a command line at the first `--`, if `pytest` or `python` follows it.  Returns the words before it, and
+    the program; without such a program, returns all words and an empty list."""
+    for place, word in enumerate(words[:-1]):
+        if word == "--":
+            next_word = words[place + 1]
+            if re.fullmatch(r"pytest|python(3(\.\d+)?)?", next_word):
+                return list(words[:place]), list(words[place + 1 :])
+            break
+    return list(words), []
+
+
+class _Emulate(Command):
+    """The command `emulate`, which leaves a program behind `--` as it is."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Reads the words before the program."""
+        own_words, ctx.meta[PROGRAM] = _split(args)
+        return super().parse_args(ctx, own_words)
+
+
+@app.command(cls=_Emulate)
 def emulate(
+    context: typer.Context,
     op: Annotated[str | None, typer.Argument(help="An op, or path.py::function; --kernel FILE needs none.")] = None,
     kernel: Annotated[
         str | None, typer.Argument(help="A kernel with compiled code; without one, all kernels of the op.")
@@ -59,8 +84,13 @@ def emulate(
     function, --shape gives the tensors, as x=64x96,weight=96:bf16, and --argument gives the other values;
     or --inputs names a function that makes all of them.
 
+    After --, a program for a GPU runs with its kernels emulated: rooflab emulate -- pytest tests/ -k attention, or
+    rooflab emulate -- python script.py.  Its own exit status stays, if it is not 0.
+
     Exit status 11: a value is wrong, there is a race, or the call would fail on a GPU.  With --triton, 10: a later
     version is worse than the first (wrong or other values, more findings, more spills)."""
+    if context.meta[PROGRAM]:
+        _run_program(context, races, schedule, json)
     from rooflab.bench.compile.launchers import selected
     from rooflab.bench.emulate import calls as emulated_calls
 
@@ -128,6 +158,21 @@ def _compare_toolchains(
         show.line(f"first to differ from {versions[0]}: {others or 'none'}")
     if any(comparison.is_worse for comparison in comparisons):
         raise typer.Exit(ExitStatus.SLOWER)
+
+
+def _run_program(context: typer.Context, races: bool, schedule: int, json: bool) -> NoReturn:
+    """Runs the program of the command line.  Raises `ValueError` on an option that only a call of a kernel has."""
+    from rooflab.bench.emulate import strangers
+
+    for name, value in context.params.items():
+        source = context.get_parameter_source(name)
+        if name not in ("races", "schedule", "json") and source is not None and source.name == "COMMANDLINE":
+            raise ValueError(f"{name}: expected no value with a program after --, got {value!r}")
+    report = strangers.run(context.meta[PROGRAM], races, schedule, out_of_the_way=json)
+    show.result(report.to_dict())
+    for text_line, style in report.lines():
+        show.line(text_line, style)
+    raise typer.Exit(report.exit_status)
 
 
 def _show(title: str, answer: JsonObject, prediction: str, lines: bool) -> None:

@@ -78,6 +78,8 @@ class FakeDriver:
         self.get_current_device = lambda: sm
         self.get_current_stream = lambda device: 0
         self.get_active_torch_device = lambda: torch.device(device)
+        self.get_device_interface = lambda: torch.cuda
+        self.get_benchmarker = lambda: triton.testing.do_bench
 
 
 @contextmanager

@@ -7,7 +7,7 @@ with the name of the function.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest.mock import patch
@@ -16,11 +16,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from rooflab.bench.compile.cases import SM, device_for, properties
+from rooflab.bench.compile.pretended_torch import GPU, Stream, fake_cuda, pretended_torch
 
-GPU = torch.device("cuda", 0)
 _CPU_DEVICE = torch.device("cpu")
 _NOOP_METHODS = (torch.Tensor.cuda, torch.Tensor.pin_memory)
 """Methods that return the tensor itself on the pretended GPU."""
+_USES_OF_FREED = 2
+"""The uses of memory that only `OnGpu.addressed` holds: the tensor there, and the object that asks."""
 _DEVICE_GETTERS: dict[Any, Callable[[torch.device], Any]] = {
     torch.Tensor.device.__get__: lambda real: GPU if real == _CPU_DEVICE else real,
     torch.Tensor.is_cuda.__get__: lambda real: real == _CPU_DEVICE,  # type: ignore[attr-defined]
@@ -37,6 +39,8 @@ class OnGpu(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.addressed: dict[int, torch.Tensor] = {}
+        self._crowded = 1024
+        """The number of tensors in `addressed` from which on freed tensors are dropped."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -44,14 +48,35 @@ class OnGpu(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in _NOOP_METHODS:
             return args[0]
+        if func is torch.Tensor.cpu:
+            return func(*args, **kwargs).clone()  # a copy, as from a GPU
         if func in _DEVICE_GETTERS:
             with torch._C.DisableTorchFunction():
                 return _DEVICE_GETTERS[func](args[0].device)
         if func is torch.Tensor.data_ptr:
-            self.addressed[args[0].untyped_storage().data_ptr()] = args[0]
+            self._remember(args[0])
+        if func is torch.Tensor.to:
+            target = kwargs["device"] if "device" in kwargs else args[1] if len(args) > 1 else None
+            if isinstance(target, torch.device | str) and torch.device(target).type == "cpu":
+                kwargs["copy"] = True
+            args = (*args[:1], *(_CPU_DEVICE if type(value) is int else value for value in args[1:2]), *args[2:])
         if "device" in kwargs:
             kwargs["device"] = _on_cpu(kwargs["device"])
         return func(*(_on_cpu(value) if isinstance(value, torch.device | str) else value for value in args), **kwargs)
+
+    def _remember(self, tensor: torch.Tensor) -> None:
+        """Holds a tensor's memory.  Of many tensors, drops those that the program has freed."""
+        address = tensor.untyped_storage().data_ptr()
+        if address in self.addressed:
+            return
+        self.addressed[address] = tensor.detach()  # so that the memory's uses count the program's tensors alone
+        if len(self.addressed) > self._crowded:
+            self.addressed = {
+                address: held
+                for address, held in self.addressed.items()
+                if torch._C._storage_Use_Count(held.untyped_storage()._cdata) > _USES_OF_FREED
+            }
+            self._crowded = max(1024, 2 * len(self.addressed))
 
 
 def _on_cpu(device: Any) -> Any:
@@ -60,47 +85,6 @@ def _on_cpu(device: Any) -> Any:
         return _CPU_DEVICE
     is_gpu = device.type == "cuda" if isinstance(device, torch.device) else str(device).split(":")[0] == "cuda"
     return _CPU_DEVICE if is_gpu else device
-
-
-class _Event:
-    """A CUDA event of the fake GPU.  All work before the event is already finished."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def record(self, stream: Any = None) -> None:
-        """Does nothing, because there is no pending work."""
-
-    wait = synchronize = record
-
-    def query(self) -> bool:
-        """Returns True, because the event has already happened."""
-        return True
-
-    def elapsed_time(self, other: Any) -> NoReturn:
-        """Raises `RuntimeError`, because the emulator measures no times."""
-        raise RuntimeError("torch.cuda.Event.elapsed_time: the emulator has no times")
-
-
-class _Stream(_Event):
-    """The only CUDA stream of the fake GPU."""
-
-    cuda_stream, stream_id, device = 0, 0, GPU
-
-    def record_event(self, event: Any = None) -> Any:
-        """Returns `event`, or a new event if `event` is None."""
-        return event or _Event()
-
-    wait_stream = wait_event = _Event.record
-
-
-class _Guard(nullcontext[None]):
-    """Replaces context managers such as `torch.cuda.device`; does nothing, because there is only one device."""
-
-    idx = prev_idx = 0
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
 
 
 def _refused(name: str) -> Callable[..., NoReturn]:
@@ -128,28 +112,24 @@ def pretended_gpu() -> Iterator[OnGpu]:
         shared_memory_per_multiprocessor=gpu_properties["shared_mem_per_sm"],
         shared_memory_per_block_optin=gpu_properties["max_shared_mem"],
     )
-    stream = _Stream()
+    stream = Stream()
     fake_results: dict[str, Any] = {
         "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
         "get_device_capability": (9, 0), "get_device_name": h100.full_name, "get_device_properties": device_properties,
-        "is_bf16_supported": True, "is_current_stream_capturing": False, "synchronize": None, "set_device": None,
-        "empty_cache": None, "init": None, "_lazy_init": None, "current_stream": stream, "default_stream": stream,
+        "is_bf16_supported": True, "set_device": None, "init": None, "_lazy_init": None,
     }  # fmt: skip
-    refused_names = ("memory_allocated", "max_memory_allocated", "mem_get_info", "memory_stats", "get_rng_state")
+    refused_names = ("memory_allocated", "max_memory_allocated", "mem_get_info", "memory_stats")
     fake_calls: dict[str, Any] = {name: _refused(name) for name in refused_names}
     fake_calls |= {name: (lambda *args, value=value, **kwargs: value) for name, value in fake_results.items()}
-    fake_calls |= dict.fromkeys(("device", "device_of", "stream"), _Guard)
     # Inductor holds the function that calls it.
-    fake_calls |= {"_get_device_properties": lambda *args: device_properties, "Event": _Event, "Stream": _Stream}
-    # A class, because annotations name it.
-    fake_calls["CUDAGraph"] = type("CUDAGraph", (), {"__init__": _refused("CUDAGraph")})
+    fake_calls |= fake_cuda(stream) | {"_get_device_properties": lambda *args: device_properties}
     with (
         patch.multiple(torch.cuda, create=True, **fake_calls),
         patch.object(torch.version, "cuda", "12.8"),
         patch.object(torch._C, "_get_accelerator", lambda *args: GPU),
         patch.object(torch._C, "_cuda_getCurrentRawStream", lambda *args: 0, create=True),
-        patch.object(torch.accelerator, "device_index", _Guard),
         OnGpu() as gpu_mode,
+        pretended_torch(gpu_mode),
     ):
         yield gpu_mode
 

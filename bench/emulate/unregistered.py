@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,6 +48,11 @@ def run(
             emulation.check_outputs(function_result)
         except EmulationError as error:
             call_status, reason_text = "RUNTIME_ERROR", str(error)
+        except AssertionError as error:
+            failed_line = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{Path(failed_line.filename).name}:{failed_line.lineno}"
+            reason_text = f"assert in {place}: {error or failed_line.line}"
+            call_status = "RUNTIME_ERROR"
         except TritonError as error:
             run_failure = Failed.of(error, "")
             call_status, reason_text = run_failure.status, run_failure.reason

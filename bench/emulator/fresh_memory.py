@@ -61,6 +61,10 @@ class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all tensors."""
         self._tensors.clear()
 
     def written(self, tensors: Iterable[torch.Tensor], launch: int) -> dict[int, Flags]:

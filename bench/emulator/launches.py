@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import os
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from rooflab.bench.compile.cases import SM, properties
+from rooflab.bench.compile.pretended_graph import capturing
 from rooflab.bench.emulator.faults import Finding
 from rooflab.bench.emulator.fresh_memory import FreshMemory, tensors_in
 from rooflab.bench.emulator.launch import emulate
@@ -45,6 +48,8 @@ class Launches:
     """The faults that ended launches."""
     printed: list[str] = field(default_factory=list)
     """The lines that kernels printed (`device_print`, `printf`), each with its kernel, CTA and thread."""
+    marks: Counter[str] = field(default_factory=Counter)
+    """Sentences on what stands in place of a time, each with the number of calls."""
     fresh: FreshMemory = field(default_factory=FreshMemory)
     """A mode that is active while a kernel's function runs.  It knows which memory has not been written."""
 
@@ -54,7 +59,10 @@ class Launches:
         self.fresh.report = self._add_note
 
     def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
-        """Emulates one launch."""
+        """Emulates one launch.  While a CUDA graph is captured, records the launch instead."""
+        if (graph := capturing()) is not None:
+            graph.calls.append(partial(self.run, compiled, grid, args))
+            return
         n_ctas, cta_numbers = math.prod(grid), None
         if self.ran < self.of:
             raise NotSampled("ctas: expected a kernel of one launch, got one whose next launch needs all of the first")
@@ -142,5 +150,5 @@ def emulating_launches(launches: Launches, configs: Callable[..., Any] | None = 
     # Imported only here, because the first import of Triton fixes its mode for the process.
     from rooflab.bench.emulator.triton_kernels import emulating_triton
 
-    with emulating_triton(SM, properties(), launches.run, configs):
+    with emulating_triton(SM, properties(), launches.run, configs, launches.marks):
         yield

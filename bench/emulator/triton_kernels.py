@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from rooflab.bench.emulator.arguments import PtxLaunch
 from rooflab.bench.emulator.machine.run import MOST_THREADS
 from rooflab.bench.emulator.tiles.tensor_map import DRIVER_ELEMENTS, ELEMENT_TYPES, SWIZZLES, TensorMap
+from rooflab.bench.emulator.tuning import Configs, tuned
 
 SCRATCH_ALIGN = 128
 DTYPES = {
@@ -26,8 +27,6 @@ DTYPES = {
 """Triton's names of the dtypes whose names are the same in all versions."""
 LaunchHandler = Callable[[Any, tuple[int, ...], list[Any]], None]
 """A function that takes a compiled kernel, its grid and its arguments."""
-Configs = Callable[[list[Any], dict[str, Any]], Iterable[Any]]
-"""A function that takes the configs of an autotuned kernel and its arguments by name; returns the configs that run."""
 
 
 def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxLaunch, list[Any], list[torch.Tensor]]:
@@ -143,23 +142,30 @@ def _descriptor(value: Any, meta: Any) -> list[Any]:
 
 @contextmanager
 def emulating_triton(
-    sm: int, properties: Mapping[str, int], handle: LaunchHandler, configs: Configs | None = None
+    sm: int,
+    properties: Mapping[str, int],
+    handle: LaunchHandler,
+    configs: Configs | None = None,
+    marks: Counter[str] | None = None,
 ) -> Iterator[None]:
     """Compiles Triton kernels for `sm` (such as 90), and passes every launch to `handle`.
 
-    An autotuned kernel runs with its first config.  If given, the function `configs` chooses the configs.  The kernel
-    then runs once with each, and the last result is kept."""
+    `configs` and `marks` are the arguments of `tuned`."""
     # Imported here, because Triton reads its environment at import, and `emulate` does not need Triton.
     from triton.compiler import CompiledKernel
-    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.errors import OutOfResources
 
     from rooflab.bench.compile.capture import FakeDriver, check_internals, driven_by, ptxas_log
 
     check_internals()
-    old_init_handles, old_tuner_run = CompiledKernel._init_handles, Autotuner.run
+    old_init_handles = CompiledKernel._init_handles
 
     def ready(self: Any) -> None:
-        """Prepares a kernel for emulated launches.  Replaces Triton's code that loads a kernel onto a GPU."""
+        """Prepares a kernel for emulated launches.  Replaces Triton's code that loads a kernel onto a GPU.
+
+        Raises Triton's `OutOfResources` if the kernel needs more shared memory than a CTA can have."""
+        if self.metadata.shared > properties["max_shared_mem"]:
+            raise OutOfResources(self.metadata.shared, properties["max_shared_mem"], "shared memory")
         self.module = self.function = self.name
         self._run = partial(_launched, self)
 
@@ -172,37 +178,15 @@ def emulating_triton(
         self.n_regs, self.n_spills, self.n_max_threads = int(usage_match[2]), int(usage_match[1]) // 4, MOST_THREADS
         return int(getattr(self, name))
 
-    def chosen(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.nargs = dict(zip(self.arg_names, args, strict=False))
-        config_choices = list(self.prune_configs(kwargs) if len(self.configs) > 1 else self.configs)
-        kernel = None
-        saved_bytes = {} if configs is None else _contents([*args, *kwargs.values()])
-        for run_config in config_choices[:1] if configs is None else configs(config_choices, {**self.nargs, **kwargs}):
-            if kernel is not None:  # the next config starts with the same contents as the first config
-                for storage_address, storage_bytes in saved_bytes.items():
-                    ctypes.memmove(storage_address, storage_bytes, len(storage_bytes))
-            if run_config.pre_hook is not None:
-                run_config.pre_hook({**self.nargs, **kwargs, **run_config.all_kwargs()})
-            kernel = self.fn.run(*args, **kwargs, **run_config.all_kwargs())
-        self.nargs = None
-        return kernel
-
-    CompiledKernel._init_handles, Autotuner.run, CompiledKernel.__getattr__ = ready, chosen, missing
+    CompiledKernel._init_handles, CompiledKernel.__getattr__ = ready, missing
     _launch_handlers.append(handle)
     try:
-        with driven_by(FakeDriver(sm, properties, "cuda:0")):
+        with driven_by(FakeDriver(sm, properties, "cuda:0")), tuned(configs, Counter() if marks is None else marks):
             yield
     finally:
         _launch_handlers.pop()
-        CompiledKernel._init_handles, Autotuner.run = old_init_handles, old_tuner_run
+        CompiledKernel._init_handles = old_init_handles
         del CompiledKernel.__getattr__
-
-
-def _contents(values: Iterable[Any]) -> dict[int, bytes]:
-    """Returns the bytes of each tensor's storage, by address. Reads memory without torch, because the emulator counts
-    torch's reads."""
-    storages = [tensor.untyped_storage() for tensor in values if isinstance(tensor, torch.Tensor)]
-    return {each.data_ptr(): ctypes.string_at(each.data_ptr(), each.nbytes()) for each in storages if each.nbytes()}
 
 
 _launch_handlers: list[LaunchHandler] = []
@@ -218,4 +202,10 @@ def _launched(kernel: Any, x: int, y: int, z: int, *others: Any) -> None:
     if not _launch_handlers:
         raise RuntimeError(f"{kernel.name}: was compiled for the emulator, and is launched outside of it")
     if x * y * z:
-        _launch_handlers[-1](kernel, (int(x), int(y), int(z)), list(args))
+        _launch_handlers[-1](kernel, (int(x), int(y), int(z)), [_pointer(value) for value in args])
+
+
+def _pointer(value: Any) -> Any:
+    """Returns the address behind an argument that is no tensor and has only `data_ptr()`; returns others unchanged."""
+    has_tensor = isinstance(value, torch.Tensor) or isinstance(getattr(value, "base", None), torch.Tensor)
+    return int(value.data_ptr()) if not has_tensor and hasattr(value, "data_ptr") else value

@@ -260,6 +260,11 @@ CHOSEN = ["--shape", "x=64", "--arg", "n=3,flag=true,scale=none,sizes=[1,2]"]
         (["mine.py::copy", "--shape", "x=640", "--ctas", "1"], 0, "3 of 10 CTAs"),
         (["mine.py::copy", "--shape", "x=64", "--ctas", "3", "--reference", "mine.py::same"], 2, "no --reference"),
         (["mine.py::chosen", *CHOSEN], 0, "us are predicted on h100-sxm"),
+        (
+            ["mine.py::chosen", *CHOSEN[:3], "n=4,flag=true,scale=none,sizes=[1,2]"],
+            11,
+            "RUNTIME_ERROR: assert in mine.py",
+        ),
         (["mine.py::chosen", *CHOSEN[:3], "sizes=[1,y]"], 2, "--arg: expected name=value, each name once"),
         (["rmsnorm", "--argument", "eps=1"], 2, "argument: expected with path.py::function alone, got 'eps=1' with"),
         (["mine.py::none", "--shape", "x=64"], 2, "function: expected a function 'none' in"),
