@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.base.demangle import demangled
 from rooflab.bench.base.plain import JsonObject, Row
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import Command, app, exit_for
+from rooflab.bench.compile.demangle import demangled
 from rooflab.roofline.numbers import counted
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from rooflab.bench.base.demangle import demangled
+from rooflab.bench.compile.demangle import demangled
 from rooflab.bench.emulator.text.syntax import Instruction, SizeTriple
 
 Rule = Literal[

@@ -9,8 +9,6 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from rooflab.bench.base.ptxas import errors_of
-
 FENCE, WAIT = "C7519", "C7517"
 """The codes of the notes in which ptxas says that it added a `wgmma.fence` or a `wgmma.wait_group`."""
 
@@ -37,7 +35,7 @@ def _log(ptx: str) -> str:
     if version_match is not None:  # an NVRTC newer than Triton's ptxas; sm_90a's instructions are older than both
         process = _assemble(ptxas_path, re.sub(r"\.version\s+[\d.]+", f".version {version_match[1]}", ptx, count=1))
     if process.returncode:
-        raise ValueError(f"ptx: ptxas refuses it:\n{errors_of(process.stderr)}")
+        raise ValueError(f"ptx: ptxas refuses it:\n{process.stderr.strip()}")
     return process.stderr
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from rooflab.bench.base import demangle
 from rooflab.bench.base.ptxas import errors_of
+from rooflab.bench.compile import demangle
 from rooflab.bench.emulate.ours import compile_ptx
 from rooflab.bench.emulator.arguments import PtxLaunch
 from rooflab.bench.emulator.execute import printing
@@ -118,10 +118,10 @@ def test_errors_of_ptxas_stand_on_lines_of_their_own() -> None:
 
 @pytest.mark.parametrize("has_tool", [True, False])
 def test_a_mangled_name_is_shown_as_it_stands_in_the_source(monkeypatch: pytest.MonkeyPatch, has_tool: bool) -> None:
-    demangle._name.cache_clear()
+    demangle.source_name.cache_clear()
     if not has_tool:
         monkeypatch.setattr(demangle.shutil, "which", lambda name: None)
     text = demangle.demangled("_Z4copyIfEvPKfPf: kernel.cu:4, _ZN2ab12_GLOBAL__N_14tileEPf and _Zx, a_Z4copyv")
     copied = "copy<float>" if has_tool and demangle.shutil.which("c++filt") else "copy"
     assert text == f"{copied}: kernel.cu:4, ab::(anonymous namespace)::tile and _Zx, a_Z4copyv"
-    demangle._name.cache_clear()
+    demangle.source_name.cache_clear()

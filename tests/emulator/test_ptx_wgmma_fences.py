@@ -113,5 +113,5 @@ def test_a_fence_that_ptxas_puts_in_is_said_by_ptxas() -> None:
     without = text_of("write_d mul commit wait read_d")
     assert FENCE in notes_of(without)
     assert FENCE in notes_of(without.replace("8.7", "99.0")), "an NVRTC newer than ptxas"
-    with pytest.raises(ValueError, match="ptx: ptxas refuses it:\nptxas: line .*wgmma"):
+    with pytest.raises(ValueError, match="ptx: ptxas refuses it:\nptxas .*wgmma"):
         notes_of(text.replace("wgmma.fence.sync.aligned;", "wgmma.fenced;"))

@@ -13,11 +13,12 @@ _PART = re.compile(r"(\d+)")
 
 def demangled(text: str) -> str:
     """Returns `text` with each mangled C++ name replaced by its plain name, without the types of its arguments."""
-    return _MANGLED.sub(lambda match: _name(match[0]), text)
+    return _MANGLED.sub(lambda match: source_name(match[0]), text)
 
 
 @cache
-def _name(mangled: str) -> str:
+def source_name(mangled: str) -> str:
+    """Returns the plain name of one mangled name: by `c++filt` if it is there, else by `plain_name`."""
     tool = shutil.which("c++filt")
     if tool is None:
         return plain_name(mangled)
