@@ -102,9 +102,10 @@ def test_warps_that_run_a_loop_with_a_barrier_differently_often_are_seen_though_
 
 
 @SEEDS
-def test_a_copy_of_a_read_is_no_fault_if_its_warp_writes_nothing(seed: int) -> None:
+def test_a_copy_of_a_read_is_no_fault_if_its_warp_stores_nothing_of_it(seed: int) -> None:
     """As Triton's code for a tensor of 32 elements: both warps load them, and one stores."""
     text = "ld.global.u32 %r4, [%d4]; bar.warp.sync -1; @%p0 st.global.u32 [%d4], %r6; {} exit;"
     assert found(text.format(""), seed=seed) == set()
-    other = "@%p1 st.global.u32 [%d2], %r4;"
-    assert found(text.format(other), seed=seed) == {"read-write race"}
+    assert found(text.format("@%p1 st.global.u32 [%d2], %r6;"), seed=seed) == set()
+    assert found(text.format("@%p1 st.global.u32 [%d2], %r4;"), seed=seed) == {"read-write race"}
+    assert found(text.format("add.u32 %r5, %r4, 1; mov.b32 %r7, %r5; @%p1 st.global.u32 [%d2], %r7;")) != set()

@@ -7,6 +7,7 @@ import os
 import random
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -178,7 +179,8 @@ class Run:
         allocations = ((allocation.base, allocation.size) for allocation in self.memory.allocations)
         granules = Granules(self.program.granules["global"], allocations)
         between_ctas = GlobalRaces(ctas, granules, warps=self.actors_per_cta) if ctas > 1 else None
-        return between_ctas, WarpRaces(granules, ctas, warps) if warps > 1 else None
+        stores_of = cache(self.program.flow.stores_of)
+        return between_ctas, WarpRaces(granules, ctas, warps, stores_of) if warps > 1 else None
 
     def count(self, place: int, grain: int, lanes: int) -> None:
         """Counts one execution of a basic block by `lanes` lanes."""

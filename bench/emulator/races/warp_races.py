@@ -9,12 +9,13 @@ is ordered after these two reads, but not after a third warp's earlier read, is 
 A copy into shared memory is compared with earlier writes, but a later write is not compared with it.
 
 Where a tensor has fewer elements than a CTA has threads, Triton lets several warps load the same elements, and only one
-of them store.  So a read-write race is no fault if several warps read the granule in one instruction, and the racing
-reader writes nothing to global memory in the whole launch.
+of them store.  So such a race is no fault if another warp reads the granule in the same instruction, and the racing
+reader never runs a store that depends on what it read.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
@@ -103,17 +104,21 @@ class _Last:
 
 class WarpRaces:
     """Detects races between the warps of a CTA on the granules of global memory.  A grid has `ctas` CTAs of `warps`
-    warps.  Stores at most `limit` races."""
+    warps.  `stores_of` returns the stores that the result of an instruction may decide.  Stores at most `limit` races.
+    """
 
-    def __init__(self, granules: Granules, ctas: int, warps: int, limit: int = 100) -> None:
+    def __init__(
+        self, granules: Granules, ctas: int, warps: int, stores_of: Callable[[int], Iterable[int]], limit: int = 100
+    ) -> None:
         self.findings = Findings(limit)
         self._granules = granules
         self._writes, self._atomics, self._reads, self._older_reads = (_Last(granules.count) for _ in range(4))
         self._warps_per_cta = warps
-        self._wrote: Bools = np.zeros(ctas * warps, np.bool_)
-        """By warp of the grid, whether it wrote global memory."""
+        self._stores_of = stores_of
+        self._wrote: dict[int, Bools] = defaultdict(lambda: np.zeros(ctas * warps, np.bool_))
+        """By store and warp of the grid, whether the warp ran it."""
         self._of_copies: list[tuple[int, Race]] = []
-        """The read-write races of warps that read what others read in the same instruction, each with its reader."""
+        """The races of warps that read what others read in the same instruction, each with its reader."""
         self._winners: npt.NDArray[np.int32] | None = None
         """Scratch space: for each granule, the last lane of one instruction that wrote it."""
         self._written: set[int] = set()
@@ -129,7 +134,8 @@ class WarpRaces:
     def found(self) -> list[Race]:
         """Returns the races that the detector found so far."""
         for reader, race in self._of_copies:
-            if self._wrote[reader]:
+            read = race.first if race.kind == "read-write" else race.second
+            if any(self._wrote[store][reader] for store in self._stores_of(read)):
                 self.findings.add(race)
         self._of_copies.clear()
         return self.findings.races
@@ -165,7 +171,7 @@ class WarpRaces:
         stamps = lanes.stamps
         self._writes.record(cells, stamps, lanes.ctas)
         self._written.add(base)
-        self._wrote[self._in_grid(lanes)] = True
+        self._wrote[lanes.instruction][self._in_grid(lanes)] = True
         self._collide(lanes, cells[:, 0], values)
 
     def atomic(self, lanes: WarpLanes, bases: Iterable[int], addresses: Ints, width: int) -> None:
@@ -178,7 +184,7 @@ class WarpRaces:
         self._meet("read-write", self._reads, lanes, cells)
         self._meet("read-write", self._older_reads, lanes, cells)
         self._atomics.record(cells, lanes.stamps, lanes.ctas)
-        self._wrote[self._in_grid(lanes)] = True
+        self._wrote[lanes.instruction][self._in_grid(lanes)] = True
 
     def poll(self, lanes: WarpLanes, addresses: Ints, width: int) -> None:
         """Records a load that reads a flag."""

@@ -117,6 +117,23 @@ class Flow:
                 break
         return BasicBlock(start, position, (position,))
 
+    def stores_of(self, number: int) -> frozenset[int]:
+        """Returns the stores and atomics that the result of an instruction may decide, by registers alone: their
+        values, addresses or predicates."""
+        tainted = {register.index for register in definitions(self.kernel.instructions[number])}
+        stores, grows = set[int](), True
+        while grows:
+            grows = False
+            for instruction in self.kernel.instructions:
+                if tainted.isdisjoint(register.index for register in uses(instruction)):
+                    continue
+                if family(instruction) in ("st", "red", "atom"):
+                    stores.add(instruction.number)
+                results = {register.index for register in definitions(instruction)}
+                grows |= not results <= tainted
+                tainted |= results
+        return frozenset(stores)
+
     @cached_property
     def live(self) -> dict[int, frozenset[int]]:
         """Returns the live registers at the start of each basic block.  The key is the index of the block's first
