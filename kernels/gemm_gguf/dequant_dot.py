@@ -44,9 +44,9 @@ def _dot(
     row, column = tl.minimum(rows, M - 1), tl.minimum(columns, N - 1)
     BYTES: tl.constexpr = GROUP * BITS // 8
     a_ptrs = a_ptr + row[:, None] * stride_am + tl.arange(0, GROUP)[None, :]
-    # Triton 3.7.1 multiplies a joined operand of 16 values along K wrongly by mma.sync: half of the values count twice
-    # (kWidth 8; the emulator showed it; mended by triton-lang/triton#11691).  So each code of such a group loads its
-    # own byte.
+    # Triton up to 3.8.0 multiplies a joined operand of 16 values along K wrongly by mma.sync: half of the values count
+    # twice (kWidth 8; the emulator showed it; mended by triton-lang/triton#11691).  So each code of such a group loads
+    # its own byte.
     BY_CODE: tl.constexpr = BITS == 4 and GROUP == 16
     code_offsets = tl.arange(0, GROUP)
     byte_offsets = code_offsets // 2 if BY_CODE else tl.arange(0, BYTES)
