@@ -178,5 +178,6 @@ def test_the_default_model_keeps_its_codes(caplog):
     with caplog.at_level(logging.WARNING):
         llm = LLM(fetch(), dtype="keep", device="cpu", max_num_seqs=4)
     assert not [record for record in caplog.records if "dtype keep" in record.message]
-    output = llm.generate([{"role": "user", "content": "What is the capital of France?"}])[0]
-    assert output["text"] == "The capital of France is Paris."
+    # As a chat, the first token is a tie of two, which the rounding of bf16 decides.
+    output = llm.generate(["The capital of France is"], SamplingParams(max_tokens=1))[0]
+    assert output["text"] == " Paris"

@@ -33,6 +33,8 @@ SHARED_LIMIT = 227 << 10
 """The most bytes of shared memory that a CTA may have on Hopper."""
 SECONDS, DEFAULT_SECONDS = "ROOFLAB_EMULATE_SECONDS", "120"
 """The environment variable for the seconds of processor time in which a CTA must end, and its default."""
+MOST_GRANULES = 1 << 28
+"""The most granules of global memory, of 1 to 16 bytes, on which races between warps are looked for: 1 GiB of fp32."""
 Lanes = npt.NDArray[np.int64]
 """An array of lane numbers."""
 
@@ -180,7 +182,8 @@ class Run:
         granules = Granules(self.program.granules["global"], allocations)
         between_ctas = GlobalRaces(ctas, granules, warps=self.actors_per_cta) if ctas > 1 else None
         stores_of = cache(self.program.flow.stores_of)
-        return between_ctas, WarpRaces(granules, ctas, warps, stores_of) if warps > 1 else None
+        is_small = granules.count <= MOST_GRANULES
+        return between_ctas, WarpRaces(granules, ctas, warps, stores_of) if warps > 1 and is_small else None
 
     def count(self, place: int, grain: int, lanes: int) -> None:
         """Counts one execution of a basic block by `lanes` lanes."""
