@@ -34,7 +34,7 @@ class StrangersProgram:
 
     @classmethod
     def of(cls, words: Sequence[str]) -> StrangersProgram:
-        """Reads a program's command line.  Raises `ValueError` if it is none."""
+        """Reads a program's command line.  Raises `ValueError` if it names no program that can be run."""
         if words[0] == "pytest":
             return cls("pytest", list(words[1:]))
         if words[1:3] == ["-m", "pytest"]:
@@ -60,7 +60,7 @@ class Part:
 
     @property
     def is_found(self) -> bool:
-        """Tells whether a kernel has a fault.  A note is none."""
+        """Tells whether a kernel has a fault.  A note does not count as a fault."""
         return bool(self.errors)
 
 

@@ -31,7 +31,7 @@ def run(
     """Emulates one call of `function`, and returns its launches.
 
     Compares the result with the result of `reference` on fp64 inputs.  Writes the tensors of the result and of the
-    arguments to the file `save`; then memory that nobody wrote holds NaN.  `options` are the options of `emulating`.
+    arguments to the file `save`.  With either of them, unwritten memory holds NaN.  `options` are those of `emulating`.
 
     Raises `ValueError` if the inputs are not the function's parameters, or if the function launches no kernel."""
     for checked_function in (function, reference):
@@ -41,7 +41,7 @@ def run(
     from triton.errors import TritonError  # not at the top: the first import of Triton fixes its interpreter mode
 
     start_s, call_status, reason_text, function_result = time.perf_counter(), "OK", "", None
-    # With a reference, an element that nobody wrote must not be right by chance.
+    # An unwritten element must not equal the reference by chance.
     with emulating(**options) as emulation, poisoned_allocations() if reference or save else nullcontext():
         try:
             function_result = function(**arguments)

@@ -24,7 +24,7 @@ RULES: dict[Rule, tuple[str, str]] = {
     "race": ("Conflict and Data-races", "Nothing orders two accesses to the same memory, of which one is a write"),
     "out-of-bounds": ("State Spaces", "An access lies outside all tensors and variables, or writes constant memory"),
     "misaligned": ("Addresses as Operands", "An address is not a multiple of the bytes that the instruction requires"),
-    "unwritten-read": ("Initialization", "A read gets memory that nobody has written"),
+    "unwritten-read": ("Initialization", "An instruction reads memory that has not been written"),
     "deadlock": ("barrier, mbarrier.try_wait", "All threads that are left wait for what no thread will do"),
     "endless": ("", "No CTA has ended within the time limit; PTX has no such limit"),
     "barrier": ("barrier, barrier.cluster", "The threads of a barrier do not agree on who comes to it, or how often"),

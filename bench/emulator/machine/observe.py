@@ -312,8 +312,10 @@ class Observer:
         """Reports that lanes do an atomic operation on global memory."""
         if self.counter is not None:
             self.counter.atomic(c.group.memory, addresses, size, instruction)
-        races, lane_addresses = self.global_races, _lane_addresses(addresses, c, active)
-        bases = c.group.memory.bases(addresses)
+        races = self.global_races
+        if races is None and self._warp_races is None:
+            return
+        lane_addresses, bases = _lane_addresses(addresses, c, active), c.group.memory.bases(addresses)
         if self._warp_races is not None:
             lanes = self._lanes(c, active, instruction)
             self._warp_races.atomic(lanes, bases, lane_addresses, size)
