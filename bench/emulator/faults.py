@@ -30,7 +30,7 @@ RULES: dict[Rule, tuple[str, str]] = {
     "barrier": ("barrier, barrier.cluster", "The threads of a barrier do not agree on who comes to it, or how often"),
     "mbarrier-phase": (
         "Phase of the mbarrier object",
-        "An mbarrier gets more arrivals or bytes than its phase takes, or is used before its init",
+        "An mbarrier gets more than its phase takes, is used before its init, or may count in another phase",
     ),
     "wgmma-registers": (
         "wgmma.mma_async",

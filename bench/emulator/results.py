@@ -15,7 +15,7 @@ from rooflab.bench.emulator.faults import Finding, Rule
 from rooflab.bench.emulator.machine.counting import SECTOR
 from rooflab.bench.emulator.machine.run import Run
 from rooflab.bench.emulator.mended import FENCE, WAIT, notes_of
-from rooflab.bench.emulator.races.reports import VERBS, Race, describe
+from rooflab.bench.emulator.races.reports import PHASES, VERBS, Race, describe
 from rooflab.bench.emulator.text.syntax import PtxKernel, SizeTriple
 
 
@@ -253,7 +253,7 @@ def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:
 def _race(run: Run, race: Race, name: _Named) -> Finding:
     """Describes a race.  For global memory, the text names the allocation and the byte in it, if the address lies in an
     allocation."""
-    text, other = describe(race, name), race.first if race.kind in VERBS else None
+    text, other = describe(race, name), race.first if race.kind in (*VERBS, *PHASES) else None
     allocation = run.memory.find(race.address) if race.space == "global" else None
     if allocation is not None:
         byte_position = f"byte {race.address - allocation.base} of {allocation.name}"

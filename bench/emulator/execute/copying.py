@@ -113,7 +113,7 @@ def arrive_after(c: LaneContext, addresses: Any, counted: bool, guard: Any, inst
             # Without .noinc the arrival is added to the arrivals that the mbarrier was initialised for.
             mbarriers.more_pending(place, len(lanes), instruction)
         if c.group.run.observer is not None:
-            c.group.run.observer.signal_copies(c, lanes, place)
+            c.group.run.observer.signal_copies(c, lanes, place, instruction)
 
         def run(place: int = place, threads: npt.NDArray[np.int64] = c.lanes[lanes]) -> None:
             waiting_of(c.group).transfers.finish_copies(threads)

@@ -183,11 +183,15 @@ class Barriers:
         # Every warp counts as 32 threads, even where some of its threads have ended.
         state.arrived += 32 * len(warps)
         state.met.append((warps, instruction))
+        key = "barrier", slot, number
+        if (count or 0) > 32 and cta_group.races is not None:  # a round of one warp keeps no other from its own
+            race_slot, race_warps = cta_group.race_slot(slot), warps % cta_group.race_warps
+            cta_group.races.arrive(race_slot, race_warps, key, instruction, "numbered")
         if waits:
             state.parked.append(context)
             state.waiters.append(warps)
         elif cta_group.races is not None:  # the barrier does not order later accesses of these warps
-            cta_group.races.signal(cta_group.race_slot(slot), warps % cta_group.race_warps, ("barrier", slot, number))
+            cta_group.races.signal(cta_group.race_slot(slot), warps % cta_group.race_warps, key)
         if not self._complete(slot, state):
             return False
         if waits:

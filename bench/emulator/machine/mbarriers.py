@@ -108,12 +108,16 @@ class MBarriers:
         """Runs `mbarrier.expect_tx`."""
         for mbar_offset, lanes in self.lots(context, addresses, mask, instruction):
             self._use(context, mbar_offset, lanes, instruction)
+            self._arrive(context, mbar_offset, lanes, instruction, "expect")
             self._expect(mbar_offset, _total(size, lanes), instruction)
             self._settle(mbar_offset, self._state(mbar_offset, instruction))
 
     def complete(self, context: LaneContext, addresses: Any, size: Any, mask: Any, instruction: int) -> None:
         """Runs `mbarrier.complete_tx`."""
         for mbar_offset, lanes in self.lots(context, addresses, mask, instruction):
+            self._arrive(context, mbar_offset, lanes, instruction)
+            signal = lambda races, slot, warps, key=mbar_offset: races.signal_inits(slot, warps, key)
+            self._watch(context, signal, lanes)
             self.complete_bytes(mbar_offset, _total(size, lanes), instruction)
 
     def complete_bytes(self, place: int, size: int, instruction: int) -> None:
@@ -171,12 +175,17 @@ class MBarriers:
 
     def _signal(self, context: LaneContext, place: int, lanes: Lanes, instruction: int) -> None:
         self._use(context, place, lanes, instruction)
+        self._arrive(context, place, lanes, instruction)
         self._watch(context, lambda races, slot, warps: races.signal(slot, warps, place), lanes)
+
+    def _arrive(self, context: LaneContext, place: int, lanes: Lanes, instruction: int, kind: str = "arrival") -> None:
+        self._watch(context, lambda races, slot, warps: races.arrive(slot, warps, place, instruction, kind), lanes)
 
     def acquired(self, context: LaneContext, place: int, lanes: Lanes, instruction: int) -> None:
         """Reports to the race detector that lanes have observed the end of a phase."""
         self._use(context, place, lanes, instruction)
         self._watch(context, lambda races, slot, warps: races.wait(slot, warps, place), lanes)
+        self._watch(context, lambda races, slot, warps: races.passed(slot, warps, place, instruction), lanes)
 
     def _state(self, place: int, instruction: int) -> _State:
         if place not in self._states:

@@ -101,6 +101,7 @@ class Observer:
         if c.group.races is not None:
             slots, warps = self._who(c, active)
             c.group.races.atomic(slots, warps, _addresses(offsets, len(warps)), size, instruction)
+            self._order_by_memory(c, active)
 
     def proxy_fence(self, c: Watched, active: Any, kind: str) -> None:
         """Reports a proxy fence, which orders generic accesses and asynchronous copies."""
@@ -108,6 +109,10 @@ class Observer:
             self._each_slot(c, lambda races, slot, warps: races.fence_mbarrier_init(slot, warps), active)
         elif "async" in kind and "global" not in kind:
             self._each_slot(c, lambda races, slot, warps: races.fence_proxy_async(slot, warps), active)
+
+    def _order_by_memory(self, c: Watched, active: Any) -> None:
+        """Reports strong or atomic accesses, which may order the warps' later arrivals at barriers."""
+        self._each_slot(c, lambda races, slot, warps: races.through_memory(slot, warps), active)
 
     # Copies
 
@@ -129,8 +134,9 @@ class Observer:
             self.commit_copies(c)
         self._each_slot(c, lambda races, slot, warps: races.wait_copies(slot, warps, newest or 0))
 
-    def signal_copies(self, c: Watched, active: Lanes, place: int) -> None:
+    def signal_copies(self, c: Watched, active: Lanes, place: int, instruction: int) -> None:
         """Reports that lanes run `cp.async.mbarrier.arrive`."""
+        self._each_slot(c, lambda races, slot, warps: races.arrive(slot, warps, place, instruction), active)
         self._each_slot(c, lambda races, slot, warps: races.signal_copies(slot, warps, place), active)
 
     def _each_slot(self, c: Watched, act: Any, active: Any = None) -> None:
@@ -224,6 +230,8 @@ class Observer:
         if allocation.read_only or reduces:
             return
         races, warp_races = self.global_races, self._warp_races
+        if instruction in self._strong:
+            self._order_by_memory(c, active)
         lane_addresses = _lane_addresses(addresses, c, active)
         if warp_races is not None:
             lanes = self._lanes(c, active, instruction)
@@ -257,6 +265,8 @@ class Observer:
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "write", copy)
         races, warp_races = self.global_races, self._warp_races
+        if instruction in self._strong:
+            self._order_by_memory(c, active)
         lane_addresses = _lane_addresses(addresses, c, active)
         if warp_races is not None:
             lanes, base = self._lanes(c, active, instruction), allocation.base
@@ -312,6 +322,7 @@ class Observer:
         """Reports that lanes do an atomic operation on global memory."""
         if self.counter is not None:
             self.counter.atomic(c.group.memory, addresses, size, instruction)
+        self._order_by_memory(c, active)
         races = self.global_races
         if races is None and self._warp_races is None:
             return

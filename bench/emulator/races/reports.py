@@ -9,6 +9,17 @@ from rooflab.bench.emulator.faults import Rule
 
 VERBS = {"write-write": ("wrote", "wrote"), "write-read": ("wrote", "read"), "read-write": ("read", "wrote")}
 """By kind of race, the verbs of the first and the second access.  "lanes" and "end" are about one instruction."""
+PHASES = {
+    "arrival": "the mbarrier at {place}: {second} in {second_actor} may count in the phase before its own, as nothing "
+    "orders it after {first} in {first_actor}, which ends that phase",
+    "numbered": "barrier {place}: {second} in {second_actor} may count where {first} in {first_actor} counts, in the "
+    "barrier's round before, as nothing orders it after that round",
+    "wait": "the mbarrier at {place}: the phase after may end, by {second} in {second_actor}, before {first} in "
+    "{first_actor} has looked, which then waits for the next phase of this parity: nothing orders them",
+    "expect": "the mbarrier at {place}: its phase may end, by {second} in {second_actor}, before {first} in "
+    "{first_actor} makes it wait for bytes: nothing orders them",
+}
+"""By kind of fault in the order of a barrier's arrivals and waits, the text."""
 
 
 @dataclass(slots=True)
@@ -18,9 +29,9 @@ class Race:
     space: str
     """The state space of the race: `shared` or `global`."""
     kind: str
-    """A key of `VERBS`, with the first access first.  `lanes`: the lanes of one warp wrote different values.
-    `rounding`: these values differ by rounding alone.  `end`: nothing waited for an asynchronous operation before its
-    CTA ended."""
+    """A key of `VERBS`, with the first access first, or of `PHASES`.  `lanes`: the lanes of one warp wrote different
+    values.  `rounding`: these values differ by rounding alone.  `end`: nothing waited for an asynchronous operation
+    before its CTA ended."""
     first: int
     """The number of the instruction that came first in this run.  In another run it may come second."""
     second: int
@@ -43,6 +54,8 @@ class Race:
         """Returns the rule that the accesses break."""
         if self.proxy:
             return "missing-fence"
+        if self.kind in PHASES:
+            return "barrier" if self.kind == "numbered" else "mbarrier-phase"
         return "early-exit" if self.kind == "end" else "race"
 
     @property
@@ -93,6 +106,11 @@ def describe(race: Race, name_of_instruction: Callable[[int], str]) -> str:
         )
     if race.kind == "end":
         return f"the CTA ended, and nothing had waited for {race.first_actor}: {second} may still use its shared memory"
+    if race.kind in PHASES:
+        place = str(race.address) if race.kind == "numbered" else f"{race.address:#x}"
+        place += f" of CTA {race.slot}" if race.slot > 0 else ""
+        actors = {"first_actor": race.first_actor, "second_actor": race.second_actor}
+        return PHASES[race.kind].format(place=place, first=name_of_instruction(race.first), second=second, **actors)
     first_verb, second_verb = VERBS[race.kind]
     return (
         f"{race.kind} race on {location}: {name_of_instruction(race.first)} {first_verb} it in {race.first_actor}, and "

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rooflab.bench.emulator.races.reports import Findings, Race
+from rooflab.bench.emulator.races.phases import BarrierPhases
+from rooflab.bench.emulator.races.reports import Race
 from rooflab.bench.emulator.races.shadow_memory import (
     GRANULE_SIZES,
     Bools,
@@ -31,20 +32,12 @@ from rooflab.bench.emulator.races.shadow_memory import (
     equal,
     nearly_equal,
 )
-from rooflab.bench.emulator.races.vector_clocks import (
-    ACTOR_BITS,
-    ACTOR_MASK,
-    GENERIC,
-    INIT,
-    LOWER_MASK,
-    AsyncOperation,
-    VectorClocks,
-)
+from rooflab.bench.emulator.races.vector_clocks import ACTOR_BITS, ACTOR_MASK, GENERIC, INIT, LOWER_MASK, AsyncOperation
 
 MBARRIER_BYTES = 8
 
 
-class SharedRaces(VectorClocks):
+class SharedRaces(BarrierPhases):
     """Detects races on the shared memory of CTAs or of one cluster.
 
     A slot is a CTA, or a whole cluster.  For a cluster, `slots` is 1, and `ctas` has the numbers of its CTAs.  Each
@@ -65,13 +58,12 @@ class SharedRaces(VectorClocks):
         limit: int = 100,
         ctas: Sequence[int] = (),
     ) -> None:
-        super().__init__(slots, warps, async_slots, ctas)
+        super().__init__(slots, warps, async_slots, ctas, limit)
         if size <= 0 or size % 1024:
             raise ValueError(f"size: expected a positive multiple of 1024 bytes, got {size}")
         if granule_bytes not in GRANULE_SIZES:
             raise ValueError(f"granule_bytes: expected 1, 2, 4, 8 or 16, got {granule_bytes}")
         self.size = size
-        self.findings = Findings(limit)
         self._shadow = Shadow(slots * size, granule_bytes.bit_length() - 1, self.readers, warps)
         self._inits: set[int] = set()
         """The instructions that made or ended an mbarrier."""
@@ -162,6 +154,7 @@ class SharedRaces(VectorClocks):
     def mbarrier_init(self, slot: int, warp: int, address: int, instruction: int) -> None:
         """Records mbarrier.init: a write of 8 bytes that must be ordered after all earlier uses of these bytes."""
         self._inits.add(instruction)
+        self.forget(slot, address)
         self.write(slot, np.array([warp]), np.array([address]), MBARRIER_BYTES, instruction)
 
     def mbarrier_use(self, slot: int, warps: Ints, address: int, instruction: int) -> None:

@@ -2,12 +2,13 @@
 Freund, 2009).
 
 An actor is a warp or a stream of asynchronous operations, and has a clock.  An actor knows an access if the access is
-ordered before everything that the actor does next.  Three kinds of order (planes) are kept apart:
+ordered before everything that the actor does next.  Four kinds of order (planes) are kept apart:
 
 - GENERIC is plain happens-before.
 - ASYNC is the order before operations of the async proxy (TMA, wgmma).  A fence.proxy.async copies GENERIC into ASYNC
   (PTX ISA 8.7, sections "Proxies" and "membar/fence").
 - INIT is the order of mbarrier inits before uses of the mbarriers.  A fence.mbarrier_init is enough for it.
+- CONTROL is the order of the barriers' events: a relaxed arrival, or a copy's end, orders these but no accesses.
 
 A stamp is an int64 that identifies an access.  The clock is in the upper 32 bits, the instruction in bits 12 to 31, the
 actor in the lower 12.  An actor's stamps grow with time.  Each warp stores one stamp for each actor.  The warp knows
@@ -40,7 +41,7 @@ MAX_ACTORS = 1 << ACTOR_BITS
 """The most actors of a slot.  A cluster of 16 CTAs of 32 warps has 3072, with 64 actors per CTA for TMA loads."""
 ACTOR_MASK = MAX_ACTORS - 1
 """The mask of the bits of a stamp that hold the actor."""
-GENERIC, ASYNC, INIT = 0, 1, 2
+GENERIC, ASYNC, INIT, CONTROL = 0, 1, 2, 3
 """The numbers of the three planes of order."""
 WGMMA, BULK, COPY = "wgmma", "bulk", "cp.async"
 TMA_LOAD = "load"
@@ -62,7 +63,7 @@ class AsyncOperation:
     stamp: int
     """The clock and the actor; each access adds its instruction's number."""
     known: Stamps
-    """By plane, what is known to be ordered before the operation: (3, actors)."""
+    """By plane, what is known to be ordered before the operation: (4, actors)."""
 
 
 class VectorClocks:
@@ -87,7 +88,7 @@ class VectorClocks:
         self.copies = warps * (1 + _STREAM_KINDS.index(COPY))
         """The first actor of the cp.async streams; they follow in the order of the warps."""
         self._pool = self.copies + warps
-        self.known = np.full((3, slots, warps, self.actors), CLOCK_STEP, np.int64)
+        self.known = np.full((4, slots, warps, self.actors), CLOCK_STEP, np.int64)
         """By plane, slot, warp, and actor: the least stamp of the actor that the warp does not know."""
         self.current = np.full((slots, self.actors), CLOCK_STEP, np.int64) + np.arange(self.actors)
         """By slot and actor: the stamp, without an instruction, of the actor's current accesses."""
@@ -106,6 +107,7 @@ class VectorClocks:
         self.known[:, slot] = self.current[slot] & ~LOWER_MASK
         warps = np.arange(self.warps)
         self.known[GENERIC, slot, warps, warps] += CLOCK_STEP
+        self.known[CONTROL, slot, warps, warps] += CLOCK_STEP
 
     def now(self) -> Stamps:
         """Returns the stamps of the warps' current accesses, without instructions: `[slots * warps]`.  Later ticks do
@@ -152,7 +154,10 @@ class VectorClocks:
     def signal_inits(self, slot: int, warps: IndexOrArray, key: Hashable) -> None:
         """Records that `warps` arrive at a barrier with relaxed semantics.  Such an arrival orders no accesses, except
         mbarrier inits before a `fence.mbarrier_init`.  `key` identifies the barrier."""
-        self._object(slot, key).join_one(INIT, slice(None), self.known[INIT, slot, _flat(warps)].max(axis=0))
+        w = _flat(warps)
+        for plane in (INIT, CONTROL):
+            self._object(slot, key).join_one(plane, slice(None), self.known[plane, slot, w].max(axis=0))
+        self._advance(slot, w)
 
     def complete(self, slot: int, key: Hashable) -> None:
         """Ends the current phase of the barrier `key`.  Later signals belong to the next phase."""
@@ -172,6 +177,8 @@ class VectorClocks:
 
         Raises `ValueError` on any other kind."""
         w = _flat(warps)
+        if kind == WGMMA:  # its four warps run it together
+            self.known[CONTROL, slot, w] = self.known[CONTROL, slot, w].max(axis=0)
         known_stamps: Stamps = self.known[:, slot, w].min(axis=1)
         self._advance(slot, w)
         if kind == TMA_LOAD:
@@ -195,6 +202,7 @@ class VectorClocks:
         """Records complete_tx: the asynchronous `transfer` arrives at the mbarrier `key`.  A wait for the mbarrier
         orders only the transfer's own accesses, not other work of the warp that issued it."""
         self._object(transfer.slot, key).join_one(slice(None), transfer.actor, _next_tick(transfer.stamp))
+        self._object(transfer.slot, key).join_one(CONTROL, slice(None), transfer.known[CONTROL])
 
     def commit_copies(self, slots: IndexOrArray, warps: IndexOrArray) -> None:
         """Records cp.async.commit_group by all lanes of the warps."""
@@ -217,6 +225,7 @@ class VectorClocks:
         w = _flat(warps)
         copy_streams = self.copies + w
         self._object(slot, key).join_one(GENERIC, copy_streams, _next_tick(self.current[slot, copy_streams]))
+        self._object(slot, key).join_one(CONTROL, slice(None), self.known[CONTROL, slot, w].max(axis=0))
         self.current[slot, copy_streams] += CLOCK_STEP
 
     def unwaited(self, slot: int, warp: int, key: Hashable) -> list[int]:
@@ -252,6 +261,7 @@ class VectorClocks:
         self.current[s, w] += CLOCK_STEP
         self._now = None
         self.known[GENERIC, s, w, w] += CLOCK_STEP
+        self.known[CONTROL, s, w, w] += CLOCK_STEP
 
     def _object(self, slot: int, key: Hashable) -> _SyncObject:
         sync_objects = self._objects[slot]
@@ -266,7 +276,7 @@ class _SyncObject:
     logical times of warps and asynchronous streams."""
 
     def __init__(self, actors: int) -> None:
-        self.pending: Stamps = np.zeros((3, actors), np.int64)
+        self.pending: Stamps = np.zeros((4, actors), np.int64)
         self.completed: Stamps | None = None
 
     def join(self, known: Stamps) -> None:

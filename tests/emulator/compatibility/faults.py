@@ -1,4 +1,4 @@
-"""Faults planted in the compiled code of outside kernels: the emulator must find each."""
+"""Faults planted in the compiled code of outside kernels: the emulator must find each and name its rule."""
 
 from __future__ import annotations
 
@@ -7,45 +7,39 @@ import re
 from typing import Any
 
 from rooflab.bench.emulator import Emulation
+from rooflab.bench.emulator.loader import load
 
-KINDS = {
-    "barrier": r"st\.shared[^;]*;(?:(?!st\.shared|bar\.sync).)*(bar\.sync[^;]*;)"
-    r"(?=(?:(?!st\.shared|bar\.sync).)*(?:ld\.shared|ldmatrix|wgmma\.mma))",
-    "fence": r"(fence\.proxy\.async[^;]*;)",
-    "wait": r"(cp\.async\.wait_group[^;]*;)",
-    "mask": r"(@%p\d+ )ld\.global",
-    "vector mask": r"(@%p\d+ )ld\.global\.v4",
-    "store mask": r"(@%p\d+ )st\.global",
+BETWEEN = r"st\.shared[^;]*;(?:(?!st\.shared|bar\.sync).)*(bar\.sync[^;]*;)(?=(?:(?!st\.shared|bar\.sync).)*"
+KINDS: dict[str, tuple[str, str, set[str]]] = {
+    "barrier": (BETWEEN + r"(?:ld\.shared|ldmatrix|wgmma\.mma))", "", {"race"}),
+    "barrier of half": (r"(bar\.sync\s+0;)", "bar.sync 0, 64;", {"barrier", "deadlock"}),
+    "fence": (r"(fence\.proxy\.async[^;]*;)", "", {"missing-fence"}),
+    "wait": (r"(cp\.async\.wait_group[^;]*;)", "", {"race", "unwritten-read"}),
+    "mask": (r"(@%p\d+ )ld\.global", "", {"out-of-bounds"}),
+    "vector mask": (r"(@%p\d+ )ld\.global\.v4", "", {"out-of-bounds"}),
+    "store mask": (r"(@%p\d+ )st\.global", "", {"out-of-bounds", "race"}),
+    "address": (r"ld\.global[\w.]*\.v4[^;]*?(\+ 0) \];", "+ 4", {"misaligned"}),
+    "far store": (r"st\.global[^;]*?(\+ 0) \]", "+ 268435456", {"out-of-bounds"}),
+    "shared store": (r"(@?%?p?\d* ?st\.shared[^;]*;)", "", {"unwritten-read"}),
+    "wgmma wait": (r"(wgmma\.wait_group[^;]*;)", "", {"wgmma-registers", "race"}),
+    "wgmma fence": (r"(wgmma\.fence[^;]*;)", "", {"missing-fence"}),
+    "mbarrier init": (r"(@%p\d+ mbarrier\.init[^;]*;)", "", {"mbarrier-phase"}),
+    "mbarrier wait": (r"mbarrier\.try_wait[^;]*;\s*(@!\w+ bra[^;]*;)", "", {"race", "unwritten-read"}),
+    "fewer bytes": (r"mbarrier\.arrive\.expect_tx[^;]*?, (\d+);", "16", {"deadlock", "mbarrier-phase"}),
+    "bulk wait": (r"(cp\.async\.bulk\.wait_group[^;]*;)", "", {"race", "early-exit"}),
 }
-"""By kind: what is taken out, the first group of the first match; a barrier is one between a store and a load."""
-FAULTS = (
-    ("liger", "rms_norm", "barrier"), ("liger", "softmax", "barrier"), ("liger", "group_norm", "barrier"),
-    ("liger", "cross_entropy", "barrier"), ("liger", "sparsemax", "barrier"), ("liger", "layer_norm", "mask"),
-    ("liger", "fused_add_rms_norm", "mask"), ("liger", "swiglu", "store mask"), ("liger", "rope", "store mask"),
-    ("lightllm", "rmsnorm", "mask"), ("lightllm", "matmul int8", "barrier"), ("fla", "layer_norm", "barrier"),
-    ("fla", "matmul", "wait"), ("fla", "chunk_linear_attn", "wait"), ("fla", "cross_entropy in Gluon", "barrier"),
-    ("fla", "fused_chunk_linear_attn", "barrier"), ("sglang", "merge_state", "mask"),
-    ("sglang", "log_softmax", "barrier"), ("sglang", "awq_gemm", "barrier"), ("vllm", "bmm", "barrier"),
-    ("unsloth", "layernorm", "barrier"), ("unsloth", "swiglu", "mask"), ("xformers", "rms_norm", "mask"),
-    ("flashinfer", "rms_norm", "barrier"), ("cut_cross_entropy", "linear_cross_entropy", "wait"),
-    ("vllm", "bmm", "fence"), ("lightllm", "matmul int8", "fence"), ("fla", "matmul", "fence"),
-    ("sglang", "extend_attention", "fence"), ("sglang", "extend_attention", "barrier"),
-    ("fla", "causal_conv1d", "vector mask"),
-)  # fmt: skip
-"""Project, entry and kind: where what is taken out is needed on the entry's shape.
-
-So not the first mask of `causal_conv1d`, whose blocks of 16 channels fit 96, nor that of LightLLM's `flash_decoding`:
-without it other rows of the table of tokens are read, and the loads of those tokens have masks of their own.
-"""
+"""By kind: the first group of the pattern's first match, what stands there instead, and the rules that are broken."""
 
 
 class Fault:
     """A fault in the first launch whose code has a place for it, and in later ones of the same kernel."""
 
     def __init__(self, kind: str) -> None:
-        self.kind = kind
+        self.pattern, self.instead, self.rules = KINDS[kind]
         self.planted = ""
         """The kernel and what was taken out; empty where no kernel has a place for it."""
+        self.line = ""
+        """File and line of the changed instruction."""
         self._name = ""
 
     def plant_in(self, run: Emulation) -> None:
@@ -53,13 +47,20 @@ class Fault:
         emulated = run.emulated
 
         def faulty(compiled: Any, *rest: Any) -> Any:
-            text, pattern = compiled.asm["ptx"], re.compile(KINDS[self.kind], re.DOTALL)
-            place = pattern.search(text)
+            text = compiled.asm["ptx"]
+            place = re.compile(self.pattern, re.DOTALL).search(text)
             if place is not None and self._name in ("", compiled.metadata.name):
                 self._name = compiled.metadata.name
                 self.planted = f"{self._name}: without `{place[1].strip()}`"
                 compiled = copy.copy(compiled)
-                compiled.asm = {**compiled.asm, "ptx": text[: place.start(1)] + text[place.end(1) :]}
+                compiled.asm = {**compiled.asm, "ptx": text[: place.start(1)] + self.instead + text[place.end(1) :]}
+                self.line = _changed(text, compiled.asm["ptx"], self._name)
             return emulated(compiled, *rest)
 
         run.emulated = faulty  # type: ignore[method-assign, assignment]
+
+
+def _changed(before: str, after: str, name: str) -> str:
+    texts = (load(text, name).kernel.instructions for text in (before, after))
+    changed = next(old for old, new in zip(*texts, strict=False) if old.text.split() != new.text.split())
+    return "{}:{}".format(*changed.source_line)
