@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from pathlib import Path
 from typing import Any
 
 from rooflab.bench.emulator import Emulation
@@ -63,4 +64,5 @@ class Fault:
 def _changed(before: str, after: str, name: str) -> str:
     texts = (load(text, name).kernel.instructions for text in (before, after))
     changed = next(old for old, new in zip(*texts, strict=False) if old.text.split() != new.text.split())
-    return "{}:{}".format(*changed.source_line)
+    file, line = changed.source_line
+    return f"{Path(file).name}:{line}"

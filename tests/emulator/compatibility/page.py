@@ -116,15 +116,23 @@ def page_of(records: list[Record], faults: list[Record]) -> str:
     ] or ["None."]
     lines += ["", "## Planted faults", ""]
     lines += [
-        f"In {len(faults)} trials one barrier, fence, wait or mask was taken out of a kernel's PTX, where the shape"
-        f" needs it; {sum(bool(found_by(fault)) for fault in faults)} were found.",
+        f"In {len(faults)} trials one barrier, fence, wait, mask, store or address of a kernel's PTX was taken out or"
+        f" changed, where the shape needs it. {sum(bool(each['rule']) for each in faults)} were found under the name of"
+        f" a rule that they break, {sum(each['names_line'] for each in faults)} of them with the changed line among the"
+        " lines named.",
         "",
     ]
     rows = [
-        (_planted(each["planted"]), f"{known[each['project']].source.project}, {each['entry']}", found_by(each)[:160])
+        (
+            _planted(each["planted"]),
+            f"{known[each['project']].source.project}, {each['entry']}",
+            each["rule"],
+            "yes" if each["names_line"] else "",
+            found_by(each)[:160],
+        )
         for each in faults
     ]
-    lines += markdown_table(("kernel", "call", "found by"), rows)
+    lines += markdown_table(("kernel", "call", "rule", "line", "found by"), rows)
     return "\n".join(lines) + "\n"
 
 

@@ -17,6 +17,7 @@ from compatibility.entries import Project, judged, largest, made, outputs
 from compatibility.faults import Fault
 from rooflab.bench.emulate.ours import emulating
 from rooflab.bench.emulator import EmulationError, LaunchResult
+from rooflab.bench.emulator.faults import Finding
 
 _FILES = ("__init__", "entries", "faults", "page", "sources", "worker")
 
@@ -46,6 +47,12 @@ def _now() -> float:
     return time.perf_counter() - sources.importing_s
 
 
+def _lines(finding: Finding) -> tuple[str, ...]:
+    places = ((finding.file, finding.line), (finding.other_file, finding.other_line))
+    lines = (f"{Path(file).name}:{line}" for file, line in places)
+    return *lines, *(finding.belongs.split() if finding.belongs else ())
+
+
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """Runs one entry: `{"kernels": [...], "error", "wrong"}`, or `"refused"` with what the emulator said."""
     warnings.simplefilter("ignore")
@@ -54,7 +61,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     entry = next(each for each in project.entries if each.name == request["entry"])
     project.source.fetched()
     inputs = made(entry.inputs)
-    results, refused, held = _Timed(), "", []
+    results, refused, held, stopped = _Timed(), "", [], []
     fault = Fault(request["fault"]) if request.get("fault") else None
     with emulating(configs=entry.configs, seed=request.get("seed", 0)) as run:
         run.results = results
@@ -63,7 +70,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         try:
             held = outputs(entry.call, inputs, entry.grad)
         except EmulationError as error:
-            refused = str(error)
+            refused, stopped = str(error), [error.fault]
     kernels: dict[str, dict[str, Any]] = {}
     for result, began, end in zip(results, results.at, results.at[1:], strict=False):
         file = next((name for name, line in result.lines if line), "")
@@ -74,7 +81,10 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         row["notes"] += [text for text in result.notes if text not in row["notes"]]
     found: dict[str, Any] = {"kernels": list(kernels.values()), "refused": refused}
     if fault is not None:
-        found["planted"] = fault.planted
+        findings = [each for result in results for each in result.findings] + stopped
+        named = [each for each in findings if each.rule in fault.rules]
+        found |= {"planted": fault.planted, "line": fault.line, "rule": named[0].rule if named else ""}
+        found["names_line"] = any(fault.line in _lines(each) for each in named)
     if not refused:
         stats = judged(entry, held, inputs)
         found |= {"error": largest(stats), "wrong": [each.describe() for each in stats if not each.passed]}
