@@ -260,7 +260,12 @@ def _race(run: Run, race: Race, name: _Named) -> Finding:
         text = text.replace(f"global memory at {race.address:#x}", f"global memory, {byte_position}", 1)
     if not race.proxy:
         severity = "note" if race.kind == "rounding" else "error"
-        return name.finding(race.rule, text, race.second, other, severity=severity)
+        sync: dict[str, str] = {}
+        if race.kind.startswith("write") and (release := run.lane_releases.get(race.first)) is not None:
+            text += f"; lanes of one warp: {name(release)} comes after the stores of its own lane alone, with"
+            text += " no bar.warp.sync between"
+            sync = {"missing": "bar.warp.sync", "belongs": f"before {name(release)}"}
+        return name.finding(race.rule, text, race.second, other, severity=severity, **sync)
     # A fence before the wait for a cp.async would come before the copy's writes.
     is_copy = run.program.kernel.instructions[race.first].opcode.startswith("cp.async")
     belongs = f"after {'the wait for ' if is_copy else ''}{name(race.first)}"

@@ -172,6 +172,8 @@ class MBarriers:
     def _signal(self, context: LaneContext, place: int, lanes: Lanes, instruction: int) -> None:
         self._use(context, place, lanes, instruction)
         self._watch(context, lambda races, slot, warps: races.signal(slot, warps, place), lanes)
+        if self._group.lane_stores is not None:
+            self._group.lane_stores.release(context.lanes[lanes], instruction)
 
     def acquired(self, context: LaneContext, place: int, lanes: Lanes, instruction: int) -> None:
         """Reports to the race detector that lanes have observed the end of a phase."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rooflab.bench.emulator.races.lane_stores import Stored
 from rooflab.bench.emulator.races.reports import Findings, Race
 from rooflab.bench.emulator.races.shadow_memory import (
     GRANULE_SIZES,
@@ -99,9 +100,10 @@ class SharedRaces(VectorClocks):
         instruction: int,
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
-    ) -> None:
+    ) -> Stored:
         """Records that n lanes write `width` bytes each, at `addresses`.  `warps` `[n]` gives each lane's warp, and
-        `slots` its CTA or cluster.  `slots` and `addresses` are `[n]`, or one value for all lanes.
+        `slots` its CTA or cluster.  `slots` and `addresses` are `[n]`, or one value for all lanes.  Returns the stores'
+        marks for `LaneStores`.
 
         `values` are the stored registers.  `old()` returns the memory's earlier values, and is called only at a race.
         If both are given, a race's field `same_value` tells whether the write left the memory unchanged."""
@@ -110,6 +112,7 @@ class SharedRaces(VectorClocks):
         self._shadow.writes[lane_access.cells.granules] = lane_access.stamps[:, None]
         if warps.size > 1:
             self._collide(lane_access, instruction, values)
+        return Stored(self._shadow.writes, lane_access.cells.granules, lane_access.stamps, lane_access.stamps_now)
 
     def atomic(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
         """Records an atomic operation of lanes.  It races with reads and writes, but not with other atomics.

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from rooflab.bench.emulator.races.global_races import MOST_LOGGED
 from rooflab.bench.emulator.races.granules import Granules
+from rooflab.bench.emulator.races.lane_stores import Stored
 from rooflab.bench.emulator.races.reports import Findings, Race
 from rooflab.bench.emulator.races.shadow_memory import Bools, Ints, Values, chosen, equal, last_of, nearly_equal
 from rooflab.bench.emulator.races.vector_clocks import ACTOR_BITS, ACTOR_MASK, GENERIC, LOWER_MASK, Stamps, VectorClocks
@@ -64,6 +65,11 @@ class WarpLanes:
     def stamps(self) -> Stamps:
         """Returns the stamp of each lane's access: `[n]`."""
         stamps: Stamps = self._now.take(self.rows) + (self.instruction << ACTOR_BITS)
+        return stamps
+
+    def stamps_now(self) -> Stamps:
+        """Returns the stamps that the accesses would get if they came now: `[n]`."""
+        stamps: Stamps = self.clocks.now().take(self.rows) + (self.instruction << ACTOR_BITS)
         return stamps
 
     def unordered(self, stamps: Stamps) -> Bools:
@@ -157,8 +163,9 @@ class WarpRaces:
 
     def write(
         self, lanes: WarpLanes, base: int, addresses: Ints, width: int, values: Values | None, old: Callable[[], Values]
-    ) -> None:
-        """Records that `lanes` write `values` of `width` bytes at `addresses`.  `old()` returns the earlier values."""
+    ) -> Stored:
+        """Records that `lanes` write `values` of `width` bytes at `addresses`.  `old()` returns the earlier values.
+        Returns the stores' marks for `LaneStores`."""
         self._settle(base)
         cells = self._granules.of(addresses, width)
         for kind, table in (
@@ -173,6 +180,7 @@ class WarpRaces:
         self._written.add(base)
         self._wrote[lanes.instruction][self._in_grid(lanes)] = True
         self._collide(lanes, cells[:, 0], values)
+        return Stored(self._writes.stamps, cells, stamps, lanes.stamps_now)
 
     def atomic(self, lanes: WarpLanes, bases: Iterable[int], addresses: Ints, width: int) -> None:
         """Records an atomic operation, or a store that sets a flag, in the allocations at `bases`."""
