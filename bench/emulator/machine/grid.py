@@ -139,8 +139,7 @@ def _begin(run: Run, ctas: list[int]) -> tuple[Schedule, Iterator[bool]]:
     if run.checks.races and (run.shared_size or global_races is not None or run.warp_races is not None):
         cta_group.races = _races(run, cta_group)
         cta_group.maps = MapOrder(cta_group.races)
-        if run.program.releases:
-            cta_group.lane_stores = LaneStores(len(cta_group.alive), run.lane_releases)
+        cta_group.lane_stores = LaneStores(cta_group.races, run.lane_releases)
         if global_races is not None:
             for cta_index, cta in enumerate(ctas):
                 race_slot, first_warp = divmod(cta_index * cta_group.lanes_per_cta // 32, cta_group.race_warps)

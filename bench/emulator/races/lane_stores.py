@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rooflab.bench.emulator.races.shadow_memory import Bools, Ints
+from rooflab.bench.emulator.races.vector_clocks import LOWER_MASK, VectorClocks
 
 MOST_STORES = 512
 """The most store instructions of a group of CTAs that are remembered; the oldest are forgotten first."""
@@ -33,8 +34,8 @@ class Stored(NamedTuple):
     """The granules of each lane: `[n, k]`."""
     marks: Any
     """The mark that each lane's granules got: `[n]`."""
-    now: Callable[[], Any]
-    """Returns the marks that the same stores would get if they came now: `[n]`."""
+    now: Callable[[], Any] | None = None
+    """Returns the marks that the same stores would get if they came now: `[n]`.  None for stamps of warps."""
 
 
 class _Store:
@@ -43,25 +44,29 @@ class _Store:
         self.first, self.last = int(lanes[0]), int(lanes[-1])
         self.marks = stored.marks
 
-    def delay(self, is_left: Bools) -> None:
+    def delay(self, is_left: Bools, clocks: VectorClocks) -> None:
         """Gives the stores of the lanes in `is_left` `[n]` the present time, except where a later write or another lane
         of the same instruction wrote the granule too."""
-        table, cells = self.stored.table, self.stored.cells
-        new_marks = np.where(is_left, self.stored.now(), self.marks)
+        table, cells, _, now = self.stored
+        if now is None:
+            times = clocks.now().take(self.lanes >> 5) & ~LOWER_MASK
+            new_marks = np.where(is_left, times + (self.marks & LOWER_MASK), self.marks)
+        else:
+            new_marks = np.where(is_left, now(), self.marks)
         is_last = is_left[:, None] & (table.take(cells) == self.marks[:, None]) & ~np.isin(cells, cells[~is_left])
         table[cells[is_last]] = np.broadcast_to(new_marks[:, None], cells.shape)[is_last]
         self.marks = new_marks
 
 
 class LaneStores:
-    """Remembers the stores of `threads` threads.  `releases` gets, by number of a store, the last release that came
-    from another lane of its warp, with nothing that orders the two lanes."""
+    """Remembers the stores of the threads whose warps have `clocks`.  `releases` gets, by number of a store, the last
+    release that came from another lane of its warp, with nothing that orders the two lanes."""
 
-    def __init__(self, threads: int, releases: dict[int, int]) -> None:
-        self._releases = releases
+    def __init__(self, clocks: VectorClocks, releases: dict[int, int]) -> None:
+        self._clocks, self._releases = clocks, releases
         self._stores: deque[_Store] = deque(maxlen=MOST_STORES)
         self._count = 0
-        self._ordered = np.zeros(threads, np.int64)
+        self._ordered = np.zeros(32 * clocks.slots * clocks.warps, np.int64)
         """By thread: the number of its last store that is ordered before what the other lanes do next, or more."""
 
     def add(self, lanes: Ints, stored: Stored, instruction: int) -> None:
@@ -91,5 +96,5 @@ class LaneStores:
             if store.first >> 5 <= last_warp and store.last >> 5 >= first_warp:
                 is_left = has_released[store.lanes >> 5] & (self._ordered[store.lanes] < store.number)
                 if is_left.any():
-                    store.delay(is_left)
+                    store.delay(is_left, self._clocks)
                     self._releases[store.instruction] = instruction

@@ -155,15 +155,9 @@ class Lanes:
         if not addresses.ndim:
             addresses = np.broadcast_to(addresses, warps.shape)
         self.cells: Cells = shadow.cells(addresses, width)
-        self._rows, self._instruction = slots * clocks.warps + warps, instruction
+        self._rows = slots * clocks.warps + warps
         self.actors: Ints = clocks.copies + warps if copies else warps
-        self._places = slots * clocks.actors + self.actors
-        self.stamps: Stamps = self.stamps_now()
-
-    def stamps_now(self) -> Stamps:
-        """Returns the stamps that these accesses would get if they came now: `[n]`."""
-        stamps: Stamps = self._clocks.current.take(self._places) + (self._instruction << ACTOR_BITS)
-        return stamps
+        self.stamps: Stamps = clocks.current.take(slots * clocks.actors + self.actors) + (instruction << ACTOR_BITS)
 
     def late_writes(self, of_mbarrier: bool = False) -> Late | None:
         """Returns the earlier writes that race with the new accesses of these lanes.  A write races if nothing orders

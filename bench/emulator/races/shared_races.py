@@ -112,7 +112,7 @@ class SharedRaces(VectorClocks):
         self._shadow.writes[lane_access.cells.granules] = lane_access.stamps[:, None]
         if warps.size > 1:
             self._collide(lane_access, instruction, values)
-        return Stored(self._shadow.writes, lane_access.cells.granules, lane_access.stamps, lane_access.stamps_now)
+        return Stored(self._shadow.writes, lane_access.cells.granules, lane_access.stamps)
 
     def atomic(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
         """Records an atomic operation of lanes.  It races with reads and writes, but not with other atomics.

@@ -67,11 +67,6 @@ class WarpLanes:
         stamps: Stamps = self._now.take(self.rows) + (self.instruction << ACTOR_BITS)
         return stamps
 
-    def stamps_now(self) -> Stamps:
-        """Returns the stamps that the accesses would get if they came now: `[n]`."""
-        stamps: Stamps = self.clocks.now().take(self.rows) + (self.instruction << ACTOR_BITS)
-        return stamps
-
     def unordered(self, stamps: Stamps) -> Bools:
         """Returns whether each access in `stamps` `[n, k]` is not ordered before the access of its lane."""
         clocks = self.clocks
@@ -180,7 +175,7 @@ class WarpRaces:
         self._written.add(base)
         self._wrote[lanes.instruction][self._in_grid(lanes)] = True
         self._collide(lanes, cells[:, 0], values)
-        return Stored(self._writes.stamps, cells, stamps, lanes.stamps_now)
+        return Stored(self._writes.stamps, cells, stamps)
 
     def atomic(self, lanes: WarpLanes, bases: Iterable[int], addresses: Ints, width: int) -> None:
         """Records an atomic operation, or a store that sets a flag, in the allocations at `bases`."""

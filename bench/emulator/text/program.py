@@ -120,15 +120,6 @@ class Program:
         )
 
     @cached_property
-    def releases(self) -> bool:
-        """Returns whether a lane may release stores: at an mbarrier, by an atomic or a flag, or to a bulk copy."""
-        starts = ("mbarrier.arrive", "cp.async.bulk", "cp.reduce.async.bulk", "atom.", "red.")
-        stores = (self.kernel.instructions[number] for number in self.strong)
-        return any(instruction.opcode.startswith(starts) for instruction in self.kernel.instructions) or any(
-            instruction.parts[0] == "st" for instruction in stores
-        )
-
-    @cached_property
     def granules(self) -> dict[str, int]:
         """Returns the width in bytes of the narrowest access to each state space, `shared` and `global`."""
         return {state_space: granule(self.kernel, state_space) for state_space in ("shared", "global")}
