@@ -44,18 +44,19 @@ class _Store:
         self.first, self.last = int(lanes[0]), int(lanes[-1])
         self.marks = stored.marks
 
-    def delay(self, is_left: Bools, clocks: VectorClocks) -> None:
-        """Gives the stores of the lanes in `is_left` `[n]` the present time, except where a later write or another lane
-        of the same instruction wrote the granule too."""
+    def delay(self, is_left: Bools, is_kept: Bools, clocks: VectorClocks) -> None:
+        """Gives the stores of the lanes in `is_left` `[n]` the present time, except where a later write or a lane in
+        `is_kept` `[n]` wrote the granule too."""
         table, cells, _, now = self.stored
         if now is None:
-            times = clocks.now().take(self.lanes >> 5) & ~LOWER_MASK
-            new_marks = np.where(is_left, times + (self.marks & LOWER_MASK), self.marks)
+            new_marks = (clocks.now().take(self.lanes >> 5) & ~LOWER_MASK) + (self.marks & LOWER_MASK)
         else:
-            new_marks = np.where(is_left, now(), self.marks)
-        is_last = is_left[:, None] & (table.take(cells) == self.marks[:, None]) & ~np.isin(cells, cells[~is_left])
-        table[cells[is_last]] = np.broadcast_to(new_marks[:, None], cells.shape)[is_last]
-        self.marks = new_marks
+            new_marks = now()
+        for is_of, old, new in ((is_left, self.marks, new_marks), (is_kept, new_marks, self.marks)):
+            own = cells[is_of]
+            is_last = table.take(own) == old[is_of, None]
+            table[own[is_last]] = np.broadcast_to(new[is_of, None], own.shape)[is_last]
+        self.marks = np.where(is_left, new_marks, self.marks)
 
 
 class LaneStores:
@@ -94,7 +95,8 @@ class LaneStores:
         has_released[lanes >> 5] = True
         for store in self._stores:
             if store.first >> 5 <= last_warp and store.last >> 5 >= first_warp:
-                is_left = has_released[store.lanes >> 5] & (self._ordered[store.lanes] < store.number)
+                is_concerned = has_released[store.lanes >> 5]
+                is_left = is_concerned & (self._ordered[store.lanes] < store.number)
                 if is_left.any():
-                    store.delay(is_left, self._clocks)
+                    store.delay(is_left, is_concerned & ~is_left, self._clocks)
                     self._releases[store.instruction] = instruction

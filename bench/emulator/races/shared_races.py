@@ -29,8 +29,8 @@ from rooflab.bench.emulator.races.shadow_memory import (
     Shadow,
     Values,
     chosen,
+    collisions,
     equal,
-    nearly_equal,
 )
 from rooflab.bench.emulator.races.vector_clocks import (
     ACTOR_BITS,
@@ -250,19 +250,7 @@ class SharedRaces(VectorClocks):
         last_lanes = access.last_of_warp()[losers]
         is_cross_warp = last_lanes == losers
         winners = np.where(is_cross_warp, winners, last_lanes)
-        same_value = is_close = np.zeros(losers.size, np.bool_)
-        if values is not None:
-            lost_values, won = chosen(values, losers), chosen(values, winners)
-            same_value, is_close = equal(lost_values, won, losers.size), nearly_equal(lost_values, won, losers.size)
-        for race_kind, is_value_kept, is_race in (
-            ("write-write", True, is_cross_warp & same_value),
-            ("write-write", False, is_cross_warp & ~same_value),
-            ("lanes", False, ~is_cross_warp & ~same_value & ~is_close & (values is not None)),
-            ("rounding", False, ~is_cross_warp & ~same_value & is_close),
-        ):
-            if not is_race.any():
-                continue
-            index = int(is_race.argmax())
+        for race_kind, is_value_kept, index, count in collisions(values, losers, winners, is_cross_warp):
             slot, address = divmod(int(access.cells.granules[losers[index], 0]) << self._shadow.shift, self.size)
             first_actor, second_actor = (self.name_of(int(access.actors[lanes[index]])) for lanes in (losers, winners))
             self.findings.add(
@@ -276,6 +264,6 @@ class SharedRaces(VectorClocks):
                     address,
                     slot,
                     same_value=is_value_kept,
-                    count=int(is_race.sum()),
+                    count=count,
                 )
             )
