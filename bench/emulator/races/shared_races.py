@@ -1,7 +1,8 @@
 """Finds races on shared memory with vector clocks, in whatever order the emulator runs the warps.
 
-Order is tracked per warp: if half of a warp reaches a barrier, the whole warp counts as arrived.  Lanes of one warp
-race only if one instruction writes different values to one address.
+Order is tracked per warp: if half of a warp reaches a barrier, the whole warp counts as arrived, except for the stores
+of lanes that nothing orders before a release (`LaneStores`).  Lanes of one warp race with each other only if one
+instruction writes different values to one address.
 
 If two warps write one address, only the values of their last lanes are compared.  The reason: since Triton 3.8, all
 warps that hold a row store the row's sum to one address.  A fused multiply-add rounds this sum differently in each
