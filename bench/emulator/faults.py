@@ -72,7 +72,7 @@ class Finding:
     other_instruction: str = ""
     """The instruction that came before, if the fault is about two instructions."""
     missing: str = ""
-    """The fence that is missing, if one is."""
+    """The fence or the `bar.warp.sync` that is missing, if one is."""
     belongs: str = ""
     """The place where the missing fence belongs: `after mine.py:7 (st.shared.b32)`."""
     grid: SizeTriple | None = None

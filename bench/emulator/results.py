@@ -14,7 +14,7 @@ import numpy.typing as npt
 from rooflab.bench.emulator.faults import Finding, Rule
 from rooflab.bench.emulator.machine.counting import SECTOR
 from rooflab.bench.emulator.machine.run import Run
-from rooflab.bench.emulator.mended import FENCE, WAIT, notes_of
+from rooflab.bench.emulator.mended import FENCE, WAIT, notes_of, release, rewrites_a
 from rooflab.bench.emulator.races.reports import PHASES, VERBS, Race, describe
 from rooflab.bench.emulator.text.syntax import PtxKernel, SizeTriple
 
@@ -184,10 +184,6 @@ def _findings(run: Run, ptx: str) -> tuple[Finding, ...]:
     for number in run.uneven_barriers:
         text = f"{name(number)} is met more often by some warps than by others, which have left the loop: a barrier is"
         found.append(name.finding("barrier", f"{text} undefined unless all threads come to it", number))
-    for writer, wgmma in run.program.rewritten:
-        text = f"{writer.describe()} writes a register of A of {wgmma.describe()}, which may still have to read it: no"
-        text += " wgmma.wait_group between"
-        found.append(name.finding("wgmma-registers", text, writer.number, wgmma.number))
     for number in run.unordered_sums:
         text = _unordered_sum(name(number))
         found.append(name.finding("nondeterministic-sum", text, number, severity="note"))
@@ -215,12 +211,23 @@ def _repairable(run: Run, ptx: str, name: _Named) -> Iterator[Finding]:
     unfenced = run.program.unfenced
     repairs = notes_of(ptx) if unfenced or run.register_races else frozenset()
 
-    def finding(rule: Rule, code: str, text: str, number: int, other: int | None = None, **fence: Any) -> Finding:
-        if code not in repairs:
+    def finding(
+        rule: Rule, codes: frozenset[str], text: str, number: int, other: int | None = None, **fence: Any
+    ) -> Finding:
+        if not (said := codes & repairs):
             return name.finding(rule, text, number, other, **fence)
-        text += f" (ptxas puts one there, note {code}, and the products no longer overlap)"
+        text += f" (ptxas {release()} puts one there, note {min(said)}, and the products no longer overlap)"
         return name.finding(rule, text, number, other, severity="note", **fence)
 
+    for writer, wgmma in run.program.rewritten:
+        text = f"{writer.describe()} writes a register of A of {wgmma.describe()}, which may still have to read it: no"
+        text += f" wgmma.wait_group between (ptxas {release()} "
+        if rewrites_a(ptx, run.program.kernel.name):
+            text += "does not repair it: its code writes a register of A before the wait)"
+            yield name.finding("wgmma-registers", text, writer.number, wgmma.number)
+        else:
+            text += "repairs it: its code writes another register, or waits before)"
+            yield name.finding("wgmma-registers", text, writer.number, wgmma.number, severity="note")
     for number in run.register_races:
         text = f"{name(number)} reads an accumulator of a wgmma that may still be running: no wgmma.wait_group between"
         yield finding("wgmma-registers", WAIT, text, number)
@@ -260,7 +267,12 @@ def _race(run: Run, race: Race, name: _Named) -> Finding:
         text = text.replace(f"global memory at {race.address:#x}", f"global memory, {byte_position}", 1)
     if not race.proxy:
         severity = "note" if race.kind == "rounding" else "error"
-        return name.finding(race.rule, text, race.second, other, severity=severity)
+        sync: dict[str, str] = {}
+        if race.kind.startswith("write") and (release := run.lane_releases.get(race.first)) is not None:
+            text += f"; lanes of one warp: {name(release)} comes after the stores of its own lane alone, with"
+            text += " no bar.warp.sync between"
+            sync = {"missing": "bar.warp.sync", "belongs": f"before {name(release)}"}
+        return name.finding(race.rule, text, race.second, other, severity=severity, **sync)
     # A fence before the wait for a cp.async would come before the copy's writes.
     is_copy = run.program.kernel.instructions[race.first].opcode.startswith("cp.async")
     belongs = f"after {'the wait for ' if is_copy else ''}{name(race.first)}"

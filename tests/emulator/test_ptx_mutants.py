@@ -35,7 +35,7 @@ LEAST_FLAGGED = 0.95
 MOST_REDUNDANT = 0.15
 """Of what the kernel's author asked for: of the barriers that Triton and Gluon place by themselves there are more than
 are needed.  Each of them has to be flagged or argued as well.  So have barriers of a warp, which do not count either:
-the emulator, which runs the lanes of a warp in lockstep, sees none of them."""
+the emulator, which runs the lanes of a warp in lockstep, sees only those that a release of one lane needs."""
 QUICK = [name for name, target in TARGETS.items() if target.quick]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from ptx_lines import SHARED, launch
 
 from rooflab.bench.emulator.results import LaunchResult
@@ -91,6 +92,62 @@ def test_an_mbarrier_orders_global_memory_too(seed: int) -> None:
             f"st.global.u32 [%d3], %r6; {between} bra END;" if between else f"{tell} st.global.u32 [%d3], %r6; bra END;"
         )
         assert len(found(f"{made} {store} {wait}", seed=seed, declared=SHARED)) == races
+
+
+ALL_STORE = "mov.u32 %r1, 0; mov.u32 %r5, s; mad.lo.u32 %r7, %r0, 4, %r5; st.shared.u32 [%r7+64], %r0;"
+ARRIVES = "mov.u32 %r5, s; @%p0 mbarrier.init.shared.b64 [%r5], 1; bar.sync 0; @%p1 bra READS;"
+READS = "bra END; READS: W: mbarrier.try_wait.parity.shared.b64 %p4, [%r5], 0; @!%p4 bra W; "
+SETS = "setp.eq.u32 %p5, %r31, 1; mul.wide.u32 %d6, %r0, 4; add.u64 %d6, %d0, %d6; mov.u32 %r1, 0; @%p5 bra READS;"
+POLLS = (
+    "bra END; READS: W: ld.acquire.gpu.u32 %r4, [%d0+256]; setp.ne.u32 %p4, %r4, 9; @%p4 bra W; ld.u32 %r1, [%d6]; END:"
+)
+ONE_RELEASES = {
+    "an arrival, shared": f"{ARRIVES} {ALL_STORE} {{}} @%p0 mbarrier.arrive.shared.b64 _, [%r5]; {READS}"
+    " mad.lo.u32 %r7, %r0, 4, %r5; ld.shared.u32 %r1, [%r7+-64]; END:",
+    "an arrival, global": f"{ARRIVES} st.global.u32 [%d3], %r6; {{}} @%p0 mbarrier.arrive.shared.b64 _, [%r5]; {READS}"
+    " ld.global.u32 %r1, [%d2]; END:",
+    "a bulk copy": f"{ALL_STORE} fence.proxy.async; {{}} @%p0 cp.async.bulk.global.shared::cta.bulk_group [%d0+512],"
+    " [%r5+64], 128; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;",
+    "a flag": f"{SETS} st.u32 [%d6], %r6; {{}} @%p0 st.release.gpu.u32 [%d0+256], 9; {POLLS}",
+    "a flag after a fence": f"{SETS} st.u32 [%d6], %r6; {{}} fence.acq_rel.gpu; @%p0 red.relaxed.gpu.add.u32 [%d0+256],"
+    f" 9; {POLLS}",
+}
+"""All lanes of a warp store, and one of them releases; others read, in another warp (a CTA, for the flags)."""
+
+
+@pytest.mark.parametrize("name", ONE_RELEASES)
+def test_a_lane_that_releases_alone_orders_no_stores_of_the_other_lanes(name: str) -> None:
+    """As all lanes of a warp store and one arrives, in cudnn-frontend 426 (of shared memory, after elect.sync)."""
+    body, flag = ONE_RELEASES[name], "flag" in name
+    options = {"declared": SHARED, "block": 32 if flag or "copy" in name else 64, "grid": 2 if flag else 1}
+    body = f"{OTHER} {body} bar.sync 0; add.u64 %d2, %d2, 1024;"
+    for between in ("", "elect.sync %r2|%p3, -1;", "bar.warp.sync 0xffff0000;"):
+        text = body.format(
+            between if "0xf" not in between else "setp.lt.u32 %p6, %r0, 16; @%p6 bra L;" + between + "L:"
+        )
+        (found,) = launch(text, to=torch.zeros(512, dtype=torch.int32), **options)[1].findings
+        assert (found.rule, found.severity, found.missing) == ("race", "error", "bar.warp.sync")
+        assert "lanes of one warp: " in found.text and "st." in found.other_instruction
+    for between in ("bar.warp.sync -1;", "shfl.sync.idx.b32 %r2, %r0, 0, 31, -1;", "vote.sync.any.pred %p3, %p0, -1;"):
+        assert not launch(body.format(between), to=torch.zeros(512, dtype=torch.int32), **options)[1].findings
+
+
+def test_stores_of_the_lane_that_releases_or_that_all_lanes_release_are_ordered() -> None:
+    mine = (
+        ONE_RELEASES["an arrival, shared"]
+        .format("")
+        .replace("[%r7+64], %r0", "[%r5+64], 5")
+        .replace("%r7+-64", "%r5+64")
+    )
+    assert run(mine, declared=SHARED, grid=1).races == (), "all lanes store one value to one place"
+    each = (
+        ONE_RELEASES["a flag"]
+        .format("")
+        .replace("@%p0 st.release.gpu.u32 [%d0+256], 9", "red.release.gpu.add.u32 [%d0+256], 1")
+    )
+    each = each.replace("setp.ne.u32 %p4, %r4, 9", "setp.ne.u32 %p4, %r4, 32")
+    text = f"{OTHER} {each} add.u64 %d2, %d2, 1024;"
+    assert not launch(text, to=torch.zeros(512, dtype=torch.int32), grid=2)[1].findings
 
 
 def test_warps_that_run_a_loop_with_a_barrier_differently_often_are_seen_though_others_meet_them() -> None:

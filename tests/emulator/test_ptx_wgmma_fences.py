@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-from rooflab.bench.emulator.mended import FENCE, notes_of
+from rooflab.bench.emulator import Checks, PtxLaunch, emulate
+from rooflab.bench.emulator.mended import FENCE, notes_of, release, rewrites_a
 from rooflab.bench.emulator.text.flow import Flow
 from rooflab.bench.emulator.text.parse import parse
 from rooflab.bench.emulator.text.wgmma_registers import rewritten, unfenced
@@ -38,6 +40,14 @@ TEXTS = {
     "write_a": "add.u32 %r2, %r2, 1;",
     "write_b": "mov.b32 %r5, 0;",
     "read_a": "add.u32 %r8, %r2, 1;",
+    "load_a": "ld.global.v4.b32 {%r0,%r1,%r2,%r3}, [%rd1];",
+    "some_load_a": "@%p1 ld.global.v4.b32 {%r0,%r1,%r2,%r3}, [%rd1];",
+    "some_write_a": "@%p1 add.u32 %r2, %r2, 1;",
+    "keep": "st.global.v4.b32 [%rd1], {%r0,%r1,%r2,%r3};"
+    f"st.global.v4.f32 [%rd1+32], {{{D}}}; st.global.v4.f32 [%rd1+48], {{{OTHER}}};",
+    "begin": "ld.param.b64 %rd1, [p]; ld.global.v4.b32 {%r0,%r1,%r2,%r3}, [%rd1]; ld.global.b64 %rd2, [%rd1+16];"
+    f"setp.eq.s64 %p1, %rd2, 1; setp.eq.s64 %p0, %rd2, 2; ld.global.v4.f32 {{{D}}}, [%rd1+32];"
+    f"ld.global.v4.f32 {{{OTHER}}}, [%rd1+48];",
     "again:": "again:",
     "repeat": "@%p0 bra again;",
     "skip": "@%p1 bra there;",
@@ -45,9 +55,16 @@ TEXTS = {
 }
 
 
+HEAD = ".version 8.7\n.target sm_90a\n.address_size 64\n"
+
+
 def text_of(words: str) -> str:
+    return HEAD + entry(words, "k")
+
+
+def entry(words: str, name: str) -> str:
     return (
-        ".version 8.7\n.target sm_90a\n.address_size 64\n.visible .entry k()\n.reqntid 128\n{\n"
+        f".visible .entry {name}(.param .u64 p)\n.reqntid 128\n{{\n"
         ".reg .f32 %f<16>; .reg .b64 %rd<4>; .reg .b32 %r<9>; .reg .pred %p<2>;\n"
         + "\n".join(TEXTS[word] for word in words.split())
         + "\nret;\n}\n"
@@ -107,11 +124,47 @@ def test_a_write_of_a_wants_the_wait_of_its_products_own_group(words: str, wante
     assert found(rewritten, words) == wanted
 
 
+WRITES_OF_A = {
+    # On all paths: ptxas renames the register, or waits (a loop, its note C7513).
+    "begin fence mul_a commit load_a wait keep": False,
+    "begin fence mul_a commit write_a fence mul_other_a commit wait keep": False,
+    "begin again: fence mul_a commit load_a wait1 repeat wait keep": False,
+    # On some paths: the register stays the same one, and ptxas says nothing.
+    "begin fence mul_a commit some_write_a wait keep": True,
+    "begin fence mul_a commit some_load_a fence mul_other_a commit wait keep": True,
+    "begin skip fence mul_a commit load_a there: fence mul_other_a commit wait keep": True,
+    "begin again: fence mul_a commit some_load_a wait1 repeat wait keep": True,
+}
+"""By kernel with a write of A in front of the wait: whether the machine code has this fault too."""
+
+
+def test_the_machine_code_shows_whether_ptxas_repairs_a_write_of_a() -> None:
+    module = HEAD + "".join(entry(words, f"k{number}") for number, words in enumerate(WRITES_OF_A))
+    mended = [words.replace(" wait1", "").replace("commit", "commit wait") for words in WRITES_OF_A]
+    module += "".join(entry(words, f"m{number}") for number, words in enumerate(mended))
+    assert all(found(rewritten, words) for words in WRITES_OF_A) and not any(
+        found(rewritten, words) for words in mended
+    )
+    assert [rewrites_a(module, f"k{number}") for number in range(len(WRITES_OF_A))] == list(WRITES_OF_A.values())
+    assert not any(rewrites_a(module, f"m{number}") for number in range(len(mended)))
+    for name, severity, text in (("k0", "note", "repairs it: "), ("k3", "error", "does not repair it: ")):
+        launch = PtxLaunch(module, name, (128, 1, 1), 1024)
+        result = emulate(launch, (1,), [torch.zeros(16)], checks=Checks(uninitialised=False))
+        (write,) = (each for each in result.findings if each.rule == "wgmma-registers")
+        assert write.severity == severity and f"(ptxas {release()} {text}" in write.text
+
+
 def test_a_fence_that_ptxas_puts_in_is_said_by_ptxas() -> None:
+    for words in (
+        "begin load_a mul_a commit wait keep",
+        "begin fence mul_a commit wait write_a mul_other_a commit wait keep",
+        "begin fence again: load_a mul_a commit wait repeat keep",
+    ):
+        assert found(unfenced, words) and FENCE & notes_of(text_of(words)), words
     text = text_of("write_d fence mul commit wait read_d")
-    assert FENCE not in notes_of(text)
+    assert not FENCE & notes_of(text)
     without = text_of("write_d mul commit wait read_d")
-    assert FENCE in notes_of(without)
-    assert FENCE in notes_of(without.replace("8.7", "99.0")), "an NVRTC newer than ptxas"
+    assert FENCE & notes_of(without)
+    assert FENCE & notes_of(without.replace("8.7", "99.0")), "an NVRTC newer than ptxas"
     with pytest.raises(ValueError, match="ptx: ptxas refuses it:\nptxas .*wgmma"):
         notes_of(text.replace("wgmma.fence.sync.aligned;", "wgmma.fenced;"))

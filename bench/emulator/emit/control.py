@@ -77,6 +77,7 @@ def barrier(g: Generator, instruction: Instruction) -> None:
     next_pc = instruction.number + 1
     if opcode_parts[1] == "warp":
         (_,) = operands  # the scheduler reads the mask, and brings these lanes here together
+        g.line(f"c.group.order_lanes(c.lanes[c.lanes_under({g.guard or 'None'})])")
     elif opcode_parts[1] == "cluster":
         name = "cluster_arrive" if "arrive" in opcode_parts else "cluster_wait"
         has_release = "relaxed" not in opcode_parts

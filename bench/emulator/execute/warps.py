@@ -80,6 +80,7 @@ def _source_lanes(mode: str, readers: Any, lane: Any, clamp: Any) -> tuple[Any, 
 
 def shuffle(c: LaneContext, mode: str, value: Any, lane: Any, clamp: Any, wants_valid: bool) -> tuple[Any, Any]:
     """Runs `shfl.sync`: returns the values of the source lanes, and whether each source lane is in range."""
+    c.group.order_lanes(c.lanes)
     is_uniform = isinstance(lane, np.generic) and isinstance(clamp, np.generic)
     if isinstance(value, np.generic):
         if not wants_valid:
@@ -124,6 +125,7 @@ def _members(c: LaneContext, mask: np.uint32, guard: Any) -> npt.NDArray[np.bool
 
 def vote(c: LaneContext, mode: str, predicate: Any, mask: Any, guard: Any) -> Any:
     """Runs `vote.sync`: combines the predicates of the lanes that take part (all, any, uniform or ballot)."""
+    c.group.order_lanes(c.lanes)
     return _by_mask(mask, lambda named: (_vote(c, mode, predicate, named, guard),))[0]
 
 
@@ -152,6 +154,7 @@ def _spread(values: npt.NDArray[Any], places: npt.NDArray[np.intp] | None) -> An
 
 def match(c: LaneContext, mode: str, value: Any, mask: Any) -> tuple[Any, ...]:
     """Runs `match.any.sync` (returns the lanes with the same value) or `match.all.sync` (all lanes if all agree)."""
+    c.group.order_lanes(c.lanes)
     return _by_mask(mask, lambda named: _match(c, mode, value, named))
 
 
@@ -169,6 +172,7 @@ def _match(c: LaneContext, mode: str, value: Any, mask: np.uint32) -> tuple[Any,
 
 def reduce(c: LaneContext, operation: str, value: Any, mask: Any, guard: Any) -> Any:
     """Runs `redux.sync`, a reduction over the lanes that take part."""
+    c.group.order_lanes(c.lanes)
     return _by_mask(mask, lambda named: (_reduce(c, operation, value, named, guard),))[0]
 
 

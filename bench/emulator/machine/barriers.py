@@ -105,6 +105,7 @@ class Barriers:
         `vote` is given for `bar.red`, as `(predicates, set_result)`.  `predicates` has one predicate per lane.  When
         the barrier is complete, `set_result(true_count, lane_count)` is called."""
         cta_group = self._group
+        cta_group.order_lanes(context.lanes)
         if vote is not None:
             if context.slot is None:
                 raise Fault("bar.red runs one CTA at a time", instruction)
@@ -153,6 +154,7 @@ class Barriers:
 
     def arrive(self, context: LaneContext, number: int, count: int | None, instruction: int) -> None:
         """Runs `bar.arrive`: arrives at a barrier without waiting."""
+        self._group.order_lanes(context.lanes)
         for cta_slot in map(int, np.unique(context.slots)):
             lanes = context.lanes[context.slots == cta_slot]
             self._arrive(context, cta_slot, lanes, number, count, waits=False, instruction=instruction)
@@ -271,6 +273,8 @@ class ClusterBarrier:
             text = "a thread arrives at the cluster's barrier again before it has waited there"
             raise Fault(text, instruction, rule="barrier")
         self._arrived[context.lanes] += 1
+        if release:
+            self._group.order_lanes(context.lanes)
         if self._group.races is not None:
             for slot, warps in self._warps(context):
                 (self._group.races.signal if release else self._group.races.signal_inits)(slot, warps, _CLUSTER_KEY)

@@ -11,6 +11,7 @@ import numpy as np
 from rooflab.bench.compile.cases import resident_ctas
 from rooflab.bench.emulator.machine.run import CtaGroup, EmulationError, Fault, Run, most_seconds
 from rooflab.bench.emulator.machine.schedule import MOST_NAMED, Schedule
+from rooflab.bench.emulator.races.lane_stores import LaneStores
 from rooflab.bench.emulator.races.shared_races import SharedRaces
 from rooflab.bench.emulator.races.vector_clocks import MapOrder
 
@@ -138,6 +139,7 @@ def _begin(run: Run, ctas: list[int]) -> tuple[Schedule, Iterator[bool]]:
     if run.checks.races and (run.shared_size or global_races is not None or run.warp_races is not None):
         cta_group.races = _races(run, cta_group)
         cta_group.maps = MapOrder(cta_group.races)
+        cta_group.lane_stores = LaneStores(cta_group.races, run.lane_releases)
         if global_races is not None:
             for cta_index, cta in enumerate(ctas):
                 race_slot, first_warp = divmod(cta_index * cta_group.lanes_per_cta // 32, cta_group.race_warps)

@@ -177,6 +177,8 @@ class MBarriers:
         self._use(context, place, lanes, instruction)
         self._arrive(context, place, lanes, instruction)
         self._watch(context, lambda races, slot, warps: races.signal(slot, warps, place), lanes)
+        if self._group.lane_stores is not None:
+            self._group.lane_stores.release(context.lanes[lanes], instruction)
 
     def _arrive(self, context: LaneContext, place: int, lanes: Lanes, instruction: int, kind: str = "arrival") -> None:
         self._watch(context, lambda races, slot, warps: races.arrive(slot, warps, place, instruction, kind), lanes)

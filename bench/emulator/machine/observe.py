@@ -11,6 +11,7 @@ import numpy.typing as npt
 from rooflab.bench.emulator.machine.counting import Acting, Counter
 from rooflab.bench.emulator.machine.memory import Allocation, GlobalMemory
 from rooflab.bench.emulator.races.global_races import GlobalRaces
+from rooflab.bench.emulator.races.lane_stores import LaneStores, Stored
 from rooflab.bench.emulator.races.shared_races import SharedRaces
 from rooflab.bench.emulator.races.vector_clocks import BULK, TMA_LOAD, WGMMA, AsyncOperation
 from rooflab.bench.emulator.races.warp_races import WarpLanes, WarpRaces
@@ -29,6 +30,7 @@ class Ctas(Protocol):
     views: dict[int, npt.NDArray[Any]]
     shared_size: int
     races: SharedRaces | None
+    lane_stores: LaneStores | None
     race_warps: int
     race_bytes: int
 
@@ -38,6 +40,7 @@ class Watched(Acting, Protocol):
 
     slot: int | None
     slots: Lanes
+    lanes: Lanes
 
     @property
     def group(self) -> Ctas: ...
@@ -91,7 +94,8 @@ class Observer:
             slots, warps = self._who(c, active)
             lane_offsets = _addresses(offsets, len(warps))
             memory_reader = None if value is None else lambda: c.group.views[size].take(lane_offsets // size)
-            c.group.races.write(slots, warps, lane_offsets, size, instruction, value, memory_reader)
+            stored = c.group.races.write(slots, warps, lane_offsets, size, instruction, value, memory_reader)
+            self._stored(c, active, stored, instruction)
 
     def shared_atomic(self, c: Watched, active: Any, offsets: Any, size: int, instruction: int) -> None:
         """Reports that lanes do an atomic operation on shared memory."""
@@ -197,6 +201,7 @@ class Observer:
             return None
         slots, warps = self._who(c, np.array([lane]))
         race_record = races.begin_async(int(np.atleast_1d(slots)[0]), warps, BULK)
+        self._released(c, np.array([lane]), instruction)
         block_starts, block_bytes = _blocks(start, size)
         races.async_read(race_record, block_starts, block_bytes, instruction)
         return race_record
@@ -274,7 +279,8 @@ class Observer:
                 warp_races.atomic(lanes, [base], lane_addresses, size)
                 warp_races.synchronise(lanes, loads=False)
             else:
-                warp_races.write(lanes, base, lane_addresses, size, value, old)
+                stored = warp_races.write(lanes, base, lane_addresses, size, value, old)
+                self._stored(c, active, stored, instruction, copy)
         if races is not None:
             lane_actors = self._actors(c, active)
             races.writes(allocation.base)
@@ -284,7 +290,10 @@ class Observer:
                 races.atomic(lane_actors, lane_addresses, size, instruction, self._is_near(instruction))
                 self._synchronise(lane_actors, lane_addresses, self._strong[instruction], instruction)
             else:
-                races.write(lane_actors, lane_addresses, size, instruction, value, old)
+                stored = races.write(lane_actors, lane_addresses, size, instruction, value, old)
+                self._stored(c, active, stored, instruction, copy)
+        if instruction in self._strong:
+            self._released(c, active, instruction)
 
     def _lanes(self, c: Watched, active: Any, instruction: int) -> WarpLanes:
         """Describes the active lanes for the detector of races between the warps of a CTA."""
@@ -331,16 +340,26 @@ class Observer:
             lanes = self._lanes(c, active, instruction)
             self._warp_races.atomic(lanes, bases, lane_addresses, size)
             self._warp_races.synchronise(lanes, loads=self._kernel.instructions[instruction].parts[0] != "red")
-        if races is None:
-            return
-        lane_actors = self._actors(c, active)
-        for base in bases:
-            races.writes(base)
-        if self._within_cta(instruction):
-            races.write(lane_actors, lane_addresses, size, instruction)
-            return
-        races.atomic(lane_actors, lane_addresses, size, instruction, self._is_near(instruction))
-        self._synchronise(lane_actors, lane_addresses, order, instruction)
+        if races is not None:
+            lane_actors = self._actors(c, active)
+            for base in bases:
+                races.writes(base)
+            if self._within_cta(instruction):
+                races.write(lane_actors, lane_addresses, size, instruction)
+            else:
+                races.atomic(lane_actors, lane_addresses, size, instruction, self._is_near(instruction))
+                self._synchronise(lane_actors, lane_addresses, order, instruction)
+        self._released(c, active, instruction)
+
+    @staticmethod
+    def _stored(c: Watched, active: Any, stored: Stored, instruction: int, copy: bool = False) -> None:
+        if c.group.lane_stores is not None and not copy:
+            c.group.lane_stores.add(c.lanes if active is None else c.lanes[active], stored, instruction)
+
+    @staticmethod
+    def _released(c: Watched, active: Any, instruction: int) -> None:
+        if c.group.lane_stores is not None:
+            c.group.lane_stores.release(c.lanes if active is None else c.lanes[active], instruction)
 
     def fence(self, c: Watched, instruction: int) -> None:
         """Reports that lanes run a fence of cluster, device or system scope."""

@@ -20,6 +20,7 @@ from rooflab.bench.emulator.machine.observe import Observer
 from rooflab.bench.emulator.machine.sums import Sums
 from rooflab.bench.emulator.races.global_races import GlobalRaces
 from rooflab.bench.emulator.races.granules import Granules
+from rooflab.bench.emulator.races.lane_stores import LaneStores
 from rooflab.bench.emulator.races.shared_races import SharedRaces
 from rooflab.bench.emulator.races.vector_clocks import MapOrder
 from rooflab.bench.emulator.races.warp_races import WarpRaces
@@ -160,6 +161,8 @@ class Run:
         self.shared_races: list[Any] = []
         self.register_races: dict[int, None] = {}
         """Instructions that read an accumulator whose wgmma may still be running."""
+        self.lane_releases: dict[int, int] = {}
+        """By store: a release by another lane of its warp, with nothing that orders the two lanes."""
         self.uneven_barriers: dict[int, None] = {}
         """Barriers that warps still meet at after another warp of their CTA, which met there before, has gone on."""
         self.map_races: dict[tuple[int, int], None] = {}
@@ -220,6 +223,7 @@ class CtaGroup:
         self.sums: Sums | None = None
         """The sums of floats that atomics compute in shared memory."""
         self.races: SharedRaces | None = None
+        self.lane_stores: LaneStores | None = None
         self.maps: MapOrder | None = None
         self.waiting: Any = None
         """The group's `waiting.Waiting`, for `waiting.waiting_of`; untyped, because waiting.py imports this file."""
@@ -235,6 +239,11 @@ class CtaGroup:
     def race_slot(self, slot: int) -> int:
         """Returns the race detector's index for CTA `slot` of this group.  All CTAs of a cluster have index 0."""
         return 0 if self.run.has_clusters else slot
+
+    def order_lanes(self, lanes: Lanes) -> None:
+        """Records that `lanes` ran an instruction that orders the lanes of a warp among each other."""
+        if self.lane_stores is not None:
+            self.lane_stores.order(lanes)
 
     def all_lanes(self) -> Lanes:
         """Returns the lanes of all threads that have not ended."""

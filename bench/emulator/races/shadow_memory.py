@@ -263,6 +263,26 @@ def equal(values: Values, others: Values, accesses: int) -> Bools:
     return is_equal
 
 
+def collisions(
+    values: Values | None, losers: Ints, winners: Ints, is_cross_warp: Bools
+) -> Iterator[tuple[str, bool, int, int]]:
+    """Yields the kinds of races between the lanes `losers` `[n]` of a store and the lanes `winners` `[n]`, which write
+    the same addresses later.  Two warps always race, and lanes of one warp if their values differ.  Yields the kind of
+    `Race`, whether the values are equal, the index of the first such pair, and the number of pairs."""
+    is_same = is_close = np.zeros(losers.size, np.bool_)
+    if values is not None:
+        lost, kept = chosen(values, losers), chosen(values, winners)
+        is_same, is_close = equal(lost, kept, losers.size), nearly_equal(lost, kept, losers.size)
+    for kind, same, is_race in (
+        ("write-write", True, is_cross_warp & is_same),
+        ("write-write", False, is_cross_warp & ~is_same),
+        ("lanes", False, ~is_cross_warp & ~is_same & ~is_close & (values is not None)),
+        ("rounding", False, ~is_cross_warp & ~is_same & is_close),
+    ):
+        if is_race.any():
+            yield kind, same, int(is_race.argmax()), int(is_race.sum())
+
+
 MAX_FP32_ROUNDING = 2.0**-18
 """Two fp32 sums of the same tens of terms may differ by this share of the largest sum that the instruction writes, if
 their terms were rounded in another order, or not at all (a fused multiply-add)."""

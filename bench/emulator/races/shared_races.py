@@ -1,7 +1,8 @@
 """Finds races on shared memory with vector clocks, in whatever order the emulator runs the warps.
 
-Order is tracked per warp: if half of a warp reaches a barrier, the whole warp counts as arrived.  Lanes of one warp
-race only if one instruction writes different values to one address.
+Order is tracked per warp: if half of a warp reaches a barrier, the whole warp counts as arrived, except for the stores
+of lanes that nothing orders before a release (`LaneStores`).  Lanes of one warp race with each other only if one
+instruction writes different values to one address.
 
 If two warps write one address, only the values of their last lanes are compared.  The reason: since Triton 3.8, all
 warps that hold a row store the row's sum to one address.  A fused multiply-add rounds this sum differently in each
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from rooflab.bench.emulator.races.lane_stores import Stored
 from rooflab.bench.emulator.races.phases import BarrierPhases
 from rooflab.bench.emulator.races.reports import Race
 from rooflab.bench.emulator.races.shadow_memory import (
@@ -29,8 +31,8 @@ from rooflab.bench.emulator.races.shadow_memory import (
     Shadow,
     Values,
     chosen,
+    collisions,
     equal,
-    nearly_equal,
 )
 from rooflab.bench.emulator.races.vector_clocks import ACTOR_BITS, ACTOR_MASK, GENERIC, INIT, LOWER_MASK, AsyncOperation
 
@@ -91,9 +93,10 @@ class SharedRaces(BarrierPhases):
         instruction: int,
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
-    ) -> None:
+    ) -> Stored:
         """Records that n lanes write `width` bytes each, at `addresses`.  `warps` `[n]` gives each lane's warp, and
-        `slots` its CTA or cluster.  `slots` and `addresses` are `[n]`, or one value for all lanes.
+        `slots` its CTA or cluster.  `slots` and `addresses` are `[n]`, or one value for all lanes.  Returns the stores'
+        marks for `LaneStores`.
 
         `values` are the stored registers.  `old()` returns the memory's earlier values, and is called only at a race.
         If both are given, a race's field `same_value` tells whether the write left the memory unchanged."""
@@ -102,6 +105,7 @@ class SharedRaces(BarrierPhases):
         self._shadow.writes[lane_access.cells.granules] = lane_access.stamps[:, None]
         if warps.size > 1:
             self._collide(lane_access, instruction, values)
+        return Stored(self._shadow.writes, lane_access.cells.granules, lane_access.stamps)
 
     def atomic(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
         """Records an atomic operation of lanes.  It races with reads and writes, but not with other atomics.
@@ -240,19 +244,7 @@ class SharedRaces(BarrierPhases):
         last_lanes = access.last_of_warp()[losers]
         is_cross_warp = last_lanes == losers
         winners = np.where(is_cross_warp, winners, last_lanes)
-        same_value = is_close = np.zeros(losers.size, np.bool_)
-        if values is not None:
-            lost_values, won = chosen(values, losers), chosen(values, winners)
-            same_value, is_close = equal(lost_values, won, losers.size), nearly_equal(lost_values, won, losers.size)
-        for race_kind, is_value_kept, is_race in (
-            ("write-write", True, is_cross_warp & same_value),
-            ("write-write", False, is_cross_warp & ~same_value),
-            ("lanes", False, ~is_cross_warp & ~same_value & ~is_close & (values is not None)),
-            ("rounding", False, ~is_cross_warp & ~same_value & is_close),
-        ):
-            if not is_race.any():
-                continue
-            index = int(is_race.argmax())
+        for race_kind, is_value_kept, index, count in collisions(values, losers, winners, is_cross_warp):
             slot, address = divmod(int(access.cells.granules[losers[index], 0]) << self._shadow.shift, self.size)
             first_actor, second_actor = (self.name_of(int(access.actors[lanes[index]])) for lanes in (losers, winners))
             self.findings.add(
@@ -266,6 +258,6 @@ class SharedRaces(BarrierPhases):
                     address,
                     slot,
                     same_value=is_value_kept,
-                    count=int(is_race.sum()),
+                    count=count,
                 )
             )

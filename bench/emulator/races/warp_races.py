@@ -25,8 +25,9 @@ import numpy.typing as npt
 
 from rooflab.bench.emulator.races.global_races import MOST_LOGGED
 from rooflab.bench.emulator.races.granules import Granules
+from rooflab.bench.emulator.races.lane_stores import Stored
 from rooflab.bench.emulator.races.reports import Findings, Race
-from rooflab.bench.emulator.races.shadow_memory import Bools, Ints, Values, chosen, equal, last_of, nearly_equal
+from rooflab.bench.emulator.races.shadow_memory import Bools, Ints, Values, chosen, collisions, equal, last_of
 from rooflab.bench.emulator.races.vector_clocks import ACTOR_BITS, ACTOR_MASK, GENERIC, LOWER_MASK, Stamps, VectorClocks
 
 
@@ -157,8 +158,9 @@ class WarpRaces:
 
     def write(
         self, lanes: WarpLanes, base: int, addresses: Ints, width: int, values: Values | None, old: Callable[[], Values]
-    ) -> None:
-        """Records that `lanes` write `values` of `width` bytes at `addresses`.  `old()` returns the earlier values."""
+    ) -> Stored:
+        """Records that `lanes` write `values` of `width` bytes at `addresses`.  `old()` returns the earlier values.
+        Returns the stores' marks for `LaneStores`."""
         self._settle(base)
         cells = self._granules.of(addresses, width)
         for kind, table in (
@@ -173,6 +175,7 @@ class WarpRaces:
         self._written.add(base)
         self._wrote[lanes.instruction][self._in_grid(lanes)] = True
         self._collide(lanes, cells[:, 0], values)
+        return Stored(self._writes.stamps, cells, stamps)
 
     def atomic(self, lanes: WarpLanes, bases: Iterable[int], addresses: Ints, width: int) -> None:
         """Records an atomic operation, or a store that sets a flag, in the allocations at `bases`."""
@@ -302,23 +305,11 @@ class WarpRaces:
         if not losers.size:
             return
         kept_lanes = winners[losers].astype(np.int64)
-        is_same = is_close = np.zeros(losers.size, np.bool_)
-        if values is not None:
-            lost, kept = chosen(values, losers), chosen(values, kept_lanes)
-            is_same, is_close = equal(lost, kept, losers.size), nearly_equal(lost, kept, losers.size)
         is_cross_warp = lanes.warps[losers] != lanes.warps[kept_lanes]
-        for kind, same, is_race in (
-            ("write-write", True, is_cross_warp & is_same),
-            ("write-write", False, is_cross_warp & ~is_same),
-            ("lanes", False, ~is_cross_warp & ~is_same & ~is_close & (values is not None)),
-            ("rounding", False, ~is_cross_warp & ~is_same & is_close),
-        ):
-            if is_race.any():
-                index = int(is_race.argmax())
-                loser, winner = int(losers[index]), int(kept_lanes[index])
-                first_warp, cell = int(lanes.warps[loser]), int(cells[winner])
-                count = int(is_race.sum())
-                self.findings.add(self._race(kind, lanes.instruction, first_warp, lanes, winner, cell, same, count))
+        for kind, same, index, count in collisions(values, losers, kept_lanes, is_cross_warp):
+            loser, winner = int(losers[index]), int(kept_lanes[index])
+            first_warp, cell = int(lanes.warps[loser]), int(cells[winner])
+            self.findings.add(self._race(kind, lanes.instruction, first_warp, lanes, winner, cell, same, count))
 
     def _race(
         self, kind: str, first: int, first_warp: int, lanes: WarpLanes, lane: int, cell: int, same: bool, count: int

@@ -70,10 +70,7 @@ CASES: dict[str, Case] = {
     "dot_tf32": _dot(dtype="fp32", relative=2e-3),
     # ptxas waits before those reads by itself (its note C7517).
     "dot_e4m3_imprecise": Case(
-        "triton_copies",
-        "dot",
-        {"dtype": "e4m3", "K": 128, "imprecise": 32},
-        reported="no wgmma.wait_group between (ptxas puts one there, note C7517",
+        "triton_copies", "dot", {"dtype": "e4m3", "K": 128, "imprecise": 32}, reported="puts one there, note C7517"
     ),
     "dot_small": _dot(M=16, N=16, K=16, warps=1),
     "dot_8_warps": _dot(M=128, N=32, K=32, warps=8),
