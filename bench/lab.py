@@ -14,6 +14,7 @@ from rooflab.bench.base.system_time import time
 from rooflab.bench.checks.checking import summarize_checks
 from rooflab.bench.checks.drawn import listed_checks
 from rooflab.bench.commands import count_benches, run_benches
+from rooflab.bench.compile.cases import largest_case
 from rooflab.bench.core import (
     NOT_RUN,
     Checkers,
@@ -39,7 +40,7 @@ from rooflab.bench.engine.runs import (
     stream_one,
     warm_up,
 )
-from rooflab.bench.report.figures import bench_row, draw_records, largest_case, largest_cases
+from rooflab.bench.report.figures import bench_row, draw_records, largest_cases
 from rooflab.bench.report.page import write_report
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.load.model_files import fetch

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 __all__ = [
     "NOT_RUN", "CheckResult", "CheckTask", "Checked", "Checkers", "Child", "ChildFailed", "ContextBroken",
     "Environment", "Failed", "FunctionOp", "MachineLimits", "Measurement", "Pool", "Record", "Rotation", "RunWriter",
-    "Runner", "Running", "Selection", "Serving", "Settings", "Status", "TimeBasis", "Unseen", "Verdict",
-    "ceilings_for", "choose_kernels", "default_scheme", "first_case", "git_state", "pick_device", "poisoned_allocations",
-    "read", "read_all", "result_folder", "source_of", "tampered", "time_functions", "timer_for", "why_noisy",
+    "Runner", "Running", "Selection", "Serving", "Settings", "Status", "TimeBasis", "Unseen", "Verdict", "ceilings_for",
+    "choose_kernels", "default_scheme", "first_case", "git_state", "pick_device", "poisoned_allocations", "read",
+    "read_all", "result_folder", "source_of", "tampered", "time_functions", "timer_for", "why_noisy",
 ]  # fmt: skip
 _FILE_BY_NAME = {
     alias.name: str(node.module)

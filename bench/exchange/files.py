@@ -192,26 +192,6 @@ def write_records(records: Iterable[Record], folder: Path) -> list[Path]:
     return [write_whole(record_path, file_text) for record_path, file_text in text_by_path.items()]
 
 
-def timed(records: Sequence[Record]) -> tuple[list[Record], list[Skipped]]:
-    """Splits records into two lists: bench records with a latency, and skipped records, each with the reason.
-
-    Raises `ValueError` if no bench record has a latency."""
-    timed_records, skipped = [], []
-    for record in records:
-        if record.kind != "bench":
-            skipped.append(Skipped(benchmark_name(record), f"of kind {record.kind}, not bench"))
-        elif record.status != "OK" or record.latency_median_ms is None:
-            reason = record.reason or "it has no latency"
-            skipped.append(Skipped(benchmark_name(record), f"{record.status}: {reason}"))
-        elif "pair" in record.metrics:
-            skipped.append(Skipped(benchmark_name(record), "one process of an A/B, whose verdict is in its own record"))
-        else:
-            timed_records.append(record)
-    if not timed_records:
-        raise ValueError(f"records: expected a bench record with a latency, got none among {len(records)}")
-    return timed_records, skipped
-
-
 def benchmark_name(record: Record) -> str:
     """Returns the name of a record's benchmark, such as `gemm/packed M=64,N=48,K=32 fp32`."""
     name_prefix = "/".join(name_part for name_part in (record.op, record.kernel) if name_part) or record.kind

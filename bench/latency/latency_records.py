@@ -12,6 +12,7 @@ from rooflab.bench.latency.study import Lab, Study
 from rooflab.bench.latency.whatif import PhaseChange
 from rooflab.bench.report.ledgers import CASE_ID
 
+
 def ledger_record(ledger: Ledger, folder: Path) -> Path:
     """Writes a step ledger (the times op by op) as a record of a new run.  Returns the path of the file."""
     row_bases = {ledger_row.basis for ledger_row in ledger.rows}

@@ -28,7 +28,7 @@ class Plan:
     """Holds the settings of a load run.  Raises `ValueError` if two settings contradict."""
 
     rate: float | None = None
-    """The requests per second of an open loop, a Poisson process; infinite if all arrive at once.  None: closed loop."""
+    """The requests per second of an open loop (a Poisson process); infinite: all come at once.  None: a closed loop."""
     concurrency: int = 1
     """The number of requests in flight in a closed loop."""
     num_prompts: int = 100
@@ -58,7 +58,8 @@ class Plan:
 
     def offsets(self) -> list[float]:
         """Draws the send times of the open loop's requests, in seconds from the start of the loop.  The last one is
-        random too.  vLLM scales all times so that the last is `num_prompts / rate`, which changes the gaps' distribution."""
+        random too.  vLLM scales all times so that the last is `num_prompts / rate`.  This changes the distribution of
+        the gaps."""
         assert self.rate is not None, "of an open loop"
         gaps_s = np.random.default_rng(self.seed).exponential(1 / self.rate, self.num_prompts)
         return [float(arrival_s) for arrival_s in np.cumsum(gaps_s)]
