@@ -9,16 +9,13 @@ from typing import Any, Literal
 
 import torch
 
+from rooflab.bench.base.git import ROOT
 from rooflab.bench.core import Record, choose_kernels, git_state
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, OpSpec, get_scheme
 
 SideName = Literal["A", "B"]
 SIDES: tuple[SideName, ...] = ("A", "B")
-
-
-ROOT = Path(__file__).resolve().parents[2]
-"""The checkout (or installation) of the running program.  `bench` is one of its five folders."""
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rooflab.bench.base.plain import in_utc
-from rooflab.bench.core import Record
+from rooflab.bench.core import Environment, Record
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Scalar
 
@@ -134,15 +134,11 @@ def environment(tool: str, hardware: str, gpu: str | None = None, **values: Any)
     """
     hardware_slug = re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-") or "unknown"
     key_parts = (hardware, gpu, values.get("driver"), *([values["cores"]] if values.get("cores") else []))
-    record_fields = ("cpu", "cores", "memory_gib", "cache_bytes", "os", "python", "torch", "triton", "numpy", "threads")
     gpu_details = {"name": gpu, "driver": values.pop("driver", None)} if gpu else None
-    return {
+    known_fields = {item.name: values.pop(item.name, None) for item in fields(Environment)}
+    return known_fields | {
         "machine_key": f"imported-{hardware_slug}-{hashlib.sha256(repr(key_parts).encode()).hexdigest()[:8]}",
-        **{field_name: values.pop(field_name, None) for field_name in record_fields},
-        "matmul_precision": None,
         "gpu": gpu_details,
-        "commit": None,
-        "dirty": None,
         "imported": {"tool": tool, **{field_name: value for field_name, value in values.items() if value is not None}},
     }
 

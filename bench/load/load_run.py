@@ -75,18 +75,15 @@ class Plan:
         return islice(self.shots(self.seed + WARMUP_SEED), self.warmup)
 
     def _fields(self, prompt: Prompt) -> dict[str, Any]:
-        prompt_field: dict[str, Any] = {"prompt": prompt.content}
-        if self.endpoint == "chat":
-            prompt_field = {"messages": [{"role": "user", "content": prompt.content}]}
+        messages = [{"role": "user", "content": prompt.content}]
         usage_options = {"continuous_usage_stats": True} if self.running_usage else {}
-        stream_fields = {"stream": True, "stream_options": {"include_usage": True, **usage_options}}
-        eos_field = {"ignore_eos": True} if self.ignore_eos else {}
         return {
             "model": self.model,
-            **prompt_field,
+            **({"messages": messages} if self.endpoint == "chat" else {"prompt": prompt.content}),
             "max_tokens": prompt.output_tokens,
-            **stream_fields,
-            **eos_field,
+            "stream": True,
+            "stream_options": {"include_usage": True, **usage_options},
+            **({"ignore_eos": True} if self.ignore_eos else {}),
             **self.extra,
         }
 
