@@ -11,9 +11,10 @@ from typing import Any
 from rooflab.bench import show
 from rooflab.bench.base.plain import plain
 from rooflab.bench.base.system_time import time
-from rooflab.bench.checks.checking import summarize_checks
+from rooflab.bench.checks.checking import run_checks, summarize_checks
 from rooflab.bench.checks.drawn import listed_checks
 from rooflab.bench.commands import count_benches, run_benches
+from rooflab.bench.compile.cases import largest_case
 from rooflab.bench.core import (
     NOT_RUN,
     Checkers,
@@ -39,7 +40,7 @@ from rooflab.bench.engine.runs import (
     stream_one,
     warm_up,
 )
-from rooflab.bench.report.figures import bench_row, draw_records, largest_case, largest_cases
+from rooflab.bench.report.figures import bench_row, draw_records, largest_cases
 from rooflab.bench.report.page import write_report
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.load.model_files import fetch
@@ -114,7 +115,7 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
 
 def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], list[Record]]:
     """Checks and times the kernels of every op. Prints a line for each op when it is done."""
-    device, environment = pick_device(None), Environment.now()
+    device = pick_device(None)
     suite_name, budget_s = ("smoke", 0.1) if smoke else ("smollm2_135m", BENCH_BUDGET_S)
     results: list[CheckResult] = []
     records: list[Record] = []
@@ -129,11 +130,7 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
         case = largest_case(op_spec, op_spec.get_cases(suite_name), get_scheme(op_scheme), BENCH_FLOPS)
         benches = Selection.of(op, None, [], [case.id], [op_scheme], None)
         with show.progress(op, len(op_checks) + count_benches(benches), ended=False) as move_bar:
-            op_results = []
-            for check_index, result in checkers.each(op_checks):
-                writer.write(result.record(op_checks[check_index].kernel, writer.run_id, environment))
-                op_results.append(result)
-                move_bar(result.kernel)
+            op_results = run_checks(op_checks, checkers, writer, lambda result: move_bar(result.kernel))
             wrong_names = {result.kernel for result in op_results if result.status not in ("OK", *NOT_RUN)}
             passed_names = {result.kernel for result in op_results if result.status == "OK"} - wrong_names
             passed_kernels = frozenset((f"{op}/{kernel_name}", op_scheme) for kernel_name in passed_names)

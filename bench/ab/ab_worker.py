@@ -42,8 +42,10 @@ def answer(job: SideJob) -> Iterator[dict[str, Any]]:
         yield {"start": key}
         if job["functions"]:
             target_record = _function(blank_record, job)
+        elif job["mode"] == "check":
+            target_record = check(target, blank_record, job, device)
         else:
-            target_record = (check if job["mode"] == "check" else measure)(target, blank_record, job, device)
+            target_record = _timed(*_resolve(target), blank_record, job, device)
         yield {"key": key, "record": target_record.to_json()}
 
 
@@ -87,7 +89,7 @@ def check(target: Target, blank: Record, job: SideJob, device: torch.device) -> 
     """Checks a kernel twice: on the op's first small case with adversarial inputs, and on `target`'s with usual inputs.
 
     If the kernel does not support the small case, checks it only on `target`'s case, with adversarial inputs."""
-    spec, kernel, case, scheme = _resolve(target)
+    kernel, spec, case, scheme = _resolve(target)
     if (refusal := Measurement.why_not(kernel, device)) is not None:
         return _emulated(kernel, spec, scheme, blank, job["seed"]) or _ended(blank, refusal.status, refusal.reason)
     measurement = Measurement(spec, scheme, Settings(device=str(device), seed=job["seed"], roof=False))
@@ -111,12 +113,6 @@ def _emulated(kernel: registry.Kernel, spec: OpSpec, scheme: Scheme, blank: Reco
     cpu_checkers = Checkers(torch.device("cpu"), emulators())
     result = cpu_checkers(CheckTask(kernel, spec.get_cases("smoke")[0], scheme, seed))
     return _ended(blank, result.status, result.reason) if result.status in ("INCORRECT", "INVALID") else None
-
-
-def measure(target: Target, blank: Record, job: SideJob, device: torch.device) -> Record:
-    """Times one kernel, and then checks the outputs of the timed calls.  Returns the record with the time samples."""
-    spec, kernel, case, scheme = _resolve(target)
-    return _timed(kernel, spec, case, scheme, blank, job, device)
 
 
 def _function(blank: Record, job: SideJob) -> Record:
@@ -152,6 +148,7 @@ _RESULT_FIELDS = (
 def _timed(
     kernel: registry.Kernel, spec: OpSpec, case: Case, scheme: Scheme, blank: Record, job: SideJob, device: torch.device
 ) -> Record:
+    """Times one kernel, and then checks the outputs of the timed calls.  Returns the record with the time samples."""
     slowdown = job["slow_down"]
     timing_settings = Settings(
         device=job["device"],
@@ -176,10 +173,9 @@ def _timed(
     return replace(timed_record, basis="measured", latency_median_ms=result.latency_median_ms, samples=result.samples)
 
 
-def _resolve(target: Target) -> tuple[OpSpec, registry.Kernel, Case, Scheme]:
-    spec = registry.get_op(target.op)
-    kernel = registry.get_kernel(target.op, target.kernel)
-    return spec, kernel, spec.check_case(Case.parse(target.case_id)), get_scheme(target.scheme)
+def _resolve(target: Target) -> tuple[registry.Kernel, OpSpec, Case, Scheme]:
+    kernel, spec = registry.get_kernel(target.op, target.kernel), registry.get_op(target.op)
+    return kernel, spec, spec.check_case(Case.parse(target.case_id)), get_scheme(target.scheme)
 
 
 NUM_PROBES = 7

@@ -51,7 +51,7 @@ class Effect:
 
 
 def estimate(effects: Sequence[float]) -> Effect:
-    """Estimates the effect from several pairs.  Raises `ValueError` if `effects` is empty or has a non-finite value."""
+    """Estimates the effect from one or more pairs."""
     pair_averages = walsh_averages(effects)
     num_skipped = _skipped(len(effects))
     low = float(pair_averages[num_skipped - 1]) if num_skipped else -math.inf
@@ -68,8 +68,6 @@ def p_above(effects: Sequence[float], margin: float = 0.0) -> float:
 def walsh_averages(effects: Sequence[float]) -> np.ndarray:
     """Returns the means of all pairs of effects, in ascending order.  A pair may hold the same effect twice."""
     effect_array = np.asarray(effects, dtype=float)
-    if not effect_array.size or not np.isfinite(effect_array).all():
-        raise ValueError(f"effects: expected finite numbers, at least one, got {list(effects)}")
     first_indices, second_indices = np.triu_indices(effect_array.size)
     pair_averages: np.ndarray = np.sort((effect_array[first_indices] + effect_array[second_indices]) / 2)
     return pair_averages
@@ -87,10 +85,7 @@ def _distribution(pairs: int) -> np.ndarray:
     """Returns the null distribution of the signed-rank sum: each rank from 1 to `pairs` counts with probability 1/2."""
     probabilities = np.ones(1)
     for rank in range(1, pairs + 1):
-        next_probabilities = np.zeros(probabilities.size + rank)
-        next_probabilities[: probabilities.size] += probabilities / 2
-        next_probabilities[rank:] += probabilities / 2
-        probabilities = next_probabilities
+        probabilities = np.convolve(probabilities, [0.5, *[0.0] * (rank - 1), 0.5])
     return probabilities
 
 

@@ -12,18 +12,9 @@ from rooflab.bench.ab import evidence, output
 from rooflab.bench.ab.ab_run import run, save
 from rooflab.bench.ab.pairs import AbSettings, JobRunner
 from rooflab.bench.ab.self_test import KERNELS, self_test
-from rooflab.bench.ab.sides import (
-    ROOT,
-    Comparison,
-    Listings,
-    Side,
-    SideName,
-    Subset,
-    check_names,
-    two_kernels,
-    two_trees,
-)
+from rooflab.bench.ab.sides import Comparison, Listings, Side, SideName, Subset, check_names, two_kernels, two_trees
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
+from rooflab.bench.base.git import ROOT
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.core import ChildFailed, choose_kernels
 from rooflab.bench.revisions.changes import touched_files, touched_ops, users

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from rooflab.bench.ab.ab_run import AbResult, run
 from rooflab.bench.ab.pairs import AbSettings
-from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
+from rooflab.bench.ab.sides import Comparison, Side, Target
 from rooflab.bench.ab.verdict import effects_of, floor_of, remember_floors
+from rooflab.bench.base.git import ROOT
 from rooflab.bench.core import git_state
 from rooflab.kernels import registry
 

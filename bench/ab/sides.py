@@ -9,17 +9,13 @@ from typing import Any, Literal
 
 import torch
 
+from rooflab.bench.base.git import ROOT
 from rooflab.bench.core import Record, choose_kernels, git_state
 from rooflab.kernels import registry
 from rooflab.reference.spec import Case, OpSpec, get_scheme
-from rooflab.roofline.model import Cost
 
 SideName = Literal["A", "B"]
 SIDES: tuple[SideName, ...] = ("A", "B")
-
-
-ROOT = Path(__file__).resolve().parents[2]
-"""The checkout (or installation) of the running program.  `bench` is one of its five folders."""
 
 
 @dataclass(frozen=True)
@@ -104,16 +100,10 @@ def largest(spec: OpSpec, cases: Sequence[Case]) -> list[Case]:
 
     In a tie, takes the last case.  Matrix products may need both: compute limits one case, and memory the other."""
     scheme = get_scheme(spec.schemes[0])  # dtypes change the bytes of all cases in the same way
-    cost_by_case: dict[Case, Cost] = {}
-    for case in reversed(cases):
-        cost_by_case[case] = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
-    if not cost_by_case:
-        return []
-    largest_cases = {
-        max(cost_by_case, key=lambda case: (cost_by_case[case].flops, cost_by_case[case].bytes)),
-        max(cost_by_case, key=lambda case: (cost_by_case[case].bytes, cost_by_case[case].flops)),
-    }
-    return [case for case in cases if case in largest_cases]
+    work = {case: spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0)) for case in reversed(cases)}
+    most_flops = max(work, key=lambda case: (work[case].flops, work[case].bytes), default=None)
+    most_bytes = max(work, key=lambda case: (work[case].bytes, work[case].flops), default=None)
+    return [case for case in cases if case in (most_flops, most_bytes)]
 
 
 Listings = tuple[Mapping[str, Any], Mapping[str, Any]]

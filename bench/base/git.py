@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 GIT_S = 120.0
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout (or installation) of the running program.  `bench` is one of its five folders."""
 
 
 def git(root: Path, *arguments: str, may_fail: bool = False, stdin: str = "") -> str:

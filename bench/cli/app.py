@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +10,6 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from shutil import which
 from traceback import extract_tb, walk_tb
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -21,6 +19,7 @@ from typer.core import TyperCommand
 
 from rooflab.bench import show
 from rooflab.bench.base.extras import missing
+from rooflab.bench.base.git import ROOT, git_says
 from rooflab.bench.base.plain import first_line
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli.names import check_names, cuda_device_present, interpret_without_gpu
@@ -116,10 +115,8 @@ class Command(TyperCommand):
 
 def _show_version(asked_for: bool) -> None:
     if asked_for:
-        repo_root = Path(__file__).resolve().parents[2]
-        git_command = ("git", "--no-optional-locks", "-C", repo_root, "describe", "--always", "--dirty", "--exclude=*")
-        has_git = (repo_root / ".git").exists() and which("git")
-        commit_id = subprocess.run(git_command, capture_output=True, text=True).stdout.strip() if has_git else ""
+        describe_words = ("describe", "--always", "--dirty", "--exclude=*")
+        commit_id = (git_says(ROOT, *describe_words) or "") if (ROOT / ".git").exists() else ""
         show.line(f"rooflab {version('rooflab')} {commit_id}".rstrip())
         raise typer.Exit
 

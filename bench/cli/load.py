@@ -19,7 +19,6 @@ from rooflab.bench.cli.app import app, exit_for
 from rooflab.roofline.numbers import digits
 
 if TYPE_CHECKING:
-    from rooflab.bench.load.arrivals import Arrivals
     from rooflab.bench.load.client import Endpoint
     from rooflab.bench.load.load_run import Plan
     from rooflab.bench.load.trace import Trace
@@ -71,9 +70,9 @@ def load(
     goodput_limits = check_limits(goodput or [])
     token_id_range = None if text or endpoint == "chat" else Data.ids
     prompts = Data(data, *lengths.spans, prefix_len, groups, token_id_range)
-    arrivals = arrivals_of(rate, sweep, concurrency)
+    rates = rates_of(rate, sweep, concurrency)
     plan = Plan(
-        arrivals=arrivals[0], concurrency=concurrency or 1, num_prompts=num_prompts, warmup=warmup, data=prompts,
+        rate=rates[0], concurrency=concurrency or 1, num_prompts=num_prompts, warmup=warmup, data=prompts,
         endpoint=endpoint, model=model or "", ignore_eos=ignore_eos, extra=_fields(extra_body),
         seed=time.time_ns() % 2**32 if seed is None else seed,
     )  # fmt: skip
@@ -81,7 +80,7 @@ def load(
     plan = plan if model else replace(plan, model=first_model(server_endpoint))
     show.note(f"seed {plan.seed}")
     # A seed for each rate: with the same prompts again, the server would find them in its prefix cache.
-    plans = [replace(plan, arrivals=of_run, seed=plan.seed + index) for index, of_run in enumerate(arrivals)]
+    plans = [replace(plan, rate=of_run, seed=plan.seed + index) for index, of_run in enumerate(rates)]
     _load(server_endpoint, plans, goodput_limits, out)
 
 
@@ -133,7 +132,7 @@ def draw(folder: Path, plans: list[Plan], rows: list[Row], traces: list[Trace]) 
     caption = f"{plan_case['model']}, {plan_case['data']} data, {plan_case['arrivals']} arrivals, seed {plans[0].seed}."
     if len(plans) == 1:
         return [load_pictures.draw_waterfall(traces[0], folder, caption)]
-    rate_points = [(float(plan.arrivals.rate), row) for plan, row in zip(plans, rows, strict=True) if plan.arrivals]
+    rate_points = [(plan.rate, row) for plan, row in zip(plans, rows, strict=True) if plan.rate]
     files = [load_pictures.draw_rates(rate_points, folder, caption, is_throughput) for is_throughput in (False, True)]
     return files + [
         load_pictures.draw_waterfall(trace, folder, caption, f"waterfall-{name_of(plan)}")
@@ -143,9 +142,7 @@ def draw(folder: Path, plans: list[Plan], rows: list[Row], traces: list[Trace]) 
 
 def name_of(plan: Plan) -> str:
     """Returns a short name for a run: its request rate, or its number of concurrent requests."""
-    if plan.arrivals is None:
-        return f"{plan.concurrency} at once"
-    return f"{plan.arrivals.rate:g}"
+    return f"{plan.concurrency} at once" if plan.rate is None else f"{plan.rate:g}"
 
 
 def _rate(text: str) -> float:
@@ -156,11 +153,9 @@ def _rate(text: str) -> float:
         raise ValueError(f"sweep: expected requests per second, got {text!r}") from error
 
 
-def arrivals_of(rate: float | None, sweep: str | None, concurrency: int | None) -> list[Arrivals | None]:
-    """Returns one arrival process for each run: one for `rate`, or one for each rate in `sweep`.  In a closed loop,
-    which has neither, returns `[None]`: no arrival process sets the request times."""
-    from rooflab.bench.load.arrivals import Arrivals
-
+def rates_of(rate: float | None, sweep: str | None, concurrency: int | None) -> list[float | None]:
+    """Returns the request rate of each run: `rate`, or each rate in `sweep`.  In a closed loop, which has neither,
+    returns `[None]`: no rate sets the request times."""
     load_options = {"rate": rate, "sweep": sweep, "concurrency": concurrency}
     given_options = [option_name for option_name, value in load_options.items() if value is not None]
     if len(given_options) > 1:
@@ -169,8 +164,8 @@ def arrivals_of(rate: float | None, sweep: str | None, concurrency: int | None) 
         sweep_rates = [_rate(rate_text) for rate_text in sweep.split(",")]
         if len(set(sweep_rates)) < len(sweep_rates) or not all(map(math.isfinite, sweep_rates)):
             raise ValueError(f"sweep: expected finite rates, each once, got {sweep!r}")
-        return [Arrivals(value) for value in sweep_rates]
-    return [None if rate is None else Arrivals(rate)]
+        return [*sweep_rates]
+    return [rate]
 
 
 def _fields(text: str) -> dict[str, Json]:

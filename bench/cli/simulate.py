@@ -11,7 +11,7 @@ import typer
 from rooflab.bench import show
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import app
-from rooflab.bench.cli.load import WAIT_COLUMNS, arrivals_of, draw, name_of
+from rooflab.bench.cli.load import WAIT_COLUMNS, draw, name_of, rates_of
 
 if TYPE_CHECKING:
     from rooflab.bench.latency.step_model import KernelTimes, StepModel
@@ -97,8 +97,8 @@ def simulate(
     plan = Plan(
         concurrency=concurrency or 1, num_prompts=num_prompts, data=Data(data, *lengths.spans), model=published.model
     )
-    arrivals = arrivals_of(rate, sweep, concurrency)
-    plans = [replace(plan, arrivals=of_run, seed=seed + index) for index, of_run in enumerate(arrivals)]
+    rates = rates_of(rate, sweep, concurrency)
+    plans = [replace(plan, rate=of_run, seed=seed + index) for index, of_run in enumerate(rates)]
     rows, traces = [], []
     for plan in plans:
         with show.waiting(f"simulate {name_of(plan)}"):

@@ -18,6 +18,7 @@ from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -110,7 +111,7 @@ def check_internals() -> None:
 def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Launch]) -> Iterator[None]:
     """Makes Triton compile for `sm` without launching; appends each launch of a non-empty grid to `launches`."""
     check_internals()
-    original_run, tuner_method = JITFunction.run, Autotuner.run
+    original_run = JITFunction.run
     defaults: set[str] = set()
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -140,11 +141,8 @@ def recording_triton(sm: int, properties: Mapping[str, int], launches: list[Laun
         return kernel
 
     triton.runtime.driver.set_active(FakeDriver(sm, properties))
-    JITFunction.run, Autotuner.run = compile_only, every_config
-    try:
+    with patch.object(JITFunction, "run", compile_only), patch.object(Autotuner, "run", every_config):
         yield
-    finally:
-        JITFunction.run, Autotuner.run = original_run, tuner_method
 
 
 def _launch(function: Any, kernel: Any, grid: tuple[int, ...], asked: Mapping[str, Any], log: str) -> Launch:
@@ -203,9 +201,6 @@ def recording_cuda(arch: str, launches: list[Launch]) -> Iterator[None]:
     Replaces `CudaKernel.__call__`, not the function `load`, because other modules have already imported `load`."""
     from rooflab.kernels import _cuda
 
-    kernel_class: Any = _cuda.CudaKernel
-    original_call = kernel_class.__call__
-
     def compile_only(
         self: Any, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0
     ) -> None:
@@ -213,11 +208,8 @@ def recording_cuda(arch: str, launches: list[Launch]) -> Iterator[None]:
             _cuda._value(argument_index, kernel_argument)  # raises where a launch would refuse it
         launches.append(_cuda_launch(_cuda, self, arch, tuple(grid), tuple(block), shared_bytes))
 
-    kernel_class.__call__ = compile_only
-    try:
+    with patch.object(_cuda.CudaKernel, "__call__", compile_only):
         yield
-    finally:
-        kernel_class.__call__ = original_call
 
 
 def _cuda_launch(

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from rooflab.bench.core import choose_kernels
+from rooflab.bench.core import Selection
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel, get_kernel
-from rooflab.reference.spec import DEFAULT_SUITES, Case, OpSpec, Scheme, get_scheme
+from rooflab.reference.spec import Case, OpSpec, Scheme
 from rooflab.roofline.device import Device, get_device
 from rooflab.roofline.occupancy import (
     MAX_REGISTERS_PER_THREAD,
@@ -87,25 +87,25 @@ class Query:
         are `cases`, if given.  Otherwise they come from `suites`: the largest case, or with `every_case` all cases.
 
         Limits the kernels to `only_ids`, if given.  Raises `ValueError` on an unknown name."""
-        if self.cases and not (self.op or self.kernels):
-            raise ValueError("case: expected an op with it, got a case for all ops")
-        kernels = [(k, file) for k, file in _kernels(self.op, self.kernels) if only_ids is None or k.id in only_ids]
-        suites = {suite_id for kernel, _ in kernels for suite_id in registry.get_op(kernel.op).cases}
-        for suite_id in self.suites:
-            if not self.cases and suite_id not in (*suites, *DEFAULT_SUITES):
-                raise ValueError(f"suite: expected one of {', '.join(sorted(suites))}, got {suite_id!r}")
-        schemes = [get_scheme(scheme_name) for scheme_name in self.schemes]
+        selection = Selection.of(self.op, self.kernels, self.suites, self.cases, self.schemes, None)
         selected_cases = []
-        for kernel, file in kernels:
+        for kernel in _compiled([kernel for kernels in selection.kernels.values() for kernel in kernels], self.kernels):
             spec = registry.get_op(kernel.op)
-            cases = [spec.check_case(Case.parse(case_text)) for case_text in self.cases]
-            cases = cases or list(dict.fromkeys(case for suite_id in self.suites for case in spec.cases_in(suite_id)))
-            for scheme in schemes or [get_scheme(scheme_name) for scheme_name in spec.schemes]:
-                if scheme.name in spec.schemes:
-                    supported_cases = _taken(kernel, spec, cases, scheme)
-                    kept_cases = supported_cases if self.every_case or self.cases else supported_cases[-1:]
-                    selected_cases += [KernelCase(kernel.op, kernel.name, case, scheme, file) for case in kept_cases]
+            for scheme in selection.schemes_of(spec) if only_ids is None or kernel.id in only_ids else ():
+                supported_cases = _taken(kernel, spec, selection.cases_of(spec), scheme)
+                kept_cases = supported_cases if self.every_case or self.cases else supported_cases[-1:]
+                selected_cases += [KernelCase(kernel.op, kernel.name, case, scheme, kernel.file) for case in kept_cases]
         return selected_cases
+
+
+def largest_case(spec: OpSpec, cases: Sequence[Case], scheme: Scheme, most_flops: float = float("inf")) -> Case:
+    """Returns the case with the most FLOPs, or the most bytes among equals.  Ignores cases above `most_flops` FLOPs."""
+
+    def work(case: Case) -> tuple[float, float]:
+        op_cost = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
+        return op_cost.flops, op_cost.bytes
+
+    return max((case for case in cases if work(case)[0] <= most_flops), key=work)
 
 
 def can_keep(kernel: Kernel) -> bool:
@@ -126,18 +126,15 @@ def _taken(kernel: Kernel, spec: OpSpec, cases: Sequence[Case], scheme: Scheme) 
     return [case for _, case in sorted(case_costs, key=lambda entry: entry[0])]
 
 
-def _kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
-    """Returns the kernels with compiled code, each with the user's file that registers it (None if it is Rooflab's)."""
-    chosen = choose_kernels(op, names)
-    for kernel, file in chosen if names else ():
-        if file is None:
+def _compiled(kernels: Sequence[Kernel], names: Sequence[str]) -> list[Kernel]:
+    """Returns the kernels with compiled code.  Raises `ValueError` if the user named (`names`) one without it."""
+    for kernel in kernels if names else ():
+        if kernel.file is None:
             check_backend(kernel)
-    compiled_kernels = [
-        (kernel, file) for kernel, file in chosen if has_code(kernel) or (names and kernel.backend in COMPILED_BACKENDS)
-    ]
-    if names and not compiled_kernels:
+    compiled = [kernel for kernel in kernels if has_code(kernel) or (names and kernel.backend in COMPILED_BACKENDS)]
+    if names and not compiled:
         raise ValueError(f"kernel: {', '.join(names)} registers none with compiled code")
-    return compiled_kernels
+    return compiled
 
 
 def has_code(kernel: Kernel) -> bool:

@@ -57,16 +57,12 @@ def launches_of(
     if refusal_reason:
         raise CaseRefused(refusal_reason)
     # Also lengths and tables: in a GPU run they lie on the GPU, where a launcher's read would wait for the device.
-    meta_inputs = {name: _to_meta(input_value) for name, input_value in inputs.items()}
+    meta_inputs = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
     call_arguments = Rotation.arguments(kernel, spec, meta_inputs, config)
     launches: list[Launch] = []
     with recording_triton(SM, properties(), launches), recording_cuda(ARCHITECTURE, launches):
         kernel.fn(**call_arguments)
     return launches
-
-
-def _to_meta(value: Any) -> Any:
-    return value.to("meta") if isinstance(value, torch.Tensor) else value
 
 
 _card.make_fake_gpu = partial(pretended_card, "meta")
@@ -83,6 +79,7 @@ def _fields(launch: Launch, launches: int) -> Answer:
     code = read_cubin(launch.cubin, launch.name)
     opcode_counts = dict(Counter(instruction.opcode for instruction in sass.parse(code.sass)[launch.name].instructions))
     has_wgmma = any(opcode.startswith(("HGMMA", "IGMMA", "QGMMA")) for opcode in opcode_counts)
+    log_lines = launch.log().splitlines() if has_wgmma else []  # it says whether the assembler serialized them
     return {name: getattr(launch, name) for name in _LAUNCH_FIELDS} | {
         "launches": launches,
         "threads": launch.threads or _threads(launch),
@@ -94,14 +91,9 @@ def _fields(launch: Launch, launches: int) -> Answer:
         "sass": code.sass,
         "asked": dict(launch.asked),
         "indirect": [[jump_address, list(targets)] for jump_address, targets in code.indirect.items()],
-        "warnings": _warnings(launch.log()) if has_wgmma else [],
+        "warnings": [line.strip() for line in log_lines if re.search("warning|Potential Performance Loss", line)],
         "code_hash": code_hash(launch.cubin),
     }
-
-
-def _warnings(log: str) -> list[str]:
-    """Returns the warnings in the assembler's log, for example that wgmma instructions are serialized."""
-    return [line.strip() for line in log.splitlines() if re.search(r"warning|Potential Performance Loss", line)]
 
 
 def _threads(launch: Launch) -> int:

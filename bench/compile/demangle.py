@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from functools import cache
 
 _MANGLED = re.compile(r"\b_Z\w+")
-_PART = re.compile(r"(\d+)")
+_ANONYMOUS = "(anonymous namespace)"
 
 
 def demangled(text: str) -> str:
@@ -18,22 +16,15 @@ def demangled(text: str) -> str:
 
 @cache
 def source_name(mangled: str) -> str:
-    """Returns the plain name of one mangled name: by `c++filt` if it is there, else by `plain_name`."""
-    tool = shutil.which("c++filt")
-    if tool is None:
-        return plain_name(mangled)
-    command = [tool, "--no-params", mangled]
-    return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    """Returns the plain name of one mangled name.  Returns `mangled` itself if it is no name of C++."""
+    import torch  # not at the top, because the command line starts without it
 
-
-def plain_name(mangled: str) -> str:
-    """Returns the names in a mangled name up to its template arguments, such as `cutlass::Kernel`.
-
-    Returns `mangled` itself if it does not begin with a name."""
-    parts, index = list[str](), len("_ZNK" if mangled.startswith("_ZNK") else "_ZN" if "_ZN" in mangled else "_Z")
-    while match := _PART.match(mangled, index):
-        parts.append(mangled[match.end() : match.end() + int(match[1])])
-        index = match.end() + int(match[1])
-        if not mangled.startswith("_ZN"):
+    name, depth, start = torch._C._demangle(mangled).replace(_ANONYMOUS, "\0"), 0, 0
+    for index, sign in enumerate(name):
+        depth += (sign == "<") - (sign == ">")
+        if depth == 0 and sign == " ":  # behind the type of the result
+            start = index + 1
+        elif depth == 0 and sign == "(":
+            name = name[:index]
             break
-    return "::".join(parts).replace("_GLOBAL__N_1", "(anonymous namespace)") or mangled
+    return name[start:].replace("\0", _ANONYMOUS)

@@ -90,11 +90,6 @@ def summary_line(changes: Sequence[CodeChange], base: str, untouched: bool = Fal
     return f"{line}{len(changes)} compared: {parts}" + ("; the difference reaches no other code" if untouched else "")
 
 
-def gone(identity: CaseIdentity, reason: str) -> CodeChange:
-    """Returns the verdict for a kernel that exists only in the base tree."""
-    return CodeChange(*identity, "GONE", (reason,))
-
-
 def new(identity: CaseIdentity, now: list[Summary] | CompileFailure) -> CodeChange:
     """Returns the verdict on a kernel that the new source tree has and the old one lacks."""
     if isinstance(now, CompileFailure):
@@ -310,7 +305,8 @@ def _change(pair: ItemPair, before: Results, after: Results) -> CodeChange:
         return new(_id(head), after[_id(head)])
     if head is None:
         name = f"{base['op']}/{base['kernel']}"
-        return gone(_id(base), f"{name} has no code of its own for {base['scheme']} any more, or takes no such case")
+        reason = f"{name} has no code of its own for {base['scheme']} any more, or takes no such case"
+        return CodeChange(*_id(base), "GONE", (reason,))
     result = after[_id(head)]
     if isinstance(result, CompileFailure) and result.refused:
         base_result = before[_id(base)]

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from rooflab.bench.compile.cases import SM, device_for, properties
-from rooflab.bench.compile.pretended_torch import GPU, Stream, fake_cuda, pretended_torch
+from rooflab.bench.compile.pretended_torch import GPU, fake_cuda, pretended_torch
 
 _CPU_DEVICE = torch.device("cpu")
 _NOOP_METHODS = (torch.Tensor.cuda, torch.Tensor.pin_memory)
@@ -87,13 +87,6 @@ def _on_cpu(device: Any) -> Any:
     return _CPU_DEVICE if is_gpu else device
 
 
-def _refused(name: str) -> Callable[..., NoReturn]:
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
-        raise RuntimeError(f"torch.cuda.{name}: the emulator cannot answer this without a card")
-
-    return refuse
-
-
 @contextmanager
 def pretended_gpu() -> Iterator[OnGpu]:
     """Makes torch see a fake H100 inside a `with` block."""
@@ -112,19 +105,8 @@ def pretended_gpu() -> Iterator[OnGpu]:
         shared_memory_per_multiprocessor=gpu_properties["shared_mem_per_sm"],
         shared_memory_per_block_optin=gpu_properties["max_shared_mem"],
     )
-    stream = Stream()
-    fake_results: dict[str, Any] = {
-        "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
-        "get_device_capability": (9, 0), "get_device_name": h100.full_name, "get_device_properties": device_properties,
-        "is_bf16_supported": True, "set_device": None, "init": None, "_lazy_init": None,
-    }  # fmt: skip
-    refused_names = ("memory_allocated", "max_memory_allocated", "mem_get_info", "memory_stats")
-    fake_calls: dict[str, Any] = {name: _refused(name) for name in refused_names}
-    fake_calls |= {name: (lambda *args, value=value, **kwargs: value) for name, value in fake_results.items()}
-    # Inductor holds the function that calls it.
-    fake_calls |= fake_cuda(stream) | {"_get_device_properties": lambda *args: device_properties}
     with (
-        patch.multiple(torch.cuda, create=True, **fake_calls),
+        patch.multiple(torch.cuda, create=True, **fake_cuda(device_properties)),
         patch.object(torch.version, "cuda", "12.8"),
         patch.object(torch._C, "_get_accelerator", lambda *args: GPU),
         patch.object(torch._C, "_cuda_getCurrentRawStream", lambda *args: 0, create=True),

@@ -5,8 +5,8 @@ A CPU computes what torch computes there, so a seed or a generator of the GPU is
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -94,41 +94,50 @@ _LIBRARY_KEYS = {"CUDA": "CPU", "AutogradCUDA": "AutogradCPU"}
 _NVTX = ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd")
 
 
-def fake_cuda(stream: Stream) -> dict[str, Any]:
-    """Returns the functions and classes of `torch.cuda` that concern streams, seeds and graphs."""
-    fake_results = {
+def _answering(answers: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns functions by name.  Each takes any arguments, and returns its value in `answers`."""
+    return {name: (lambda *args, value=value, **kwargs: value) for name, value in answers.items()}
+
+
+def _refused(name: str) -> Callable[..., NoReturn]:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError(f"torch.cuda.{name}: the emulator cannot answer this without a card")
+
+    return refuse
+
+
+def fake_cuda(properties: SimpleNamespace) -> dict[str, Any]:
+    """Returns the functions and classes of `torch.cuda` for a GPU with these properties, by name."""
+    stream = Stream()
+    answers = {
+        "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
+        "get_device_capability": (9, 0), "get_device_name": properties.name, "get_device_properties": properties,
+        "_get_device_properties": properties,  # Inductor holds the function that calls it
+        "is_bf16_supported": True, "set_device": None, "init": None, "_lazy_init": None,
         "current_stream": stream, "default_stream": stream, "set_stream": None, "synchronize": None,
         "empty_cache": None, "ipc_collect": None, "reset_peak_memory_stats": None, "reset_max_memory_allocated": None,
         "graph_pool_handle": (0, 0), "_exchange_device": 0, "_maybe_exchange_device": 0, "get_arch_list": ["sm_90"],
     }  # fmt: skip
-    fakes: dict[str, Any] = {name: (lambda *args, value=value, **kwargs: value) for name, value in fake_results.items()}
+    classes = {"Event": Event, "Stream": Stream, "ExternalStream": Stream, "CUDAGraph": Graph, "graph": Capture}
     guards = ("device", "device_of", "stream", "_DeviceGuard", "StreamContext")
-    return (
-        fakes
-        | dict.fromkeys(guards, DeviceGuard)
-        | _SEEDS
-        | {
-            "Event": Event,
-            "Stream": Stream,
-            "ExternalStream": Stream,
-            "CUDAGraph": Graph,
-            "graph": Capture,
-            "make_graphed_callables": lambda callables, *args, **kwargs: callables,
-            "is_current_stream_capturing": lambda: capturing() is not None,
-            "default_generators": (torch.default_generator,),
-        }
-    )
+    refused_names = ("memory_allocated", "max_memory_allocated", "mem_get_info", "memory_stats")
+    return {
+        **_answering(answers), **_SEEDS, **classes, **dict.fromkeys(guards, DeviceGuard),
+        **{name: _refused(name) for name in refused_names},
+        "make_graphed_callables": lambda callables, *args, **kwargs: callables,
+        "is_current_stream_capturing": lambda: capturing() is not None,
+        "default_generators": (torch.default_generator,),
+    }  # fmt: skip
 
 
-def _fake_accelerator(stream: Stream) -> dict[str, Any]:
-    fake_results = {
+def _fake_accelerator() -> dict[str, Any]:
+    answers = {
         "is_available": True, "device_count": 1, "current_device_index": 0, "current_device_idx": 0,
-        "current_accelerator": torch.device("cuda"), "current_stream": stream, "set_stream": None,
+        "current_accelerator": torch.device("cuda"), "current_stream": Stream(), "set_stream": None,
         "set_device_index": None, "set_device_idx": None, "synchronize": None, "empty_cache": None,
         "reset_peak_memory_stats": None,
     }  # fmt: skip
-    fakes = {name: (lambda *args, value=value, **kwargs: value) for name, value in fake_results.items()}
-    return fakes | {"device_index": DeviceGuard}
+    return _answering(answers) | {"device_index": DeviceGuard}
 
 
 @contextmanager
@@ -148,21 +157,20 @@ def pretended_torch(mode: TorchFunctionMode) -> Iterator[None]:
     ) -> None:
         torch.autograd.backward(self, gradient, retain_graph, create_graph, inputs=inputs)
 
-    nvtx = SimpleNamespace(**{name: lambda *args: 0 for name in _NVTX})
-    patches = (
-        patch.multiple(torch.accelerator, create=True, **_fake_accelerator(Stream())),
+    nvtx = SimpleNamespace(**_answering(dict.fromkeys(_NVTX, 0)))
+    with (
+        patch.multiple(torch.accelerator, create=True, **_fake_accelerator()),
         patch.multiple(torch, Stream=Stream, Event=Event, Generator=_Generator, set_default_device=default_device),
         patch.object(torch.cuda.nvtx, "_nvtx", nvtx),
         patch.object(torch.autograd, "has_torch_function", has_override),
         patch.multiple(torch.Tensor, create=True, backward=backward, record_stream=lambda self, stream: None),
         patch.object(torch.library.Library, "impl", _impl()),
-    )
-    with ExitStack() as stack:
-        for each in patches:
-            stack.enter_context(each)
+    ):
         _open_modes.append(mode)
-        stack.callback(_open_modes.pop)
-        yield
+        try:
+            yield
+        finally:
+            _open_modes.pop()
 
 
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)

@@ -243,12 +243,8 @@ def parse(text: str) -> dict[str, SassFunction]:
 
 def parse_code(text: str) -> tuple[SassInstruction, ...]:
     """Parses the instructions of one kernel; the text may have a heading.  Raises `ValueError` without instructions."""
-    parser = _Reading()
-    for sass_line in text.splitlines():
-        parser.read(sass_line)
-    if not parser.instructions:
-        raise ValueError("sass: expected the instructions of a kernel, got none")
-    return tuple(parser.instructions)
+    (function,) = parse(f" Function : kernel\n{text}").values()
+    return function.instructions
 
 
 class _Reading:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +41,13 @@ def compilers(tree: Path | None = None, import_path: str | None = None) -> Pool:
     return Pool(WORKER_MODULE, environment=environment, limit_s=COMPILE_LIMIT_S, tree=tree)
 
 
-@cache
-def own_compilers() -> Pool:
-    """Returns the pool of processes that compile the kernels of the running source tree."""
-    return compilers()
-
-
+own_compilers = cache(compilers)
+"""Returns the pool of processes that compile the kernels of the running source tree."""
 OWN_TREE = Path(registry.__file__).resolve().parent.parent
 """The tree that this process runs."""
 
-
-@cache
-def own_hash() -> str:
-    """Returns the hash of this program's sources, computed once.  They do not change while the process runs."""
-    return tree_hash(OWN_TREE)
+own_hash = cache(partial(tree_hash, OWN_TREE))
+"""Returns the hash of this program's sources, computed once.  They do not change while the process runs."""
 
 
 def why_unanswered(failed: ChildFailed) -> str:

@@ -18,7 +18,8 @@ _SHAPE = re.compile(r"\d+(x\d+)*")
 TENSOR_PATTERN = re.compile(rf"{_SHAPE.pattern}:({'|'.join(DTYPES)})(:[a-z]+(=[\dx.+-]+)?)*")
 """A tensor with its dtype, in a text that may also be another value."""
 _SETTINGS = "transposed, strides=96x1, offset=8 or range=0..9"
-_WIDE_RANGE, _DEFAULT_RANGE = (torch.int8, torch.uint8, torch.bool), (0, 9)
+_SMALL_DTYPES, _DEFAULT_RANGE = (torch.int8, torch.uint8, torch.bool), (0, 9)
+"""The integer dtypes whose values are any, and the range of the others, which are often indices."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class TensorText:
             raise ValueError(f"shape: expected one of {', '.join(DTYPES)} as the dtype of {name}, got {dtype!r}")
         shape = _sizes(shape_text)
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-        offset, value_range = 0, _range_of(DTYPES[dtype])
+        offset, value_range = 0, None if DTYPES[dtype].is_floating_point else _DEFAULT_RANGE
+        if DTYPES[dtype] in _SMALL_DTYPES:
+            value_range = _limits(DTYPES[dtype])
         for part in parts:
             key, _, value = part.partition("=")
             if part == "transposed" and len(shape) > 1:
@@ -83,13 +86,6 @@ class TensorText:
 
 def _sizes(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("x")))
-
-
-def _range_of(dtype: torch.dtype) -> tuple[int, int] | None:
-    """Returns the range of the values of an integer dtype. Wide integers are small, because they are often indices."""
-    if dtype.is_floating_point:
-        return None
-    return _limits(dtype) if dtype in _WIDE_RANGE else _DEFAULT_RANGE
 
 
 def _limits(dtype: torch.dtype) -> tuple[int, int]:

@@ -6,7 +6,9 @@ that only reads records does not import torch.
 
 from __future__ import annotations
 
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from rooflab.bench.core.outside import Checkers, Serving
     from rooflab.bench.core.poison import poisoned_allocations
     from rooflab.bench.core.process import Child, ChildFailed, Pool
-    from rooflab.bench.core.record import NOT_RUN, Record, Status, Verdict
+    from rooflab.bench.core.record import NOT_RUN, Record, Status, TimeBasis, Verdict
     from rooflab.bench.core.record_files import RunWriter, read, read_all, result_folder
     from rooflab.bench.core.running import ContextBroken, Running
     from rooflab.bench.core.select import Selection, choose_kernels, default_scheme, first_case, pick_device, source_of
@@ -34,36 +36,20 @@ if TYPE_CHECKING:
 __all__ = [
     "NOT_RUN", "CheckResult", "CheckTask", "Checked", "Checkers", "Child", "ChildFailed", "ContextBroken",
     "Environment", "Failed", "FunctionOp", "MachineLimits", "Measurement", "Pool", "Record", "Rotation", "RunWriter",
-    "Runner", "Running", "Selection", "Serving", "Settings", "Status", "Unseen", "Verdict", "ceilings_for",
-    "choose_kernels", "default_scheme", "first_case", "git_state", "pick_device", "poisoned_allocations",
-    "read", "read_all", "result_folder", "source_of", "tampered", "time_functions", "timer_for", "why_noisy",
+    "Runner", "Running", "Selection", "Serving", "Settings", "Status", "TimeBasis", "Unseen", "Verdict", "ceilings_for",
+    "choose_kernels", "default_scheme", "first_case", "git_state", "pick_device", "poisoned_allocations", "read",
+    "read_all", "result_folder", "source_of", "tampered", "time_functions", "timer_for", "why_noisy",
 ]  # fmt: skip
-_NAMES_BY_FILE = {
-    "call": ("Rotation",),
-    "ceilings": ("MachineLimits", "ceilings_for"),
-    "check_data": ("CheckResult", "CheckTask"),
-    "environment": ("Environment", "git_state"),
-    "failed": ("Failed",),
-    "functions": ("Checked", "FunctionOp"),
-    "measure": ("Measurement",),
-    "noise": ("why_noisy",),
-    "outside": ("Checkers", "Serving"),
-    "poison": ("poisoned_allocations",),
-    "process": ("Child", "ChildFailed", "Pool"),
-    "record": ("NOT_RUN", "Record", "Status", "Verdict"),
-    "record_files": ("RunWriter", "read", "read_all", "result_folder"),
-    "running": ("ContextBroken", "Running"),
-    "select": ("Selection", "choose_kernels", "default_scheme", "first_case", "pick_device", "source_of"),
-    "settings": ("Settings",),
-    "timed": ("Unseen",),
-    "timers": ("tampered",),
-    "timers.timing": ("time_functions", "timer_for"),
-    "trial": ("Runner",),
+_FILE_BY_NAME = {
+    alias.name: str(node.module)
+    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+    if isinstance(node, ast.ImportFrom) and str(node.module).startswith(__name__)
+    for alias in node.names
 }
-_FILE_BY_NAME = {name: file for file, names in _NAMES_BY_FILE.items() for name in names}
+"""By name, the module of the imports above, which only a type checker runs."""
 
 
 def __getattr__(name: str) -> object:
     if name not in _FILE_BY_NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_FILE_BY_NAME[name]}"), name)
+    return getattr(import_module(_FILE_BY_NAME[name]), name)

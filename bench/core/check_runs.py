@@ -267,20 +267,17 @@ class Check:
         }
         if self.packed:
             row_views.pop(str(self.spec.prepared), None)
-        while row_views:
-            run_label = f"expanded {', '.join(sorted(row_views))}"
-            check_data = self._kept_as(run_label, partial(dict, inputs, **row_views))
+
+        def run(names: set[str]) -> Outputs:
+            run_label = f"expanded {', '.join(sorted(names))}"
+            check_data = self._kept_as(run_label, partial(dict, inputs, **{name: row_views[name] for name in names}))
             try:
                 self._load(check_data)
-                self._judged(run_label, check_data, Layout(dict.fromkeys(row_views, "plain"), poisoned=True))
-                return
-            except (LayoutRefused, Failed) as refused:
-                if isinstance(refused, Failed) and refused.status != "UNSUPPORTED":
-                    raise
-                refused_names = [name for name in row_views if f"{name}: expected" in str(refused)]
-                row_views = {
-                    name: tensor for name, tensor in row_views.items() if refused_names and name not in refused_names
-                }
+                return self._judged(run_label, check_data, Layout(dict.fromkeys(names, "plain"), poisoned=True))
+            except Failed as failed:
+                raise LayoutRefused(failed.reason) if failed.status == "UNSUPPORTED" else failed from None
+
+        _without_refused({*row_views}, run)
 
     def _in_place(self, data: CheckData) -> None:
         """Runs the kernel with outputs in the memory of inputs, if the op allows it and the kernel takes `out`."""

@@ -18,7 +18,7 @@ from types import ModuleType
 import psutil
 import torch
 
-from rooflab.bench.base.git import git_says
+from rooflab.bench.base.git import ROOT, git_says
 from rooflab.bench.base.plain import Json
 from rooflab.bench.core.record import Kind, Record, Status, new_run_id
 from rooflab.bench.core.select import file_of
@@ -27,8 +27,6 @@ from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case
 
 _CPU_FOLDER = Path("/sys/devices/system/cpu")
-ROOT = Path(__file__).resolve().parents[2]
-"""The checkout (or installation) of the running program."""
 SOURCE_FOLDERS = ("roofline", "reference", "kernels", "engine", "bench")
 COMMIT_VARIABLE = "ROOFLAB_COMMIT"
 

@@ -22,12 +22,11 @@ from pathlib import Path
 
 import psutil
 
+from rooflab.bench.base.git import ROOT
 from rooflab.bench.base.plain import Json
 from rooflab.bench.base.system_time import time
 from rooflab.kernels._folders import check_caches
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The tree of the running program."""
 BOOT_FILE = Path(__file__).with_name("boot.py")
 START_LIMIT_S = 180.0
 """Longest time for a child to import torch and the kernels, on a busy machine."""

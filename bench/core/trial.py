@@ -190,7 +190,8 @@ class Runner:
                     wait_for_all(device)
                 # Read on the call's own stream, before late writes of another stream or thread can arrive.
                 output_values = tuple(output.clone() for output in outputs)
-                wait_for_own(device)
+                if device.type == "cuda":
+                    _cuda.current_stream(device).synchronize()
         if threading.active_count() > threads:
             _raise(f"{', '.join(spec.outputs)}", changes_later(outputs, output_values))
         for name, tensor in guarded_inputs.items():
@@ -338,12 +339,6 @@ def queued(device: torch.device, inputs: Iterable[Guarded], alone: bool) -> Iter
             for tensor in float_inputs:
                 tensor.buffer.view(torch.uint8).copy_(tensor.pristine.view(torch.uint8))
         yield
-
-
-def wait_for_own(device: torch.device) -> None:
-    """Waits for the current stream only."""
-    if device.type == "cuda":
-        _cuda.current_stream(device).synchronize()
 
 
 def wait_for_all(device: torch.device) -> None:

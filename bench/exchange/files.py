@@ -7,13 +7,13 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rooflab.bench.base.plain import in_utc
-from rooflab.bench.core import Record
+from rooflab.bench.core import Environment, Record
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case, Scalar
 
@@ -134,15 +134,11 @@ def environment(tool: str, hardware: str, gpu: str | None = None, **values: Any)
     """
     hardware_slug = re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-") or "unknown"
     key_parts = (hardware, gpu, values.get("driver"), *([values["cores"]] if values.get("cores") else []))
-    record_fields = ("cpu", "cores", "memory_gib", "cache_bytes", "os", "python", "torch", "triton", "numpy", "threads")
     gpu_details = {"name": gpu, "driver": values.pop("driver", None)} if gpu else None
-    return {
+    known_fields = {item.name: values.pop(item.name, None) for item in fields(Environment)}
+    return known_fields | {
         "machine_key": f"imported-{hardware_slug}-{hashlib.sha256(repr(key_parts).encode()).hexdigest()[:8]}",
-        **{field_name: values.pop(field_name, None) for field_name in record_fields},
-        "matmul_precision": None,
         "gpu": gpu_details,
-        "commit": None,
-        "dirty": None,
         "imported": {"tool": tool, **{field_name: value for field_name, value in values.items() if value is not None}},
     }
 
@@ -190,26 +186,6 @@ def write_records(records: Iterable[Record], folder: Path) -> list[Path]:
         if record_path.exists():
             raise ValueError(f"out: {record_path.name} is there already, so this was imported before")
     return [write_whole(record_path, file_text) for record_path, file_text in text_by_path.items()]
-
-
-def timed(records: Sequence[Record]) -> tuple[list[Record], list[Skipped]]:
-    """Splits records into two lists: bench records with a latency, and skipped records, each with the reason.
-
-    Raises `ValueError` if no bench record has a latency."""
-    timed_records, skipped = [], []
-    for record in records:
-        if record.kind != "bench":
-            skipped.append(Skipped(benchmark_name(record), f"of kind {record.kind}, not bench"))
-        elif record.status != "OK" or record.latency_median_ms is None:
-            reason = record.reason or "it has no latency"
-            skipped.append(Skipped(benchmark_name(record), f"{record.status}: {reason}"))
-        elif "pair" in record.metrics:
-            skipped.append(Skipped(benchmark_name(record), "one process of an A/B, whose verdict is in its own record"))
-        else:
-            timed_records.append(record)
-    if not timed_records:
-        raise ValueError(f"records: expected a bench record with a latency, got none among {len(records)}")
-    return timed_records, skipped
 
 
 def benchmark_name(record: Record) -> str:

@@ -30,11 +30,11 @@ from rooflab.bench.exchange.files import (
     make_case,
     parse_json,
     read_text,
-    timed,
     when,
 )
 from rooflab.bench.report.figures import cost_metrics
 from rooflab.bench.report.sources import machine_of
+from rooflab.bench.report.trends.points import why_not
 from rooflab.kernels._files import write_whole
 from rooflab.reference.spec import Case
 from rooflab.roofline.model import Ceilings
@@ -234,9 +234,13 @@ def write_pytest_benchmark(records: Sequence[Record], path: Path) -> list[Skippe
     The format holds one result per name, and one machine.  Raises `ValueError` if the records are of several machines,
     or if none has samples.
     """
-    timed_records, skips = timed(records)
-    skips += [Skipped(benchmark_name(record), "it has no samples") for record in timed_records if not record.samples]
-    timed_records = [record for record in timed_records if record.samples]
+    faults = [why_not(record) or ("" if record.samples else "it has no samples") for record in records]
+    skips = [
+        Skipped(benchmark_name(record), ": ".join(filter(None, (fault, record.reason))))
+        for record, fault in zip(records, faults, strict=True)
+        if fault
+    ]
+    timed_records = [record for record, fault in zip(records, faults, strict=True) if not fault]
     record_by_name = _by_name(timed_records)
     written_records = [record for record in timed_records if record_by_name[_names(record)["fullname"]] is record]
     duplicates = [record for record in timed_records if record_by_name[_names(record)["fullname"]] is not record]

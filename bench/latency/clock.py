@@ -102,7 +102,7 @@ def simulate(model: StepModel, plan: Plan, settings: ClockSettings, delay_s: flo
     Raises `ValueError` if the KV cache cannot hold a request, or on text prompts, because they have no token counts."""
     if plan.data.ids is None:
         raise ValueError("plan: expected token ids of drawn lengths on the clock")
-    is_closed_loop = plan.arrivals is None
+    is_closed_loop = plan.rate is None
     arrival_offsets = [0.0] * min(plan.concurrency, plan.num_prompts) if is_closed_loop else plan.offsets()
     prompts = list(islice(plan.data.prompts(plan.seed), plan.num_prompts if is_closed_loop else len(arrival_offsets)))
     block_manager = BlockManager(settings.num_kv_blocks, settings.block_size, settings.prefix_caching)

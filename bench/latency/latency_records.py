@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from rooflab.bench.core import Environment, Record, RunWriter
+from rooflab.bench.core import Environment, Record, RunWriter, TimeBasis
 from rooflab.bench.latency.ledger import Ledger
 from rooflab.bench.latency.study import Lab, Study
 from rooflab.bench.latency.whatif import PhaseChange
 from rooflab.bench.report.ledgers import CASE_ID
-
-TimeBasis = Literal["measured", "predicted", "published", "bound"]
-"""The source of a record's times."""
 
 
 def ledger_record(ledger: Ledger, folder: Path) -> Path:

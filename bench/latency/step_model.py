@@ -56,9 +56,8 @@ def _between(function: Callable[[int], float], x: float, most: int) -> float:
     if x <= 0:
         return 0.0
     index = min(bisect_left(_GRID_POINTS, x), len(_GRID_POINTS) - 1)
-    low_x, high_x = (min(_GRID_POINTS[grid_index], most) for grid_index in (index - (_GRID_POINTS[index] > x), index))
-    low_value = function(low_x)
-    return low_value if low_x == high_x else low_value + (function(high_x) - low_value) * (x - low_x) / (high_x - low_x)
+    points = [min(_GRID_POINTS[grid_index], most) for grid_index in (index - (_GRID_POINTS[index] > x), index)]
+    return float(np.interp(x, points, [function(point) for point in points]))
 
 
 _ATTN_OP_SITES = ("attention", "kv_cache_write")

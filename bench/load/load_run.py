@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rooflab.bench.load.answers import read_answer
-from rooflab.bench.load.arrivals import Arrivals
 from rooflab.bench.load.causes import on_our_clock
 from rooflab.bench.load.client import Endpoint, Shot, body_of, clock, closed_loop, open_loop, undisturbed
 from rooflab.bench.load.data import Data, Prompt
@@ -28,8 +27,8 @@ T = TypeVar("T")
 class Plan:
     """Holds the settings of a load run.  Raises `ValueError` if two settings contradict."""
 
-    arrivals: Arrivals | None = None
-    """The arrivals of an open loop; None for a closed loop."""
+    rate: float | None = None
+    """The requests per second of an open loop (a Poisson process); infinite: all come at once.  None: a closed loop."""
     concurrency: int = 1
     """The number of requests in flight in a closed loop."""
     num_prompts: int = 100
@@ -47,6 +46,8 @@ class Plan:
     """Whether to ask for the tokens so far with each chunk; the warm-up shows whether the server gives them."""
 
     def __post_init__(self) -> None:
+        if self.rate is not None and not self.rate > 0:
+            raise ValueError(f"rate: expected a number above 0, got {self.rate}")
         for name in ("concurrency", "num_prompts", "warmup"):
             if (option_value := getattr(self, name)) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {option_value}")
@@ -56,9 +57,12 @@ class Plan:
             raise ValueError("endpoint: a chat takes no token ids; expected --text with it")
 
     def offsets(self) -> list[float]:
-        """Returns the send times of the open loop's requests, in seconds from the start of the loop."""
-        assert self.arrivals is not None, "of an open loop"
-        return self.arrivals.offsets(self.num_prompts, np.random.default_rng(self.seed))
+        """Draws the send times of the open loop's requests, in seconds from the start of the loop.  The last one is
+        random too.  vLLM scales all times so that the last is `num_prompts / rate`.  This changes the distribution of
+        the gaps."""
+        assert self.rate is not None, "of an open loop"
+        gaps_s = np.random.default_rng(self.seed).exponential(1 / self.rate, self.num_prompts)
+        return [float(arrival_s) for arrival_s in np.cumsum(gaps_s)]
 
     def shots(self, seed: int) -> Iterator[Shot]:
         """Yields requests without end, drawn at random with `seed`."""
@@ -71,18 +75,15 @@ class Plan:
         return islice(self.shots(self.seed + WARMUP_SEED), self.warmup)
 
     def _fields(self, prompt: Prompt) -> dict[str, Any]:
-        prompt_field: dict[str, Any] = {"prompt": prompt.content}
-        if self.endpoint == "chat":
-            prompt_field = {"messages": [{"role": "user", "content": prompt.content}]}
+        messages = [{"role": "user", "content": prompt.content}]
         usage_options = {"continuous_usage_stats": True} if self.running_usage else {}
-        stream_fields = {"stream": True, "stream_options": {"include_usage": True, **usage_options}}
-        eos_field = {"ignore_eos": True} if self.ignore_eos else {}
         return {
             "model": self.model,
-            **prompt_field,
+            **({"messages": messages} if self.endpoint == "chat" else {"prompt": prompt.content}),
             "max_tokens": prompt.output_tokens,
-            **stream_fields,
-            **eos_field,
+            "stream": True,
+            "stream_options": {"include_usage": True, **usage_options},
+            **({"ignore_eos": True} if self.ignore_eos else {}),
             **self.extra,
         }
 
@@ -96,10 +97,10 @@ class Plan:
             case |= lengths
         if data.kind == "prefix":
             case |= {"prefix_len": data.prefix_len, "groups": data.groups}
-        if self.arrivals is None:
+        if self.rate is None:
             case |= {"arrivals": "closed", "concurrency": self.concurrency}
         else:
-            rate = "inf" if math.isinf(self.arrivals.rate) else self.arrivals.rate
+            rate = "inf" if math.isinf(self.rate) else self.rate
             case |= {"arrivals": "poisson", "rate_requests_per_s": rate}
         extra = {f"extra.{name}": body_of({"": field_value})[4:-1].decode() for name, field_value in self.extra.items()}
         return case | extra
@@ -162,7 +163,7 @@ async def _warm_up(target: Endpoint, plan: Plan) -> Plan:
 async def _load(target: Endpoint, plan: Plan) -> tuple[float, list[Shot]]:
     """Makes all prompts, then sends the load to the server.  Returns the start time and the sent requests."""
     requests = list(islice(plan.shots(plan.seed), plan.num_prompts))
-    if plan.arrivals is None:
+    if plan.rate is None:
         begin_s, requests = await closed_loop(target, requests, plan.concurrency)
     else:
         begin_s = await open_loop(target, requests, plan.offsets())

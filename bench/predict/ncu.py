@@ -205,20 +205,17 @@ def parse(text: str) -> list[NcuCounters]:
         return []
     launch_table = csv.DictReader(line for line in lines[header_index:] if line.startswith('"'))
     metric_units, rows = next(launch_table, {}), []
+    old_names = {new_name: old_name for old_name, new_name in NEW_NAMES.items()}
     for cells in launch_table:
         if None in (*cells, *cells.values()):
             raise ValueError(f"ncu: expected {len(metric_units)} columns in each line of its table, got another number")
         values = {
-            _old_name(name): metric_value
+            old_names.get(name, name): metric_value
             for name, cell in cells.items()
             if "__" in name and (metric_value := _number(cell, metric_units[name])) is not None
         }
         rows.append(NcuCounters(cells["Kernel Name"], cells.get("Grid Size", ""), cells.get("Block Size", ""), values))
     return rows
-
-
-def _old_name(name: str) -> str:
-    return next((old_name for old_name, new_name in NEW_NAMES.items() if new_name == name), name)
 
 
 def _number(cell: str, unit: str) -> float | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from rooflab.bench.compile.cases import KernelCase, has_code
+from rooflab.bench.compile.cases import KernelCase, has_code, largest_case
 from rooflab.bench.compile.static import CompileFailure, compile_kernels
 from rooflab.bench.compile.store import Store
 from rooflab.bench.core import Record
@@ -99,12 +99,7 @@ def choose_cases(spec: OpSpec, texts: Sequence[str], scheme: Scheme) -> list[Cas
     """Returns the cases in `texts`, or else the largest Llama-3.1-8B case.  Raises `ValueError` on an unknown case."""
     if texts:
         return [spec.check_case(Case.parse(case_text)) for case_text in texts]
-
-    def size(case: Case) -> tuple[float, float]:
-        cost = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
-        return cost.flops, cost.bytes
-
-    return [max(spec.get_cases(DEFAULT_SUITE), key=size)]
+    return [largest_case(spec, spec.get_cases(DEFAULT_SUITE), scheme)]
 
 
 def choose_scheme(spec: OpSpec, name: str | None) -> Scheme:

@@ -296,15 +296,8 @@ class _Loads:
         if not any(entry.fills_by_tma for entry in body):
             return num_bytes
         # The code tells a barrier how many bytes TMA will copy; without a constant, the model takes one stage.
-        expected_bytes = sum(_told(self._code, entry) for entry in body)
+        expected_bytes = sum(_constant(self._code, e) for e in body if e.opcode == "SYNCS.ARRIVE.TRANS64")
         return num_bytes + (expected_bytes or self._info.shared_bytes / max(1, self._info.num_stages))
-
-
-def _told(code: Sequence[SassInstruction], arrival: SassInstruction) -> int:
-    """Returns the bytes that an instruction tells an mbarrier to expect. Returns 0 if the number is not constant."""
-    if arrival.opcode != "SYNCS.ARRIVE.TRANS64":
-        return 0
-    return _constant(code, arrival)
 
 
 def _receivers(code: Sequence[SassInstruction], load: SassInstruction) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.base.decode import decoded
+from rooflab.bench.compile.cases import largest_case
 from rooflab.bench.core import Record
 from rooflab.bench.report.sources import (
     NOT_WRONG_STATUSES,
@@ -25,7 +26,7 @@ from rooflab.bench.report.sources import (
 )
 from rooflab.kernels._files import write_whole
 from rooflab.kernels.registry import get_op, kernels, ops
-from rooflab.reference.spec import Case, OpSpec, Scheme, get_scheme
+from rooflab.reference.spec import Case, get_scheme
 from rooflab.roofline.device import Device, identify
 from rooflab.roofline.model import Ceilings, Cost, bound
 from rooflab.roofline.plot import roofline_files
@@ -243,16 +244,6 @@ def draw(drawing: Drawing, out: Path, fixed_axes: bool = False) -> list[Path]:
     if (suffix := out.suffix.removeprefix(".")) in files:
         return [write_whole(out, files[suffix])]
     return [write_whole(out / f"roofline-{name}.{suffix}", file_content) for suffix, file_content in files.items()]
-
-
-def largest_case(spec: OpSpec, cases: Sequence[Case], scheme: Scheme, most_flops: float = float("inf")) -> Case:
-    """Returns the case with the most FLOPs, or the most bytes among equals.  Ignores cases above `most_flops` FLOPs."""
-
-    def work(case: Case) -> tuple[float, float]:
-        op_cost = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0))
-        return op_cost.flops, op_cost.bytes
-
-    return max((case for case in cases if work(case)[0] <= most_flops), key=work)
 
 
 def largest_cases(records: Sequence[Record]) -> list[Record]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path, PurePosixPath
+
+import networkx as nx
 
 from rooflab.bench.base.git import git
 from rooflab.bench.revisions.repository import import_roots
@@ -50,17 +53,11 @@ def touched_ops(
 
 def users(trees: Iterable[Path], ops: Collection[str]) -> dict[str, set[str]]:
     """Returns, for each op, the ops that use it.  An op uses another op if it imports its files, also indirectly."""
-    users_by_op: dict[str, set[str]] = {op: set() for op in ops}
-    for tree in trees:
-        for op in ops:
-            for file in (tree / "reference" / f"{op}.py", *sorted((tree / "kernels" / op).glob("*.py"))):
-                for used_op in _ops_imported(file, users_by_op):
-                    users_by_op[used_op].add(op)
-    for middle_op in ops:  # Warshall's algorithm for a transitive closure
-        for op in ops:
-            if middle_op in users_by_op[op]:
-                users_by_op[op] |= users_by_op[middle_op]
-    return users_by_op
+    uses = nx.DiGraph()
+    for tree, op in product(trees, ops):
+        for file in (tree / "reference" / f"{op}.py", *sorted((tree / "kernels" / op).glob("*.py"))):
+            uses.add_edges_from((used_op, op) for used_op in _ops_imported(file, ops))
+    return {op: nx.descendants(uses, op) if op in uses else set() for op in ops}
 
 
 def _ops_imported(file: Path, ops: Collection[str]) -> Iterator[str]:

@@ -32,15 +32,15 @@ class Tree:
     dirty: bool | None
 
 
-def resolve(root: Path, revision: str, what: str = "revision") -> str:
-    """Returns the commit of a branch, tag or hash.  Raises `ValueError` with a message that begins with `what`."""
+def resolve(root: Path, revision: str) -> str:
+    """Returns the commit of a branch, tag or hash.  Raises `ValueError` on an unknown one."""
     try:
         return git(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}")
     except ValueError:
         name = root.resolve().name
         is_shallow = git(root, "rev-parse", "--is-shallow-repository", may_fail=True) == "true"
         advice = "; this clone is shallow: fetch all of it (actions/checkout: `fetch-depth: 0`)" if is_shallow else ""
-        raise ValueError(f"{what}: expected a commit, branch or tag of {name}, got {revision!r}{advice}") from None
+        raise ValueError(f"revision: expected a commit, branch or tag of {name}, got {revision!r}{advice}") from None
 
 
 def changed_files(root: Path, base: str, head: str | None = None) -> list[str]:

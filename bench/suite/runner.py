@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rooflab.bench.base.statuses import ExitStatus
@@ -75,29 +75,25 @@ def run_suite(
     return suite_run.progress
 
 
+@dataclass
 class _SuiteRun:
-    def __init__(
-        self,
-        plan: Sequence[Entry],
-        settings: SuiteSettings,
-        clock: Callable[[], float],
-        note: TextCallback,
-        advance: TextCallback,
-    ):
-        self.plan, self.settings, self.clock = plan, settings, clock
-        self.note, self.advance = note, advance
-        self.ends = clock() + settings.budget_s
-        self.current: Child | None = None
-        self.spare: Child | None = None
-        self.beside: list[Child] = []
-        settings.out.mkdir(parents=True, exist_ok=True)
-        self.log = settings.out / "suite.log"
-        self.before = state.environment_in(settings.out)
-        self.progress = state.load(settings.out, [entry.id for entry in plan])
-        remaining_entries = [entry for entry in plan if not self.progress.done(entry.id)]
+    plan: Sequence[Entry]
+    settings: SuiteSettings
+    clock: Callable[[], float]
+    note: TextCallback
+    advance: TextCallback
+    current: Child | None = None
+    spare: Child | None = None
+    beside: list[Child] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ends, out = self.clock() + self.settings.budget_s, self.settings.out
+        out.mkdir(parents=True, exist_ok=True)
+        self.log, self.before = out / "suite.log", state.environment_in(out)
+        self.progress = state.load(out, [entry.id for entry in self.plan])
         if self.before:
-            note(f"going on: {len(plan) - len(remaining_entries)} of {len(plan)} done")
-        write_json(settings.out / state.PLAN, [entry.to_json() for entry in plan])
+            self.note(f"going on: {sum(self.progress.done(entry.id) for entry in self.plan)} of {len(self.plan)} done")
+        write_json(out / state.PLAN, [entry.to_json() for entry in self.plan])
         self._exclude()
 
     def all(self) -> None:
@@ -231,7 +227,9 @@ class _SuiteRun:
             return EntryOutcome("FAILED", _during(run_state, _why(failed))), run_state.kernels[0] if is_blamed else ""
         run_state = Running.read(self._note_path())
         try:
-            self._release(process)
+            if not settings.dry_run:  # which keeps the process: it has no CUDA context to break
+                self.current = None
+                process.stop()
         except ChildFailed as stuck:  # the answer counts, but the process holds the device
             self.note(f"{entry.id}: {_why(stuck)}")
             self._probe()
@@ -292,12 +290,6 @@ class _SuiteRun:
         if not self.settings.dry_run and self.spare is None:
             self.spare = self._process()
         return self.current
-
-    def _release(self, process: Child) -> None:
-        """Ends an entry's process on a GPU. A dry run (on a CPU) keeps it, because it has no CUDA context to break."""
-        if not self.settings.dry_run:
-            self.current = None
-            process.stop()
 
     def _probe(self) -> None:
         """Tests whether the device works, and stops the run if not. Later entries would only hit their time limits."""

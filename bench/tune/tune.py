@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core import RunWriter, Selection, default_scheme, pick_device
+from rooflab.bench.core import Measurement, RunWriter, Selection, default_scheme, pick_device
 from rooflab.bench.tune.bucket import TuningRun
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
@@ -52,7 +52,11 @@ def tune_op(
     tunable = _tunable(op, chosen_set.kernels[op], bool(kernels))
     if not dry_run:
         for kernel in tunable:
-            _check_timed_here(kernel, chosen_set.device)
+            if refusal := Measurement.why_not(kernel, chosen_set.device):
+                advice = "--dry-run searches with made-up times"
+                raise ValueError(
+                    f"tune: {kernel.id} cannot be timed here: {refusal.status}: {refusal.reason}; {advice}"
+                )
     schemes = chosen_set.schemes_of(spec, default_scheme(chosen_set.device))
     if not schemes:
         raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {scheme!r}")
@@ -89,14 +93,6 @@ def _tunable(op: str, kernels: Sequence[Kernel], named: bool) -> list[Kernel]:
     return tunable
 
 
-def _check_timed_here(kernel: Kernel, device: torch.device) -> None:
-    refusal = str(kernel.why_not_here(device) or "")
-    if device.type == "cpu" and kernel.backend not in registry.CPU_BACKENDS:
-        refusal = "UNSUPPORTED: needs a CUDA device; on a CPU it runs in an interpreter, whose time is not the kernel's"
-    if refusal:
-        raise ValueError(f"tune: {kernel.id} cannot be timed here: {refusal}; --dry-run searches with made-up times")
-
-
 def _others(op: str, tunable: Sequence[Kernel], device: torch.device) -> list[Kernel]:
     """Returns the op's library and optimized kernels that this device can time, without the kernels tuned here."""
     return [
@@ -104,6 +100,5 @@ def _others(op: str, tunable: Sequence[Kernel], device: torch.device) -> list[Ke
         for kernel in registry.kernels(op).values()
         if kernel.name not in {tuned_kernel.name for tuned_kernel in tunable}
         and kernel.role in ("library", "optimized")
-        and kernel.why_not_here(device) is None
-        and (device.type == "cuda" or kernel.backend in registry.CPU_BACKENDS)
+        and Measurement.why_not(kernel, device) is None
     ]

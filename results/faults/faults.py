@@ -114,10 +114,10 @@ def test_files(tree: Path) -> list[str]:
 def coverage(folder: Path, which: str, limit_s: float) -> None:
     """Runs the test files of a set, and keeps the lines that each test reached, and its seconds."""
     began, tree, data, kept = time.monotonic(), make_tree(folder, 0), folder / "data", folder / "tests.jsonl"
-    boot, call = tree / "bench" / "core" / "boot.py", "answer(json.loads(line))"
+    boot, call = tree / "bench" / "core" / "boot.py", "answer(json.loads(request_line))"
     restore(tree)
     assert call in boot.read_text(), "the children's program has changed: trace its requests in another way"
-    boot.write_text(boot.read_text().replace(call, f"__import__('{PLUGIN}').asked(answer, json.loads(line))"))
+    boot.write_text(boot.read_text().replace(call, f"__import__('{PLUGIN}').asked(answer, json.loads(request_line))"))
     done = {name for row in rows_of(kept) if row["set"] == which for name in row["files"]}
     left = [name for name in test_files(tree) if name not in done]
     while left and time.monotonic() - began < limit_s:

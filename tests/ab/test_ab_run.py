@@ -14,7 +14,8 @@ from rooflab.bench.ab.ab_run import run
 from rooflab.bench.ab.ab_worker import answer, check
 from rooflab.bench.ab.evidence import difference
 from rooflab.bench.ab.pairs import AbSettings
-from rooflab.bench.ab.sides import ROOT, Comparison, Side, Target
+from rooflab.bench.ab.sides import Comparison, Side, Target
+from rooflab.bench.base.git import ROOT
 from rooflab.kernels import registry
 
 KERNELS = Path(__file__).parent / "ab_kernels.py"

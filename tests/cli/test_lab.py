@@ -34,7 +34,7 @@ def test_the_lab_shows_a_noisy_time_and_divides_by_none():
     assert (row["best"], row["naive_ms"], row["vs_naive"]) == (None, "4.00 NOISY", None)
 
 
-def wrong(asked):
+def wrong(asked, limit_s):
     """The results of checks that call every kernel wrong."""
     for place, (kernel, case, scheme, *_) in enumerate(asked):
         about = kernel.op, kernel.name, kernel.backend, case, scheme.name, "cpu", 0
@@ -53,7 +53,7 @@ def test_the_lab_shows_a_row_of_each_op_and_what_is_wrong_of_it(monkeypatch, tmp
         "stream_one": lambda *of: answer,
         "run_batch": lambda *of: answer,
         "engine_record": lambda *of: replace(record(0, 1.0), run_id=of[-1]),
-        "Checkers": lambda device: SimpleNamespace(each=wrong),
+        "Checkers": lambda device: SimpleNamespace(device=device, start=len, each=wrong),
         "draw_records": lambda *of: [],
         "run_benches": lambda *of, **more: times({"naive": 4.0, "packed": 2.0}, {}),
     }.items():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from rooflab.bench.compile.cases import Query
-from rooflab.bench.compile.difference import changed, exit_status, gone, markdown, matched, new, summary_line
+from rooflab.bench.compile.difference import CodeChange, changed, exit_status, markdown, matched, new, summary_line
 from rooflab.bench.compile.static import CompileFailure
 from rooflab.bench.compile.summary import Option, Summary
 
@@ -66,7 +66,10 @@ def test_what_only_one_side_has():
 
 
 def test_exit_status():
-    went, unknown = gone(IDENTITY, "it went"), new(IDENTITY, CompileFailure("not for this", refused=True))
+    went, unknown = (
+        CodeChange(*IDENTITY, "GONE", ("it went",)),
+        new(IDENTITY, CompileFailure("not for this", refused=True)),
+    )
     fine = [changed(IDENTITY, before, [PLAIN]) for before in ([PLAIN], [OTHER], CompileFailure("it broke"))]
     fine.append(new(IDENTITY, [PLAIN]))
     for before, now in (([PLAIN], [SPILLING]), ([WGMMA], [MMA]), ([PLAIN], CompileFailure("it broke"))):
@@ -88,7 +91,11 @@ def test_an_option_that_lost_or_found_its_effect_is_told():
 
 
 def test_markdown_is_one_table():
-    changes = [changed(IDENTITY, [PLAIN], [OTHER]), gone(IDENTITY, "a | *b*\nc"), changed(IDENTITY, [PLAIN], [PLAIN])]
+    changes = [
+        changed(IDENTITY, [PLAIN], [OTHER]),
+        CodeChange(*IDENTITY, "GONE", ("a | *b*\nc",)),
+        changed(IDENTITY, [PLAIN], [PLAIN]),
+    ]
     text = markdown(changes, "main")
     assert "| GONE | gemm/tiled | bf16 | `M=64` | a \\| \\*b\\* c |" in text and text.count("gemm/tiled") == 2
     assert summary_line(changes[2:], "main").startswith("compiled code against main: passes (0); 1 compared")

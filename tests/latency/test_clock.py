@@ -13,7 +13,6 @@ from tiny_model import tiny_llm
 
 from rooflab.bench.latency.clock import ClockSettings, simulate
 from rooflab.bench.latency.step_model import KernelTimes, StepWork, fitted
-from rooflab.bench.load.arrivals import Arrivals
 from rooflab.bench.load.data import Data
 from rooflab.bench.load.load_run import Plan
 from rooflab.engine.llm import SamplingParams
@@ -39,23 +38,26 @@ class Simple:
         return 1.0 + 0.1 * work.prompt_tokens
 
 
+TEN = Data(input_len=(10, 10), output_len=(3, 3))
+
+
 def plan(**given: Any) -> Plan:
     """Prompts of 10 tokens, answers of 3."""
-    return Plan(**{"data": Data(input_len=(10, 10), output_len=(3, 3)), "num_prompts": 2, **given})
+    return Plan(**{"data": TEN, "num_prompts": 2, **given})
 
 
-class Even(Arrivals):
-    """Arrivals with equal gaps."""
+class Even(Plan):
+    """A load whose requests arrive two seconds apart."""
 
-    def offsets(self, count: int, random: Any) -> list[float]:
-        return [index / self.rate for index in range(count)]
+    def offsets(self) -> list[float]:
+        return [2.0 * index for index in range(self.num_prompts)]
 
 
 def test_two_requests_by_hand() -> None:
     """The second comes in the first's second step, and its prompt runs beside the first's other tokens."""
     model = Simple()
     settings = ClockSettings(16, max_num_seqs=4, max_num_batched_tokens=8)
-    trace = simulate(model, plan(arrivals=Even(0.5)), settings, delay_s=0.25)
+    trace = simulate(model, Even(data=TEN, num_prompts=2, rate=0.5), settings, delay_s=0.25)
     assert [(work.decodes, work.keys, work.chunks) for work in model.seen] == [
         (0, 0, ((0, 8),)),
         (0, 0, ((8, 10),)),
@@ -91,7 +93,7 @@ def test_the_clock_takes_the_steps_that_the_engine_takes(tmp_path: Any, batched:
                 yield replace(next(Data().prompts(seed)), content=[1] * prompt, tokens=prompt, output_tokens=answer)
 
     model = Simple()
-    whole = Plan(arrivals=Arrivals(math.inf), num_prompts=len(lengths), data=Given())
+    whole = Plan(rate=math.inf, num_prompts=len(lengths), data=Given())
     simulate(model, whole, ClockSettings(6, llm.scheduler.blocks.block_size, 4, batched))
     assert [(work.decodes, work.keys, work.chunks) for work in model.seen] == steps
     assert preempted > 0

@@ -10,7 +10,6 @@ from served import served, stub_server
 from tiny_model import write_config
 
 from rooflab.bench.core.record_files import read
-from rooflab.bench.load.arrivals import Arrivals
 from rooflab.bench.load.causes import spikes
 from rooflab.bench.load.client import Endpoint
 from rooflab.bench.load.data import Data
@@ -20,7 +19,7 @@ from rooflab.bench.load.trace import load_trace
 
 
 def offsets(count=20_000, *, rate):
-    return np.array(Arrivals(rate).offsets(count, np.random.default_rng(3)))
+    return np.array(Plan(rate=rate, num_prompts=count, seed=3).offsets())
 
 
 def test_arrivals_are_a_poisson_process():
@@ -71,7 +70,7 @@ def ran(stub, endpoint="completions", path="/v1/completions", ids=(1, 9), manner
     "manner, counted", [({}, 1), ({"bundle": 2, "counted": "usage"}, 2), ({"bundle": 2, "counted": "logprobs"}, 2)]
 )
 def test_an_open_loop_is_traced_chunk_by_chunk(stub, manner, counted):
-    trace = ran(stub, arrivals=Arrivals(200.0), num_prompts=12, manner=manner)
+    trace = ran(stub, rate=200.0, num_prompts=12, manner=manner)
     assert len(trace.requests) == 12
     for request in trace.requests:
         texts = [chunk for chunk in request.chunks if chunk.kind == "text"]

@@ -60,7 +60,7 @@ def test_an_export_has_each_name_once_and_lists_what_it_has_no_place_for(tmp_pat
     found = json.loads((tmp_path / "a.json").read_text())["benchmarks"]
     assert [each["extra_info"]["rooflab"]["latency_median_ms"] for each in found] == [2.0, 1.0], "newest, and fastest"
     assert sorted({each.reason.partition(":")[0] for each in skipped}) == [
-        *("INCORRECT", "another run or config of its name is written", "it has no samples", "of kind engine, not bench")
+        *("INCORRECT", "another run or config of its name is written", "it has no samples", "of kind engine")
     ]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rooflab.bench.latency.ledger import draw_prompts
 from rooflab.bench.latency.study import Lab, Study, at_least, run_all_s, spread
-from rooflab.engine.llm import LLM, SamplingParams
+from rooflab.engine.llm import SamplingParams
 
 SUFFIX_TOKENS = 16
 """The number of tokens after the prefix."""
@@ -25,7 +25,8 @@ def run(lab: Lab) -> Study:
         shared_prefix, ttfts_ms = prompts[0][:prefix_len], dict[str, list[float]](cold=[], warm=[])
         for prompt in prompts:
             for cache_state, token_ids in (("cold", prompt), ("warm", shared_prefix + prompt[prefix_len:])):
-                ttfts_ms[cache_state].append(_ttft_ms(llm, token_ids))
+                llm.add_request(token_ids, SamplingParams(max_tokens=1, ignore_eos=True))
+                ttfts_ms[cache_state].append(1e3 * run_all_s(llm))
         # The first prompt puts the prefix into the cache.
         cold_ttft_ms, warm_ttft_ms = (spread(prompt_times[1:]) for prompt_times in ttfts_ms.values())
         row = {
@@ -56,8 +57,3 @@ def run(lab: Lab) -> Study:
         y_label="TTFT (ms)",
         band=("low_ms", "high_ms"),
     )
-
-
-def _ttft_ms(llm: LLM, prompt: list[int]) -> float:
-    llm.add_request(prompt, SamplingParams(max_tokens=1, ignore_eos=True))
-    return 1e3 * run_all_s(llm)

@@ -144,7 +144,8 @@ def draw_levels(records: Sequence[Record], folder: Path) -> Path:
     panels = panels_of(records)
     first_record = records[0]
     figure = new_figure(FIGURE_WIDTH_IN, 3.0 + len(panels) * (0.42 + 0.27 * len(records)))
-    _title(figure, f"{first_record.op}: bytes moved at each level of memory, no kernel timed")
+    title = fill(f"{first_record.op}: bytes moved at each level of memory, no kernel timed", int(9 * FIGURE_WIDTH_IN))
+    figure.suptitle(title, fontsize=11, weight="bold", x=0.01, ha="left")
     rows = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axes, level_panel in zip(rows, panels, strict=True):
         _draw_panel(axes, level_panel, [str(record.kernel) for record in records])
@@ -156,10 +157,6 @@ def draw_levels(records: Sequence[Record], folder: Path) -> Path:
     case_note = f"{first_record.case_id}, {first_record.scheme}; the op needs {three_digits(needed_mb)} MB (dashed)."
     note(figure, [case_note, *LEVEL_NOTES, f"{where(first_record)} Numbers in {first_record.run_id}.jsonl."])
     return save(figure, folder / f"bytes-{first_record.op}.png")
-
-
-def _title(figure: Figure, text: str) -> None:
-    figure.suptitle(fill(text, int(9 * figure.get_figwidth())), fontsize=11, weight="bold", x=0.01, ha="left")
 
 
 def _draw_panel(axes: Any, panel: Panel, names: Sequence[str]) -> None:
