@@ -10,7 +10,7 @@ elements:
 Matrices of 8 rows (m8) have no row `g + 8`.  A register of A or B holds 4 bytes of adjacent elements along K, or one
 f64.  A register of 16-bit C or D holds both columns.
 
-For wgmma ("Register Fragments for wgmma.mma_async.m64nNk..."), each of the four warps holds 16 rows.  A has the layout
+For wgmma ("Matrix Fragments for wgmma.mma_async.m64nNk..."), each of the four warps holds 16 rows.  A has the layout
 of mma.sync.  D has the layout of mma.sync in each block of 8 columns, one block after the other.
 
 Products of 16-bit, tf32 and fp8 types are exact in float32.  NumPy sums them in float32 in its own order; the ISA
