@@ -6,6 +6,7 @@ PYTHONPATH=build/mmaemu python results/fp8_oracle/make.py
 
 from collections import Counter
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import product
 from pathlib import Path
 
@@ -20,7 +21,7 @@ DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 M, N = 48, 40
 
 
-def families(random: np.random.Generator, k: int) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray, np.ndarray]]]:
+def families(random: np.random.Generator, k: int) -> Iterator[tuple[str, tuple[np.ndarray, ...]]]:
     """Operands (M, k) and (N, k) before their rounding to fp8, and an accumulator (M, N)."""
     a, b, zero = random.standard_normal((M, k)), random.standard_normal((N, k)), np.zeros((M, N))
     some = 2.0 ** random.integers(-16, 9, (M, N)) * random.standard_normal((M, N))
@@ -39,15 +40,15 @@ def families(random: np.random.Generator, k: int) -> Iterator[tuple[str, tuple[n
 
 
 if __name__ == "__main__":
-    from mmaemu.model.chain import dot  # not in this project's environment
-
+    dot = import_module("mmaemu.model.chain").dot  # not in this project's environment
     equal: Counter[tuple[str, int]] = Counter()
     for seed, (pair, k) in enumerate(product(product(DTYPES, DTYPES), (32, 128, 1024))):
         for name, operands in families(np.random.default_rng(seed), k):
             a, b = (torch.tensor(each).to(DTYPES[element]) for each, element in zip(operands, pair, strict=False))
             found = c = operands[2].astype(np.float32)
             for at in range(0, k, 32):
-                found = truncated_wgmma(found, *(each.float().numpy()[:, at : at + 32] for each in (a, b)), *pair)
+                left, right = (each.float().numpy()[:, at : at + 32] for each in (a, b))
+                found = truncated_wgmma(found, left, right, *pair)
             wide = (each.double() for each in (a[:, None].expand(-1, N, -1), b[None].expand(M, -1, -1)))
             wanted = dot(*wide, torch.tensor(c), preset="hopper", fmt=pair).numpy()
             same = (found.view(np.uint32) == wanted.view(np.uint32)) | (np.isnan(found) & np.isnan(wanted))

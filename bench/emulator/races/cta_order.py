@@ -7,7 +7,7 @@ the actor's next access.
 CTAs synchronise through atomics, strong loads and strong stores on one global address (PTX ISA 8.7, section "Memory
 Consistency Model").  A release has .release, or follows a fence.  An acquire has .acquire, or precedes a fence.
 Operations of .cta scope do not order CTAs.  Operations of .cluster scope (`near`) order only the CTAs of one cluster.
-A copy by TMA also needs a proxy fence after what it reads (section "Proxies"), in any CTA that knows of it.
+A copy by TMA also needs a proxy fence after what threads wrote (section "Proxies"), in any CTA that knows of it.
 
 Few CTAs ever synchronise, so sets are enough.  Within a CTA, `VectorClocks` give the order of the warps.
 """
@@ -177,11 +177,12 @@ class CtaOrder:
 
         An epoch is a period of a CTA's work.  A set of epochs is an integer with one bit per epoch.  The result leaves
         out epochs of the actor's own CTA, and epochs that are ordered before the access.  With `beyond`, it also leaves
-        out epochs of the actor's cluster.  With `proxy`, it has the ordered epochs that no proxy fence followed."""
+        out epochs of the actor's cluster.  With `proxy`, it has the ordered epochs, also the actor's own, that no proxy
+        fence followed."""
+        if proxy:
+            return epochs & ~self._proxied and epochs & ~self._proxied & self._seen(self._known, actor)
         cta = actor // self.warps
         other_epochs = epochs & ~(self._clusters.get(self._leaders[cta], 0) if beyond else self._epochs_of.get(cta, 0))
-        if proxy:
-            return other_epochs & ~self._proxied and other_epochs & ~self._proxied & self._seen(self._known, actor)
         return other_epochs and other_epochs & ~self._seen(self._known, actor)
 
     def _begin(self, actor: int) -> None:

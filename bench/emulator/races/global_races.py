@@ -248,11 +248,11 @@ class GlobalRaces(CtaOrder):
         different CTAs race if they touch the same memory and nothing orders them.
 
         With `beyond`, reports only races between CTAs of different clusters.  With `proxy`, reports ordered accesses
-        between which only a proxy fence is missing; the earlier ones are those of threads."""
+        between which only a proxy fence is missing, also of one CTA; the earlier ones are those of threads."""
         if touched.untouched:
             return
         set_numbers = touched.sets.take(cells)
-        is_foreign = (set_numbers != 0) & (set_numbers != self._sets.of_epochs(epochs)[:, None])
+        is_foreign = (set_numbers != 0) & (proxy | (set_numbers != self._sets.of_epochs(epochs)[:, None]))
         if not is_foreign.any():
             return
         lanes, granule_columns = np.nonzero(is_foreign)

@@ -43,7 +43,7 @@ KERNEL lock_of_a_cta(int* to, const float*) {
     else atomicExch_block(to + 1, 0);
 }
 
-// An element needs the one before it, which another thread writes (DRB027, 156).
+// An element needs the one before it, which another thread writes (DRB026, 156).
 KERNEL carried(int* to, const float*) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (!MENDED && i) to[i] = to[i - 1] + 1;
