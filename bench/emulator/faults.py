@@ -29,11 +29,11 @@ RULES: dict[Rule, tuple[str, str]] = {
     "endless": ("", "No CTA has ended within the time limit; PTX has no such limit"),
     "barrier": ("barrier, barrier.cluster", "The threads of a barrier do not agree on who comes to it, or how often"),
     "mbarrier-phase": (
-        "Phase of the mbarrier object",
+        "Contents of the mbarrier object; Lifecycle of the mbarrier object",
         "An mbarrier gets more than its phase takes, is used before its init, or may count in another phase",
     ),
     "wgmma-registers": (
-        "wgmma.mma_async",
+        "wgmma.wait_group",
         "An instruction touches a register of a wgmma before a wgmma.wait_group has waited for this wgmma",
     ),
     "early-exit": (

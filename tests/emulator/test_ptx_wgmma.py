@@ -207,3 +207,8 @@ def test_short_sums_are_those_of_exact_fractions(element, lowest, bits):
     assert found.dtype == np.float32
     assert np.array_equal(found, np.array(wanted, np.float32))
     assert not np.array_equal(found, wgmma(d, a, b))
+
+
+def test_a_short_sum_of_negative_zeros_is_a_positive_zero():
+    a, b = np.full((64, 32), -0.0, np.float32), np.ones((8, 32), np.float32)
+    assert not np.signbit(truncated_wgmma(np.full((64, 8), -0.0, np.float32), a, b, "e4m3", "e4m3")).any()

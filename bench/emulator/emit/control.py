@@ -1,4 +1,4 @@
-"""Emits Python code for branches, barriers, mbarriers, register counts and shuffles (PTX ISA 8.7, 9.7.12, 13, 20)."""
+"""Emits Python code for branches, barriers, mbarriers, register counts and shuffles (PTX ISA 8.7, 9.7.12, 13, 19)."""
 
 from __future__ import annotations
 

@@ -111,8 +111,12 @@ class Observer:
         """Reports a proxy fence, which orders generic accesses and asynchronous copies."""
         if "mbarrier_init" in kind:
             self._each_slot(c, lambda races, slot, warps: races.fence_mbarrier_init(slot, warps), active)
-        elif "async" in kind and "global" not in kind:
+            return
+        if "async" in kind and "global" not in kind:
             self._each_slot(c, lambda races, slot, warps: races.fence_proxy_async(slot, warps), active)
+        if "async" in kind and "shared" not in kind and self.global_races is not None:
+            for actor_id in np.unique(self._actors(c, active)):
+                self.global_races.proxy_fence(int(actor_id))
 
     def _order_by_memory(self, c: Watched, active: Any) -> None:
         """Reports strong or atomic accesses, which may order the warps' later arrivals at barriers."""

@@ -183,7 +183,9 @@ class Run:
         """Makes the detectors of races on global memory: between CTAs, and between the warps of a CTA."""
         allocations = ((allocation.base, allocation.size) for allocation in self.memory.allocations)
         granules = Granules(self.program.granules["global"], allocations)
-        between_ctas = GlobalRaces(ctas, granules, warps=self.actors_per_cta) if ctas > 1 else None
+        instructions = self.program.kernel.instructions
+        by_tma = {each.number for each in instructions if each.parts[0] == "cp" and "bulk" in each.parts}
+        between_ctas = GlobalRaces(ctas, granules, warps=self.actors_per_cta, by_tma=by_tma) if ctas > 1 else None
         stores_of = cache(self.program.flow.stores_of)
         is_small = granules.count <= MOST_GRANULES
         return between_ctas, WarpRaces(granules, ctas, warps, stores_of) if warps > 1 and is_small else None

@@ -10,7 +10,7 @@ elements:
 Matrices of 8 rows (m8) have no row `g + 8`.  A register of A or B holds 4 bytes of adjacent elements along K, or one
 f64.  A register of 16-bit C or D holds both columns.
 
-For wgmma ("Register Fragments for wgmma.mma_async.m64nNk..."), each of the four warps holds 16 rows.  A has the layout
+For wgmma ("Matrix Fragments for wgmma.mma_async.m64nNk..."), each of the four warps holds 16 rows.  A has the layout
 of mma.sync.  D has the layout of mma.sync in each block of 8 columns, one block after the other.
 
 Products of 16-bit, tf32 and fp8 types are exact in float32.  NumPy sums them in float32 in its own order; the ISA
@@ -22,7 +22,8 @@ This code itself has not been compared with a GPU.
 
 The model finds the largest exponent of the accumulator and of all products.  It truncates each of them `F` bits below
 this exponent, and adds them exactly.  Then it truncates the sum to `F` bits of mantissa.  `F` is 13 for fp8 into f32.
-For the 16-bit types and tf32, MMA-Sim gives 25, and the sum keeps 23 bits.
+For the 16-bit types and tf32, MMA-Sim gives 25, and the sum keeps 23 bits.  A sum of zero is +0.  This is from
+mmaemu, whose model of an H100's fp8 gives the same bits (results/fp8_oracle).
 """
 
 from __future__ import annotations
@@ -319,7 +320,7 @@ def truncated_wgmma(
     cut_sum /= fraction_scale
     rounded_sum = cut_sum.astype(np.float16) if d_type == "f16" else _cut(cut_sum, min(fraction_bits, _MANTISSA_BITS))
     float32_sum = np.matmul(a, b.T) + accumulator
-    return np.where(np.isfinite(float32_sum), rounded_sum.astype(np.float32), float32_sum)
+    return np.where(np.isfinite(float32_sum), rounded_sum.astype(np.float32) + np.float32(0), float32_sum)
 
 
 def _exponents(values: np.ndarray, element: str) -> np.ndarray:

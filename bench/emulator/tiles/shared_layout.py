@@ -58,7 +58,7 @@ class OutsideMemory(ValueError):
 def swizzled(addresses: np.ndarray, span: int, base_offset: int = 0) -> np.ndarray:
     """Returns the addresses to which a swizzle of `span` bytes moves the bytes at linear `addresses` of shared memory.
 
-    The address bits from 4 up are XORed with the bits from 7 up (PTX ISA 8.7, "Tensor swizzling modes").  A `span` of
+    The address bits from 4 up are XORed with the bits from 7 up (PTX ISA 8.7, "Swizzling Modes").  A `span` of
     128 uses three bits, 64 two, 32 one, and 0 none.  Before the XOR, `base_offset` is subtracted from the bits from 7
     up; it is a field of the wgmma descriptor.  Raises `ValueError` on another span."""
     if span not in SWIZZLE_SPANS:
