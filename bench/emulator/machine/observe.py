@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rooflab.bench.emulator.machine.counting import Acting, Counter
 from rooflab.bench.emulator.machine.memory import Allocation, GlobalMemory
 from rooflab.bench.emulator.races.global_races import GlobalRaces
-from rooflab.bench.emulator.races.lane_stores import LaneStores, Stored
+from rooflab.bench.emulator.races.lane_stores import LaneStores, StoreMarks
 from rooflab.bench.emulator.races.shared_races import SharedRaces
 from rooflab.bench.emulator.races.vector_clocks import BULK, TMA_LOAD, WGMMA, AsyncOperation
 from rooflab.bench.emulator.races.warp_races import WarpLanes, WarpRaces
@@ -356,7 +356,7 @@ class Observer:
         self._released(c, active, instruction)
 
     @staticmethod
-    def _stored(c: Watched, active: Any, stored: Stored, instruction: int, copy: bool = False) -> None:
+    def _stored(c: Watched, active: Any, stored: StoreMarks, instruction: int, copy: bool = False) -> None:
         if c.group.lane_stores is not None and not copy:
             c.group.lane_stores.add(c.lanes if active is None else c.lanes[active], stored, instruction)
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rooflab.bench.emulator.races.cta_order import CtaOrder
 from rooflab.bench.emulator.races.granules import Granules
-from rooflab.bench.emulator.races.lane_stores import Stored
+from rooflab.bench.emulator.races.lane_stores import StoreMarks
 from rooflab.bench.emulator.races.reports import Findings, Race
 from rooflab.bench.emulator.races.shadow_memory import Bools, Values, chosen, equal, last_of
 
@@ -186,7 +186,7 @@ class GlobalRaces(CtaOrder):
         instruction: int,
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
-    ) -> Stored:
+    ) -> StoreMarks:
         """Records that n lanes write `width` bytes each, at `addresses` `[n]`.  `actors` `[n]` gives each lane's warp
         or CTA.  Returns the stores' marks for `LaneStores`.
 
@@ -209,7 +209,7 @@ class GlobalRaces(CtaOrder):
         numbers = self._sets.of_epochs(epochs)
         self._writes.replace(cells, numbers, instruction)
         self._collide(actors, epochs, cells, instruction, values)
-        return Stored(self._writes.sets, cells, numbers, lambda: self._sets.of_epochs(self.epochs(actors)))
+        return StoreMarks(self._writes.sets, cells, numbers, lambda: self._sets.of_epochs(self.epochs(actors)))
 
     def atomic(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
         """Records an atomic operation of n lanes on `width` bytes each, at `addresses` `[n]`.  `actors` `[n]` gives

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rooflab.bench.emulator.races.lane_stores import Stored
+from rooflab.bench.emulator.races.lane_stores import StoreMarks
 from rooflab.bench.emulator.races.phases import BarrierPhases
 from rooflab.bench.emulator.races.reports import Race
 from rooflab.bench.emulator.races.shadow_memory import (
@@ -93,7 +93,7 @@ class SharedRaces(BarrierPhases):
         instruction: int,
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
-    ) -> Stored:
+    ) -> StoreMarks:
         """Records that n lanes write `width` bytes each, at `addresses`.  `warps` `[n]` gives each lane's warp, and
         `slots` its CTA or cluster.  `slots` and `addresses` are `[n]`, or one value for all lanes.  Returns the stores'
         marks for `LaneStores`.
@@ -105,7 +105,7 @@ class SharedRaces(BarrierPhases):
         self._shadow.writes[lane_access.cells.granules] = lane_access.stamps[:, None]
         if warps.size > 1:
             self._collide(lane_access, instruction, values)
-        return Stored(self._shadow.writes, lane_access.cells.granules, lane_access.stamps)
+        return StoreMarks(self._shadow.writes, lane_access.cells.granules, lane_access.stamps)
 
     def atomic(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
         """Records an atomic operation of lanes.  It races with reads and writes, but not with other atomics.
