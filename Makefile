@@ -45,7 +45,7 @@ types: setup
 	rm -rf build/lib build/types && $(BIN)/python -m pip install -q --no-deps --no-build-isolation --target build/types .
 	rm -rf rooflab.egg-info  # pytest would take it for a second installation
 	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p rooflab
-	cd build/types && MYPYPATH=.:../../results:../../results/faults:../../results/visit ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache ../../results/*/*.py
+	cd build/types && MYPYPATH=.:../../results:../../results/visit ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache ../../results/*/*.py
 
 # What a GPU machine without a network lacks, to be sent there with the checkout (bench/run_from_checkout.py).
 wheelhouse: setup
