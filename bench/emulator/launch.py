@@ -46,6 +46,7 @@ def emulate(
     memory: Iterable[torch.Tensor] = (),
     printed: list[str] | None = None,
     short_accumulator: bool = False,
+    views: bool = False,
 ) -> LaunchResult:
     """Runs a compiled kernel on the CPU.  The kernel reads and writes CPU tensors in place.
 
@@ -58,7 +59,8 @@ def emulate(
     byte of a tensor, by the address of its storage; the kernel's stores set these flags.  `memory` are tensors that the
     kernel reaches through pointers in memory.  `printed` is a list that gets the lines that the kernel prints, even if
     it fails.  With `short_accumulator`, fp8 matrix multiplications accumulate with
-    about 14 bits, as on Hopper.
+    about 14 bits, as on Hopper.  With `views`, an access must stay among the elements of the tensors in `args` and
+    `memory`; otherwise their whole storages may be used.
 
     Raises `PtxError` on PTX that is unknown or not for Hopper.  Raises `ValueError` on arguments that do not fit.
     Raises `EmulationError` if the kernel breaks a rule of the GPU."""
@@ -80,7 +82,7 @@ def emulate(
     if not isinstance(checks, Checks):
         raise ValueError(f"checks: expected Checks, got a value of type {type(checks).__name__}")
     unwritten_tensors = checked_tensors("unwritten", unwritten)
-    global_memory = GlobalMemory()
+    global_memory = GlobalMemory(by_view=views)
     params = bound_arguments(program.kernel, args, global_memory, compiled.names)
     for tensor in checked_tensors("memory", memory):
         add_tensor(global_memory, tensor, "memory")

@@ -40,6 +40,8 @@ class Launches:
     seed: int = 0
     ctas: int | None = None
     """The number of CTAs that run besides the first CTA and the last CTA; None means that all CTAs run."""
+    views: bool = False
+    """Whether accesses must stay among the elements of the views that a launcher passes."""
     ran: int = 0
     of: int = 0
     """The number of CTAs in the grids of all launches."""
@@ -94,6 +96,7 @@ class Launches:
                     written=written_flags,
                     memory=self.reached,
                     printed=self.printed,
+                    views=self.views,
                 )
             except EmulationError as error:
                 self.failed.append(error.fault)
