@@ -23,6 +23,7 @@ from rooflab.bench.compile.pretended_torch import GPU, Stream, fake_cuda, preten
 _CPU_DEVICE = torch.device("cpu")
 _NOOP_METHODS = (torch.Tensor.cuda, torch.Tensor.pin_memory)
 """Methods that return the tensor itself on the pretended GPU."""
+_HOST_READS = (torch.Tensor.cpu, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.item)
 _DEVICE_GETTERS: dict[Any, Callable[[torch.device], Any]] = {
     torch.Tensor.device.__get__: lambda real: GPU if real == _CPU_DEVICE else real,
     torch.Tensor.is_cuda.__get__: lambda real: real == _CPU_DEVICE,  # type: ignore[attr-defined]
@@ -41,6 +42,8 @@ class OnGpu(TorchFunctionMode):
         super().__init__()
         self._each_view = each_view
         self.addressed: dict[Hashable, torch.Tensor] = {}
+        self.on_host_read: Callable[[], object] = lambda: None
+        """A function that is called when the host waits for the current stream, to read a tensor."""
         self._crowded = 1024
         """The number of tensors in `addressed` from which on freed tensors are dropped."""
 
@@ -50,6 +53,8 @@ class OnGpu(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in _NOOP_METHODS:
             return args[0]
+        if func in _HOST_READS:
+            self.on_host_read()
         if func is torch.Tensor.cpu:
             return func(*args, **kwargs).clone()  # a copy, as from a GPU
         if func in _DEVICE_GETTERS:
@@ -61,6 +66,7 @@ class OnGpu(TorchFunctionMode):
             target = kwargs["device"] if "device" in kwargs else args[1] if len(args) > 1 else None
             if isinstance(target, torch.device | str) and torch.device(target).type == "cpu":
                 kwargs["copy"] = True
+                self.on_host_read()
             args = (*args[:1], *(_CPU_DEVICE if type(value) is int else value for value in args[1:2]), *args[2:])
         if "device" in kwargs:
             kwargs["device"] = _on_cpu(kwargs["device"])

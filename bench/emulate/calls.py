@@ -136,7 +136,7 @@ def call(
 
 
 def request_of(target: KernelCase, save: Path | None, **options: Any) -> dict[str, Any]:
-    """Returns the request for one emulated call.  `options`: seed, schedule, sample, races, views, reference, configs."""
+    """Returns the request for one call.  `options`: seed, schedule, sample, races, views, reference and configs."""
     defaults = {"sample": None, "configs": None, "views": False, "save": str(save) if save else None}
     return {"do": "outside" if target.is_launcher else "run", **target.to_json(), **defaults, **options}
 

@@ -31,6 +31,8 @@ class PtxLaunch:
     dynamic_shared: int = 0
     """Bytes of `extern .shared` memory."""
     cluster: SizeTriple = (1, 1, 1)
+    dependent: bool = False
+    """Whether the kernel may begin before the one before it ends (programmatic dependent launch)."""
     names: tuple[str, ...] = ()
     """The parameters' names in the source, for messages; if empty, messages use the PTX's names."""
 
@@ -81,7 +83,7 @@ def add_tensor(memory: GlobalMemory, tensor: torch.Tensor, name: str) -> int:
     allocation = memory.add(name, tensor_storage.data_ptr(), tensor_storage.nbytes(), tensor)
     if memory.by_view and allocation is not None:
         allocation.bounds = allocation.bounds or ViewBounds(allocation.base, allocation.size)
-        allocation.bounds.add(name, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.element_size())
+        allocation.bounds.add(name, tensor)
     return tensor.data_ptr()
 
 

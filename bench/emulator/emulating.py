@@ -23,6 +23,7 @@ from rooflab.bench.compile.pretended import OnGpu, pretended_gpu
 from rooflab.bench.emulator.launches import Launches, emulating_launches
 from rooflab.bench.emulator.machine.run import Checks, EmulationError
 from rooflab.bench.emulator.results import LaunchResult
+from rooflab.bench.emulator.streams import ordered_streams
 
 PACKAGE_FOLDER = str(Path(__file__).parents[1])
 
@@ -78,6 +79,7 @@ def emulating(
         with (
             emulating_launches(launch_emulation, None if configs is None else _chosen(configs)),
             pretended_gpu(views) as launch_emulation.gpu,
+            ordered_streams(launch_emulation.fresh.order, launch_emulation.gpu),
             launch_emulation.fresh,
         ):
             yield launch_emulation

@@ -18,6 +18,7 @@ from rooflab.bench.emulator.arguments import (
 )
 from rooflab.bench.emulator.fresh_memory import Flags
 from rooflab.bench.emulator.loader import load
+from rooflab.bench.emulator.machine.launch_order import Turn
 from rooflab.bench.emulator.machine.grid import execute
 from rooflab.bench.emulator.machine.memory import GlobalMemory
 from rooflab.bench.emulator.machine.run import MOST_THREADS, SHARED_LIMIT, Checks, Run, VariableLayout
@@ -47,6 +48,7 @@ def emulate(
     printed: list[str] | None = None,
     short_accumulator: bool = False,
     views: bool = False,
+    turn: Turn | None = None,
 ) -> LaunchResult:
     """Runs a compiled kernel on the CPU.  The kernel reads and writes CPU tensors in place.
 
@@ -60,7 +62,7 @@ def emulate(
     kernel reaches through pointers in memory.  `printed` is a list that gets the lines that the kernel prints, even if
     it fails.  With `short_accumulator`, fp8 matrix multiplications accumulate with
     about 14 bits, as on Hopper.  With `views`, an access must stay among the elements of the tensors in `args` and
-    `memory`; otherwise their whole storages may be used.
+    `memory`; otherwise their whole storages may be used.  `turn` tells which earlier launches may still run.
 
     Raises `PtxError` on PTX that is unknown or not for Hopper.  Raises `ValueError` on arguments that do not fit.
     Raises `EmulationError` if the kernel breaks a rule of the GPU."""
@@ -100,8 +102,12 @@ def emulate(
     )
     run.stored = None if ctas is None else []
     run.printed = run.printed if printed is None else printed
+    if turn is not None:
+        run.take(turn, compiled.dependent)
     ptx_text, name = compiled.ptx, program.kernel.name
     execute(run, range(cta_count) if ctas is None else _chosen(ctas, cta_count), lambda: registers_of(ptx_text, name))
+    if turn is not None and not turn.watches:
+        turn.add_footprints(name, global_memory)
     return result_of(run, compiled.ptx)
 
 

@@ -188,6 +188,8 @@ def _findings(run: Run, ptx: str) -> tuple[Finding, ...]:
         text = f"{writer.describe()} writes a register of A of {wgmma.describe()}, which may still have to read it: no"
         text += " wgmma.wait_group between"
         found.append(name.finding("wgmma-registers", text, writer.number, wgmma.number))
+    for rule, number, text in run.turn.faults(run.memory) if run.turn is not None else ():
+        found.append(name.finding(rule, f"{name(number)} {text}", number))
     for number in run.unordered_sums:
         text = _unordered_sum(name(number))
         found.append(name.finding("nondeterministic-sum", text, number, severity="note"))

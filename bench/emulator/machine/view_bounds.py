@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 Flags = npt.NDArray[np.bool_]
-
-
-class _View(NamedTuple):
-    name: str
-    start: int
-    """The byte of the allocation at which the first element begins."""
-    shape: Sequence[int]
-    strides: Sequence[int]
-    """In elements."""
-    element_bytes: int
-
-    def mark(self, inside: Flags) -> Flags:
-        """Sets the flags of the view's bytes in `inside`, which has one for each byte of the allocation."""
-        bytes_of(inside[self.start :], self.shape, self.strides, self.element_bytes)[...] = True
-        return inside
 
 
 class ViewBounds:
@@ -31,13 +16,13 @@ class ViewBounds:
 
     def __init__(self, base: int, size: int) -> None:
         self._base = base
-        self._views: list[_View] = []
+        self._views: list[tuple[str, torch.Tensor]] = []
         self._inside: Flags = np.zeros(size, np.bool_)
 
-    def add(self, name: str, address: int, shape: Sequence[int], strides: Sequence[int], element_bytes: int) -> None:
-        """Adds the view at `address`.  `strides` are in elements."""
-        self._views.append(_View(name, address - self._base, shape, strides, element_bytes))
-        self._views[-1].mark(self._inside)
+    def add(self, name: str, view: torch.Tensor) -> None:
+        """Adds the elements of `view`."""
+        self._views.append((name, view))
+        mark(self._inside, self._base, view)
 
     def outside(self, addresses: Any, width: int) -> tuple[int, str] | None:
         """Returns the address of an access of `width` bytes with a byte that belongs to no view, and a sentence about
@@ -47,21 +32,24 @@ class ViewBounds:
         if is_inside.all():
             return None
         start = int(starts[~is_inside][0])
-        reaches = [
-            max(_distance(view.mark(np.zeros_like(self._inside)), start + index) for index in range(width))
-            for view in self._views
-        ]
-        view, reach = min(zip(self._views, reaches, strict=True), key=lambda pair: pair[1])
-        text = f"{width} bytes begin {start - view.start} bytes behind the first element of {view.name}, and reach"
-        text += f" {reach} bytes out of the view of shape {list(view.shape)} and strides {list(view.strides)}"
+        reaches = []
+        for _, view in self._views:
+            inside = mark(np.zeros_like(self._inside), self._base, view)
+            reaches.append(max(_distance(inside, start + index) for index in range(width)))
+        reach, (name, view) = min(zip(reaches, self._views, strict=True), key=lambda pair: pair[0])
+        text = (
+            f"{width} bytes begin {start + self._base - view.data_ptr()} bytes behind the first element of {name}, and"
+        )
+        text += f" reach {reach} bytes out of the view of shape {list(view.shape)} and strides {list(view.stride())}"
         return start + self._base, text
 
 
-def bytes_of(flags: Flags, shape: Sequence[int], strides: Sequence[int], element_bytes: int) -> Flags:
-    """Returns the flags of a tensor's bytes: `[*shape, element_bytes]`.  `flags` has one for each byte from the first
-    element on, and `strides` are in elements."""
-    byte_strides = [stride * element_bytes for stride in strides]
-    return np.lib.stride_tricks.as_strided(flags, (*shape, element_bytes), (*byte_strides, 1))
+def mark(flags: Flags, base: int, tensor: torch.Tensor) -> Flags:
+    """Sets the flags of the bytes of a tensor's elements, and returns `flags`, which begin at the address `base`."""
+    size = tensor.element_size()
+    shape, strides = (*tensor.shape, size), (*(stride * size for stride in tensor.stride()), 1)
+    np.lib.stride_tricks.as_strided(flags[tensor.data_ptr() - base :], shape, strides)[...] = True
+    return flags
 
 
 def _distance(inside: Flags, place: int) -> int:

@@ -165,24 +165,19 @@ class SharedRaces(VectorClocks):
         self.findings.add(Race("shared", "end", instruction, instruction, actor_name, actor_name, address, slot))
 
     def leave(self, cta: int) -> None:
-        """Ends the CTA with this index in the cluster.  Reports what warps of other CTAs do to its shared memory if none
-        of its warps has waited for it: in another run the CTA may be gone by then."""
+        """Ends the CTA with this index in the cluster.  Reports what warps of other CTAs do to its shared memory, if
+        none of its warps has waited for that: in another run the CTA may be gone by then."""
         warps, size = self.warps // len(self._ctas), self.size // len(self._ctas)
-        is_own = np.arange(self.readers) % self.warps // warps == cta
-        known = self.known[GENERIC, 0, cta * warps : (cta + 1) * warps].max(axis=0)
-        known_stamps = np.where(is_own, np.iinfo(np.int64).max, known[: self.readers])[None]
-        cells = self._shadow.cells(np.arange(cta * size, (cta + 1) * size, 1 << BLOCK_SHIFT), 1 << BLOCK_SHIFT)
-        written = self._shadow.writes.take(cells.granules)
-        writers = written & ACTOR_MASK
-        is_late = (writers < self.warps) & (written >= known_stamps[0].take(np.minimum(writers, self.warps - 1)))
-        late = [Late(np.nonzero(is_late)[0], cells.granules[is_late], written[is_late])] if is_late.any() else []
+        known = self.known[:, 0, cta * warps : (cta + 1) * warps].max(axis=1)
+        actors = np.arange(self.actors)
+        known[:, (actors >= self.copies + self.warps) | (actors % self.warps // warps == cta)] = np.iinfo(np.int64).max
+        blocks = np.arange(cta * size, (cta + 1) * size, 1 << BLOCK_SHIFT)
+        ended = Operation(self._shadow, AsyncOperation(0, 0, 0, known), blocks, 1 << BLOCK_SHIFT, 0)
         tables = ((self._shadow.reads, self.readers), (self._shadow.atomics, self.warps))
-        late += [
-            found for table, n in tables if table and (found := table.late(cells, known_stamps[:, :n])) is not None
-        ]
-        for found in late:
-            for stamp, index in zip(*np.unique(found.stamps, return_index=True), strict=True):
-                self._ended(int(stamp), int(found.granules[index]) << self._shadow.shift, 0)
+        for late in (ended.late_writes(GENERIC), *(ended.late(table, n, GENERIC) for table, n in tables)):
+            if late is not None:
+                for stamp, index in zip(*np.unique(late.stamps, return_index=True), strict=True):
+                    self._ended(int(stamp), int(late.granules[index]) << self._shadow.shift, 0)
 
     def mbarrier_init(self, slot: int, warp: int, address: int, instruction: int) -> None:
         """Records mbarrier.init: a write of 8 bytes that must be ordered after all earlier uses of these bytes."""
