@@ -119,7 +119,8 @@ def call(
     """Emulates a call of a kernel.  `save` is a file for the outputs.
 
     `reference` and `configs` are only for a user's function.  `reference` names a function that computes the expected
-    result.  `configs` selects the configs of an autotuned kernel.  `views` is an option of `emulating`.  Raises `ValueError` if the worker process fails."""
+    result.  `configs` selects the configs of an autotuned kernel.  `views` is an option of `emulating`.  Raises
+    `ValueError` if the worker process fails."""
     device = get_device(gpu)
     chip_of(device)
     options = {"seed": seed, "schedule": schedule, "sample": sample, "races": races, "views": views}

@@ -18,8 +18,8 @@ from rooflab.bench.emulator.arguments import (
 )
 from rooflab.bench.emulator.fresh_memory import Flags
 from rooflab.bench.emulator.loader import load
-from rooflab.bench.emulator.machine.launch_order import Turn
 from rooflab.bench.emulator.machine.grid import execute
+from rooflab.bench.emulator.machine.launch_order import Turn
 from rooflab.bench.emulator.machine.memory import GlobalMemory
 from rooflab.bench.emulator.machine.run import MOST_THREADS, SHARED_LIMIT, Checks, Run, VariableLayout
 from rooflab.bench.emulator.mended import registers_of

@@ -104,7 +104,7 @@ def fence(c: LaneContext, instruction: int) -> None:
 
 
 def depend(c: LaneContext, action: str, guard: Any) -> None:
-    """Runs `griddepcontrol`.  A CTA has waited once one of its threads has; copies that began before may read before."""
+    """Runs `griddepcontrol`.  A CTA has waited as soon as one thread has; copies that began before may end before."""
     turn, lanes = c.group.run.turn, c.lanes_under(guard)
     if turn is not None and len(lanes):
         if action == "wait" and c.group.run.observer is not None and c.group.run.observer.turn is not None:

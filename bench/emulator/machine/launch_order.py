@@ -210,6 +210,8 @@ class LaunchOrder:
         """Lets the host wait for `streams`."""
         for stream in streams:
             self.wait(None, self.event(stream))
+        over = self._known[None]
+        self._footprints = {key: it for key, it in self._footprints.items() if it.tick > over.get(it.stream, 0)}
 
     def _others(self) -> list[Footprint]:
         """Returns the footprints of other streams that the current stream does not know to be over.
