@@ -107,7 +107,7 @@ def depend(c: LaneContext, action: str, guard: Any) -> None:
     """Runs `griddepcontrol`.  A CTA has waited as soon as one thread has; copies that began before may end before."""
     turn, lanes = c.group.run.turn, c.lanes_under(guard)
     if turn is not None and len(lanes):
-        if action == "wait" and c.group.run.observer is not None and c.group.run.observer.turn is not None:
+        if action == "wait":
             waiting_of(c.group).transfers.finish()
             waiting_of(c.group).wake_mbarriers()
         slots = np.arange(len(c.group.ctas)) if c.group.run.has_clusters else np.unique(c.slots[lanes])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,9 @@ MOST_FOOTPRINTS = 256
 """The most footprints that are kept for later launches of other streams; the oldest are dropped."""
 LONGEST_CHAIN = 16
 """The most footprints of launches that a dependent launch may overtake, because none of them has waited."""
-BEFORE = {"read": {"write": "wrote"}, "write": {"write": "wrote", "read": "read"}}
-"""By what an access does: what must be over before it, and the same in the past tense."""
+BEFORE = {"read": ("write", "atomic"), "write": ("write", "read", "atomic"), "atomic": ("write", "read")}
+"""By kind of access: the kinds of earlier accesses that must be over before it."""
+WORDS = {"read": ("reads", "read"), "write": ("writes", "wrote"), "atomic": ("updates", "updated")}
 NO_ORDER = "another stream, and no event and no wait orders the two streams"
 
 
@@ -43,10 +44,10 @@ class Footprint:
     """The kernel, and the launch's number among the results."""
     stream: int
     tick: int
-    start: int
-    """The address of the first flag: of a sector."""
+    span: tuple[int, int]
+    """The address of the memory's first sector, and the bytes of all its sectors."""
     flags: dict[str, Flags]
-    """By `read` and `write`: for each sector or byte, whether the launch does that to it."""
+    """By kind of access: for each sector or byte, whether the launch has one to it."""
     unit: int
     """The bytes of one flag: 1, or 32 for launches before the program used a second stream."""
     memory: StorageWeakRef
@@ -54,7 +55,10 @@ class Footprint:
     def _flags(self, starts: Ints, size: int, verb: str) -> tuple[npt.NDArray[Any], Ints, Flags]:
         """Returns the flags in units of an access, the accesses as indices, and which accesses lie in this memory."""
         unit_bytes = max(size, self.unit)
-        units, places = self.flags[verb].view(UNIT_DTYPES[unit_bytes // self.unit]), (starts - self.start) // unit_bytes
+        units, places = (
+            self.flags[verb].view(UNIT_DTYPES[unit_bytes // self.unit]),
+            (starts - self.span[0]) // unit_bytes,
+        )
         return units, places, (places >= 0) & (places < len(units))
 
     def note(self, starts: Ints, size: int, verb: str) -> None:
@@ -63,65 +67,59 @@ class Footprint:
         units[places[is_inside]] = np.ones(size, np.bool_).view(UNIT_DTYPES[size])[0]
 
     def met_by(self, starts: Ints, size: int, verb: str) -> Iterator[tuple[str, Flags]]:
-        """Yields what this launch did to the places of later accesses that `verb` them, and which of them it met."""
-        for mine, past in BEFORE[verb].items():
+        """Yields the kinds of this launch's accesses that met later accesses of the kind `verb`, and which they met."""
+        for mine in BEFORE[verb]:
             units, places, is_inside = self._flags(starts, size, mine)
             is_met: Flags = is_inside & (units.take(places, mode="clip") != 0)
             if is_met.any():
-                yield past, is_met
+                yield WORDS[mine][1], is_met
 
     def meets(self, used: Flags, verb: str) -> str:
         """Returns what this launch did to memory that later work is to `verb`; empty if nothing.  `used` has a flag for
         each byte.  A sector of which the launch may have used a part counts only if later work uses all of it."""
         used = used.reshape(-1, self.unit).all(axis=1)
-        return next((past for mine, past in BEFORE[verb].items() if (used & self.flags[mine]).any()), "")
+        return next((WORDS[mine][1] for mine in BEFORE[verb] if (used & self.flags[mine]).any()), "")
 
 
+@dataclass
 class Turn:
-    """The turn of one launch: which earlier launches may still run, and the accesses that would have to wait for them.
+    """The turn of one launch: which earlier launches may still run, and the accesses that must wait for them."""
 
-    `overtaken` are the launches that may run until a CTA runs griddepcontrol.wait, and those that may run even then.
-    `others` are launches of other streams.  With `watches`, each access is noted."""
+    launch: int
+    """The launch's number among the results."""
+    stream: int
+    tick: int
+    overtaken: Sequence[Sequence[Footprint]]
+    """The launches that may run until a CTA runs griddepcontrol.wait, and those that may run even then."""
+    others: Sequence[Footprint]
+    """The launches of other streams that may run."""
+    watches: bool
+    """Whether each access is noted."""
+    triggered = waited_first = False
+    """Whether a CTA has run griddepcontrol.launch_dependents, and whether it had run griddepcontrol.wait before."""
+    waited: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """By CTA: whether one of its threads has run griddepcontrol.wait."""
+    mine: list[Footprint] = field(default_factory=list)
+    met: dict[tuple[int, str, str, Rule], tuple[Footprint, int]] = field(default_factory=dict)
+    """By instruction, what it and the earlier launch do, and rule: the earlier launch, and the first place."""
 
-    def __init__(
-        self,
-        launch: int,
-        stream: int,
-        tick: int,
-        overtaken: Sequence[Sequence[Footprint]],
-        others: Sequence[Footprint],
-        watches: bool,
-    ) -> None:
-        self._launch, self.stream, self._tick = launch, stream, tick
-        self.overtaken, self._others, self.watches = overtaken, others, watches
-        self.triggered = self.waited_first = False
-        """Whether a CTA has run griddepcontrol.launch_dependents, and whether it had run griddepcontrol.wait before."""
-        self.waited: Flags = np.zeros(0, np.bool_)
-        """By CTA: whether one of its threads has run griddepcontrol.wait."""
-        self.mine: list[Footprint] = []
-        self._met: dict[tuple[int, str, str, Rule], tuple[Footprint, int]] = {}
-
-    def begin(self, kernel: str, ctas: int, memory: GlobalMemory, is_dependent: bool, lets_next_begin: bool) -> None:
+    def begin(self, ctas: int, is_dependent: bool, lets_next_begin: bool) -> None:
         """Begins a launch.  `is_dependent`: the one before may still run; `lets_next_begin`: the next may begin."""
         self.waited = np.zeros(ctas, np.bool_)
         self.overtaken = self.overtaken if is_dependent else ((), ())
         self.watches |= bool(lets_next_begin or self.overtaken[0])
-        if self.watches:
-            self.add_footprints(kernel, memory)
 
     def add_footprints(self, kernel: str, memory: GlobalMemory) -> None:
-        """Adds a footprint for each tensor in `memory`: without flags, or with the sectors that the launch has used."""
+        """Adds a footprint for each tensor in `memory`: an empty one, or the sectors that the launch has used."""
         for allocation in memory.allocations:
             if isinstance(allocation.owner, torch.Tensor):
-                first, unit = allocation.base // SECTOR, 1 if self.watches else SECTOR
-                count = ((allocation.end - 1) // SECTOR - first + 1) * SECTOR // unit
+                span, unit = _span(allocation.base, allocation.end), 1 if self.watches else SECTOR
+                flags = {verb: np.zeros(span[1] // unit, np.bool_) for verb in BEFORE}
                 sectors = {"read": allocation.sectors_read, "write": allocation.sectors_written}
-                flags = {
-                    verb: np.zeros(count, np.bool_) if used is None or unit == 1 else used
-                    for verb, used in sectors.items()
-                }
-                ref, launch = StorageWeakRef(allocation.owner.untyped_storage()), (kernel, self._launch)
-                self.mine.append(Footprint(launch, self.stream, self._tick, first * SECTOR, flags, unit, ref))
+                if not self.watches:
+                    flags |= {verb: used for verb, used in sectors.items() if used is not None}
+                ref, launch = StorageWeakRef(allocation.owner.untyped_storage()), (kernel, self.launch)
+                self.mine.append(Footprint(launch, self.stream, self.tick, span, flags, unit, ref))
 
     def control(self, action: str, ctas: Ints) -> None:
         """Records that CTAs run griddepcontrol with this action."""
@@ -132,32 +130,37 @@ class Turn:
             self.waited_first |= bool(self.waited[ctas].any())
 
     def access(self, c: Any, active: Any, addresses: Any, size: int, instruction: int, verb: str) -> None:
-        """Notes and checks an access of lanes, which reads or writes (`verb`) `size` bytes at each of `addresses`."""
+        """Notes and checks an access of lanes, of the kind `verb`, to `size` bytes at each of `addresses`."""
         slots = c.slots if active is None else c.slots[active]
         starts = np.broadcast_to(np.asarray(addresses).astype(np.int64), slots.shape)
         for footprint in self.mine:
             footprint.note(starts, size, verb)
         has_waited = self.waited[np.asarray(c.group.ctas)[slots]]
         checks: tuple[tuple[Rule, Sequence[Footprint]], ...]
-        checks = ("dependent-launch", self.overtaken[0]), ("stream-order", self._others)
+        checks = ("dependent-launch", self.overtaken[0]), ("stream-order", self.others)
         for rule, footprint in ((rule, footprint) for rule, footprints in checks for footprint in footprints):
             is_over = has_waited & (rule == "dependent-launch" and footprint not in self.overtaken[1])
             for past, is_met in footprint.met_by(starts, size, verb):
                 if (is_met & ~is_over).any():
                     place = int(starts[is_met & ~is_over][0])
-                    self._met.setdefault((instruction, verb, past, rule), (footprint, place))
+                    self.met.setdefault((instruction, verb, past, rule), (footprint, place))
 
     def faults(self, memory: GlobalMemory) -> Iterator[tuple[Rule, int, str]]:
         """Yields the rule, the instruction and the end of a sentence for each access that had to wait."""
-        for (instruction, verb, past, rule), (footprint, place) in self._met.items():
+        for (instruction, verb, past, rule), (footprint, place) in self.met.items():
             allocation = memory.find(place)
-            used = next(mine.flags[verb] for mine in self.mine if mine.start == footprint.start)
-            if allocation is not None and footprint.meets(used, verb):
-                text = f"{verb}s byte {place - allocation.base} of {allocation.name}, which an earlier launch of"
-                text += f" {footprint.launch[0]} {past}" + (f" on {NO_ORDER}" if rule == "stream-order" else "")
+            used = [mine.flags[verb] for mine in self.mine if mine.span == footprint.span]
+            if allocation is not None and (footprint.unit == 1 or any(footprint.meets(each, verb) for each in used)):
+                text = f"{WORDS[verb][0]} byte {place - allocation.base} of {allocation.name}, which an earlier launch"
+                text += f" of {footprint.launch[0]} {past}" + (f" on {NO_ORDER}" if rule == "stream-order" else "")
                 if rule == "dependent-launch":
                     text += " and may still run: no griddepcontrol.wait of this dependent launch comes first"
                 yield rule, instruction, text
+
+
+def _span(base: int, end: int) -> tuple[int, int]:
+    start = base // SECTOR * SECTOR
+    return start, -(-(end - start) // SECTOR) * SECTOR
 
 
 class LaunchOrder:
@@ -243,7 +246,7 @@ class LaunchOrder:
         if left:
             self._overtaken[turn.stream] = left, after if has_waited else before
         for new in mine:
-            key = new.memory.cdata, new.start, new.unit, new.launch[0], new.stream, new.tick
+            key = new.memory.cdata, new.span, new.unit, new.launch[0], new.stream, new.tick
             if (old := self._footprints.pop(key, None)) is not None:
                 new = replace(new, flags={verb: flags | old.flags[verb] for verb, flags in new.flags.items()})
             self._footprints[key] = new
@@ -256,10 +259,9 @@ class LaunchOrder:
         self._overtaken.pop(self.stream, None)  # it waits for the launch before it
         others = self._others()
         for tensor, verb, footprint in ((*each, footprint) for footprint in others for each in used):
-            if tensor.numel() and tensor.untyped_storage()._cdata == footprint.memory.cdata:
-                bytes_used = mark(
-                    np.zeros(len(footprint.flags[verb]) * footprint.unit, np.bool_), footprint.start, tensor
-                )
-                if past := footprint.meets(bytes_used, verb):
-                    text = f"it {past} elements of a tensor of shape {list(tensor.shape)} that {name} {verb}s on {NO_ORDER}"
-                    self.report(footprint.launch[1], text)
+            storage = tensor.untyped_storage() if tensor.layout == torch.strided and tensor.numel() else None
+            if storage and footprint.span == _span(storage.data_ptr(), storage.data_ptr() + storage.nbytes()):
+                flags = mark(np.zeros(footprint.span[1], np.bool_), footprint.span[0], tensor)
+                if past := footprint.meets(flags, verb):
+                    text = f"it {past} elements of a tensor of shape {list(tensor.shape)} that {name} {WORDS[verb][0]}"
+                    self.report(footprint.launch[1], f"{text} on {NO_ORDER}")

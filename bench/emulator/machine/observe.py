@@ -262,7 +262,7 @@ class Observer:
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "write", copy)
         if self.turn is not None:
-            self.turn.access(c, active, addresses, size, instruction, "write")
+            self.turn.access(c, active, addresses, size, instruction, "atomic" if reduces else "write")
         races, warp_races = self.global_races, self._warp_races
         lane_addresses = _lane_addresses(addresses, c, active)
         if warp_races is not None:
@@ -320,7 +320,7 @@ class Observer:
         if self.counter is not None:
             self.counter.atomic(c.group.memory, addresses, size, instruction)
         if self.turn is not None:
-            self.turn.access(c, active, addresses, size, instruction, "write")
+            self.turn.access(c, active, addresses, size, instruction, "atomic")
         races = self.global_races
         if races is None and self._warp_races is None:
             return

@@ -167,13 +167,6 @@ class Run:
         self.map_races: dict[tuple[int, int], None] = {}
         """Uses of tensor maps that lack a fence, each with the instruction that made the map."""
 
-    def take(self, turn: Turn, is_dependent: bool) -> None:
-        """Lets the launch take its turn after earlier launches, some of which may still run."""
-        self.turn, kernel = turn, self.program.kernel.name
-        turn.begin(kernel, math.prod(self.grid), self.memory, is_dependent, self.program.lets_next_begin)
-        if self.observer is not None and turn.watches:
-            self.observer.turn = turn
-
     def _observer(self) -> Observer:
         return Observer(
             self.program.kernel,
