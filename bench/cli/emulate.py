@@ -114,8 +114,8 @@ def emulate(
     for kernel_case in kernel_cases:
         with show.waiting(kernel_case.label):
             configs = config if launcher else None
-            options = {"reference": reference, "configs": configs, "views": views}
-            calls.append(emulated_calls.call(kernel_case, seed, schedule, ctas, races, gpu, **options))
+            settings = (seed, schedule, ctas, races, gpu)
+            calls.append(emulated_calls.call(kernel_case, *settings, None, reference, configs, views))
         for finding in calls[-1].answer.get("findings", ()):
             finding.update(config=config or "", command=shlex.join(["rooflab", *sys.argv[1:]]))
     if out is not None:

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from rooflab.bench.compile.pretended import OnGpu, pretended_gpu
+from rooflab.bench.emulator.launch_streams import ordered_streams
 from rooflab.bench.emulator.launches import Launches, emulating_launches
 from rooflab.bench.emulator.machine.run import Checks, EmulationError
 from rooflab.bench.emulator.results import LaunchResult
-from rooflab.bench.emulator.streams import ordered_streams
 
 PACKAGE_FOLDER = str(Path(__file__).parents[1])
 

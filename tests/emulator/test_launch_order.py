@@ -11,7 +11,7 @@ from ptx_lines import SHARED, TEXT
 
 from rooflab.bench.compile.pretended import pretended_gpu
 from rooflab.bench.emulator import Launches, PtxLaunch
-from rooflab.bench.emulator.streams import ordered_streams
+from rooflab.bench.emulator.launch_streams import ordered_streams
 
 READ, WAIT, BEGIN = "ld.global.u32 %r1, [%d2+128];", "griddepcontrol.wait;", "griddepcontrol.launch_dependents;"
 COPY = "mov.u32 %r1, 1; cp.async.ca.shared.global [s], [%d2+128], 4; {} cp.async.wait_all;"

@@ -37,7 +37,7 @@ NO_ORDER = "another stream, and no event and no wait orders the two streams"
 
 
 @dataclass(eq=False)
-class Footprint:
+class LaunchFootprint:
     """Holds what one launch reads and writes of the memory of one tensor."""
 
     launch: tuple[str, int]
@@ -89,9 +89,9 @@ class Turn:
     """The launch's number among the results."""
     stream: int
     tick: int
-    overtaken: Sequence[Sequence[Footprint]]
+    overtaken: Sequence[Sequence[LaunchFootprint]]
     """The launches that may run until a CTA runs griddepcontrol.wait, and those that may run even then."""
-    others: Sequence[Footprint]
+    others: Sequence[LaunchFootprint]
     """The launches of other streams that may run."""
     watches: bool
     """Whether each access is noted."""
@@ -99,8 +99,8 @@ class Turn:
     """Whether a CTA has run griddepcontrol.launch_dependents, and whether it had run griddepcontrol.wait before."""
     waited: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
     """By CTA: whether one of its threads has run griddepcontrol.wait."""
-    mine: list[Footprint] = field(default_factory=list)
-    met: dict[tuple[int, str, str, Rule], tuple[Footprint, int]] = field(default_factory=dict)
+    mine: list[LaunchFootprint] = field(default_factory=list)
+    met: dict[tuple[int, str, str, Rule], tuple[LaunchFootprint, int]] = field(default_factory=dict)
     """By instruction, what it and the earlier launch do, and rule: the earlier launch, and the first place."""
 
     def begin(self, ctas: int, is_dependent: bool, lets_next_begin: bool) -> None:
@@ -119,7 +119,7 @@ class Turn:
                 if not self.watches:
                     flags |= {verb: used for verb, used in sectors.items() if used is not None}
                 ref, launch = StorageWeakRef(allocation.owner.untyped_storage()), (kernel, self.launch)
-                self.mine.append(Footprint(launch, self.stream, self.tick, span, flags, unit, ref))
+                self.mine.append(LaunchFootprint(launch, self.stream, self.tick, span, flags, unit, ref))
 
     def control(self, action: str, ctas: Ints) -> None:
         """Records that CTAs run griddepcontrol with this action."""
@@ -136,7 +136,7 @@ class Turn:
         for footprint in self.mine:
             footprint.note(starts, size, verb)
         has_waited = self.waited[np.asarray(c.group.ctas)[slots]]
-        checks: tuple[tuple[Rule, Sequence[Footprint]], ...]
+        checks: tuple[tuple[Rule, Sequence[LaunchFootprint]], ...]
         checks = ("dependent-launch", self.overtaken[0]), ("stream-order", self.others)
         for rule, footprint in ((rule, footprint) for rule, footprints in checks for footprint in footprints):
             is_over = has_waited & (rule == "dependent-launch" and footprint not in self.overtaken[1])
@@ -178,8 +178,8 @@ class LaunchOrder:
         self._ticks: dict[int, int] = defaultdict(lambda: 1)
         self._known: dict[int | None, dict[int, int]] = defaultdict(dict)
         """By stream: what is over before its later work.  None is the host, which all later work comes after."""
-        self._footprints: dict[tuple[object, ...], Footprint] = {}
-        self._overtaken: dict[int, Sequence[Sequence[Footprint]]] = {}
+        self._footprints: dict[tuple[object, ...], LaunchFootprint] = {}
+        self._overtaken: dict[int, Sequence[Sequence[LaunchFootprint]]] = {}
         """By stream: what a dependent launch may overtake now; see `Turn`."""
 
     def clear(self) -> None:
@@ -216,7 +216,7 @@ class LaunchOrder:
         over = self._known[None]
         self._footprints = {key: it for key, it in self._footprints.items() if it.tick > over.get(it.stream, 0)}
 
-    def _others(self) -> list[Footprint]:
+    def _others(self) -> list[LaunchFootprint]:
         """Returns the footprints of other streams that the current stream does not know to be over.
 
         Backward runs each operator on the stream of its forward and orders the streams, so there it returns none."""
@@ -227,7 +227,7 @@ class LaunchOrder:
             item
             for item in self._footprints.values()
             if item.stream != self.stream and item.tick > max(each.get(item.stream, 0) for each in known)
-            if not item.memory.expired()
+            if not item.memory.expired()  # type: ignore[no-untyped-call]
         ]
 
     def turn(self, launch: int) -> Turn:

@@ -28,7 +28,7 @@ class _Event(pretended_torch.Event):
     def wait(self, stream: Any = None) -> None:
         (stream or self.order.streams[self.order.stream]).wait_event(self)
 
-    def synchronize(self) -> None:
+    def synchronize(self) -> None:  # type: ignore[override]
         self.order.wait(None, self.clock)
 
     def query(self) -> bool:
@@ -47,14 +47,14 @@ class _Stream(_Event, pretended_torch.Stream):
         return self.order.event(self.stream_id)
 
     def record_event(self, event: Any = None) -> Any:
-        event = event or torch.cuda.Event()
+        event = event or torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self)
         return event
 
-    def wait_event(self, event: Any) -> None:
+    def wait_event(self, event: Any) -> None:  # type: ignore[override]
         self.order.wait(self.stream_id, event.clock)
 
-    wait_stream = wait_event
+    wait_stream = wait_event  # type: ignore[assignment]
 
     def __enter__(self) -> _Stream:
         self._before.append(self.order.enter(self.stream_id))
@@ -79,7 +79,7 @@ def ordered_streams(order: LaunchOrder, gpu: OnGpu) -> Iterator[None]:
         "set_stream": lambda new: order.enter(new.stream_id) and None,
         "synchronize": synchronize,
     }
-    only_cuda = {
+    only_cuda: dict[str, Any] = {
         "default_stream": lambda *device: default_stream,
         "stream": lambda new: new or nullcontext(),
         "StreamContext": lambda new: new or nullcontext(),
