@@ -77,8 +77,8 @@ class LaunchFootprint:
     def meets(self, used: Flags, verb: str) -> str:
         """Returns what this launch did to memory that later work is to `verb`; empty if nothing.  `used` has a flag for
         each byte.  A sector of which the launch may have used a part counts only if later work uses all of it."""
-        used = used.reshape(-1, self.unit).all(axis=1)
-        return next((WORDS[mine][1] for mine in BEFORE[verb] if (used & self.flags[mine]).any()), "")
+        whole: Flags = np.logical_and.reduce(used.reshape(-1, self.unit), axis=1)
+        return next((WORDS[kind][1] for kind in BEFORE[verb] if (whole & self.flags[kind]).any()), "")
 
 
 @dataclass
@@ -118,8 +118,8 @@ class Turn:
                 sectors = {"read": allocation.sectors_read, "write": allocation.sectors_written}
                 if not self.watches:
                     flags |= {verb: used for verb, used in sectors.items() if used is not None}
-                ref, launch = StorageWeakRef(allocation.owner.untyped_storage()), (kernel, self.launch)
-                self.mine.append(LaunchFootprint(launch, self.stream, self.tick, span, flags, unit, ref))
+                ref = StorageWeakRef(allocation.owner.untyped_storage())  # type: ignore[no-untyped-call]
+                self.mine.append(LaunchFootprint((kernel, self.launch), self.stream, self.tick, span, flags, unit, ref))
 
     def control(self, action: str, ctas: Ints) -> None:
         """Records that CTAs run griddepcontrol with this action."""
