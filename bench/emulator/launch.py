@@ -106,11 +106,10 @@ def emulate(
     if turn is not None and run.observer is not None:
         turn.begin(cta_count, compiled.dependent, program.lets_next_begin)
         if turn.watches:
-            turn.add_footprints(name, global_memory)
             run.turn = run.observer.turn = turn
     execute(run, range(cta_count) if ctas is None else _chosen(ctas, cta_count), lambda: registers_of(ptx_text, name))
     if turn is not None and not turn.watches:
-        turn.add_footprints(name, global_memory)
+        turn.add_sectors(name, global_memory)
     return result_of(run, compiled.ptx)
 
 

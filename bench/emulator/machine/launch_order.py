@@ -20,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from rooflab.bench.emulator.faults import Rule
 from rooflab.bench.emulator.machine.counting import SECTOR
-from rooflab.bench.emulator.machine.memory import UNIT_DTYPES, GlobalMemory
+from rooflab.bench.emulator.machine.memory import UNIT_DTYPES, Allocation, GlobalMemory
 from rooflab.bench.emulator.machine.view_bounds import Flags, mark
 
 Ints = npt.NDArray[np.int64]
@@ -99,7 +99,8 @@ class Turn:
     """Whether a CTA has run griddepcontrol.launch_dependents, and whether it had run griddepcontrol.wait before."""
     waited: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
     """By CTA: whether one of its threads has run griddepcontrol.wait."""
-    mine: list[LaunchFootprint] = field(default_factory=list)
+    mine: dict[tuple[int, int], LaunchFootprint] = field(default_factory=dict)
+    """By the memory's span: what this launch has used."""
     met: dict[tuple[int, str, str, Rule], tuple[LaunchFootprint, int]] = field(default_factory=dict)
     """By instruction, what it and the earlier launch do, and rule: the earlier launch, and the first place."""
 
@@ -109,17 +110,31 @@ class Turn:
         self.overtaken = self.overtaken if is_dependent else ((), ())
         self.watches |= bool(lets_next_begin or self.overtaken[0])
 
-    def add_footprints(self, kernel: str, memory: GlobalMemory) -> None:
-        """Adds a footprint for each tensor in `memory`: an empty one, or the sectors that the launch has used."""
-        for allocation in memory.allocations:
+    def note(self, kernel: str, memory: GlobalMemory, starts: Ints, size: int, verb: str) -> None:
+        """Notes accesses of `size` bytes at the addresses `starts`, of the kind `verb`."""
+        while starts.size and (allocation := memory.find(int(starts[0]))) is not None:
+            is_inside = (starts >= allocation.base) & (starts < allocation.end)
             if isinstance(allocation.owner, torch.Tensor):
-                span, unit = _span(allocation.base, allocation.end), 1 if self.watches else SECTOR
-                flags = {verb: np.zeros(span[1] // unit, np.bool_) for verb in BEFORE}
-                sectors = {"read": allocation.sectors_read, "write": allocation.sectors_written}
-                if not self.watches:
-                    flags |= {verb: used for verb, used in sectors.items() if used is not None}
-                ref = StorageWeakRef(allocation.owner.untyped_storage())  # type: ignore[no-untyped-call]
-                self.mine.append(LaunchFootprint((kernel, self.launch), self.stream, self.tick, span, flags, unit, ref))
+                self._footprint(kernel, allocation).note(starts[is_inside], size, verb)
+            starts = starts[~is_inside]
+
+    def add_sectors(self, kernel: str, memory: GlobalMemory) -> None:
+        """Takes the sectors that the launch has used for its accesses, which were not noted."""
+        for allocation in memory.allocations:
+            sectors = {"read": allocation.sectors_read, "write": allocation.sectors_written}
+            used = {verb: flags for verb, flags in sectors.items() if flags is not None}
+            if used and isinstance(allocation.owner, torch.Tensor):
+                self._footprint(kernel, allocation).flags |= used
+
+    def _footprint(self, kernel: str, allocation: Allocation) -> LaunchFootprint:
+        """Returns what the launch has used of a tensor so far."""
+        span, unit = _span(allocation.base, allocation.end), 1 if self.watches else SECTOR
+        if span not in self.mine:
+            flags = {verb: np.zeros(span[1] // unit, np.bool_) for verb in BEFORE}
+            ref = StorageWeakRef(allocation.owner.untyped_storage())  # type: ignore[no-untyped-call]
+            launch = kernel, self.launch
+            self.mine[span] = LaunchFootprint(launch, self.stream, self.tick, span, flags, unit, ref)
+        return self.mine[span]
 
     def control(self, action: str, ctas: Ints) -> None:
         """Records that CTAs run griddepcontrol with this action."""
@@ -133,8 +148,7 @@ class Turn:
         """Notes and checks an access of lanes, of the kind `verb`, to `size` bytes at each of `addresses`."""
         slots = c.slots if active is None else c.slots[active]
         starts = np.broadcast_to(np.asarray(addresses).astype(np.int64), slots.shape)
-        for footprint in self.mine:
-            footprint.note(starts, size, verb)
+        self.note(c.group.program.kernel.name, c.group.memory, starts, size, verb)
         has_waited = self.waited[np.asarray(c.group.ctas)[slots]]
         checks: tuple[tuple[Rule, Sequence[LaunchFootprint]], ...]
         checks = ("dependent-launch", self.overtaken[0]), ("stream-order", self.others)
@@ -149,8 +163,9 @@ class Turn:
         """Yields the rule, the instruction and the end of a sentence for each access that had to wait."""
         for (instruction, verb, past, rule), (footprint, place) in self.met.items():
             allocation = memory.find(place)
-            used = [mine.flags[verb] for mine in self.mine if mine.span == footprint.span]
-            if allocation is not None and (footprint.unit == 1 or any(footprint.meets(each, verb) for each in used)):
+            used = self.mine.get(footprint.span)
+            is_sure = footprint.unit == 1 or (used is not None and footprint.meets(used.flags[verb], verb))
+            if allocation is not None and is_sure:
                 text = f"{WORDS[verb][0]} byte {place - allocation.base} of {allocation.name}, which an earlier launch"
                 text += f" of {footprint.launch[0]} {past}" + (f" on {NO_ORDER}" if rule == "stream-order" else "")
                 if rule == "dependent-launch":
@@ -240,12 +255,11 @@ class LaunchOrder:
         before, after = turn.overtaken
         has_waited = bool(turn.waited.any())
         left = after if turn.waited_first or (has_waited and not turn.triggered) else before
-        mine = [item for item in turn.mine if any(flags.any() for flags in item.flags.values())]
-        left = [*left, *(mine if turn.triggered else ())][-LONGEST_CHAIN:]
+        left = [*left, *(turn.mine.values() if turn.triggered else ())][-LONGEST_CHAIN:]
         self._overtaken.pop(turn.stream, None)
         if left:
             self._overtaken[turn.stream] = left, after if has_waited else before
-        for new in mine:
+        for new in turn.mine.values():
             key = new.memory.cdata, new.span, new.unit, new.launch[0], new.stream, new.tick
             if (old := self._footprints.pop(key, None)) is not None:
                 new = replace(new, flags={verb: flags | old.flags[verb] for verb, flags in new.flags.items()})
