@@ -114,14 +114,16 @@ def call(
     save: Path | None = None,
     reference: str | None = None,
     configs: str | None = None,
+    views: bool = False,
 ) -> EmulatedCall:
     """Emulates a call of a kernel.  `save` is a file for the outputs.
 
     `reference` and `configs` are only for a user's function.  `reference` names a function that computes the expected
-    result.  `configs` selects the configs of an autotuned kernel.  Raises `ValueError` if the worker process fails."""
+    result.  `configs` selects the configs of an autotuned kernel.  `views` is an option of `emulating`.  Raises
+    `ValueError` if the worker process fails."""
     device = get_device(gpu)
     chip_of(device)
-    options = {"seed": seed, "schedule": schedule, "sample": sample, "races": races}
+    options = {"seed": seed, "schedule": schedule, "sample": sample, "races": races, "views": views}
     answer = ask(request_of(target, save, reference=reference, configs=configs, **options))
     if not answer["launches"] or answer["status"] != "OK" or answer["ran"] < answer["of"] or configs:
         return EmulatedCall(target, answer, device.name)  # the compiled code belongs to an autotuner's first config
@@ -135,9 +137,9 @@ def call(
 
 
 def request_of(target: KernelCase, save: Path | None, **options: Any) -> dict[str, Any]:
-    """Returns the request for one emulated call.  `options`: seed, schedule, sample, races, reference and configs."""
-    request = {"do": "outside" if target.is_launcher else "run", **target.to_json(), "sample": None, "configs": None}
-    return {**request, "save": str(save) if save else None, **options}
+    """Returns the request for one call.  `options`: seed, schedule, sample, races, views, reference and configs."""
+    defaults = {"sample": None, "configs": None, "views": False, "save": str(save) if save else None}
+    return {"do": "outside" if target.is_launcher else "run", **target.to_json(), **defaults, **options}
 
 
 def ask(request: Mapping[str, Any], workers: Pool | None = None) -> dict[str, Any]:

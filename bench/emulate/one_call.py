@@ -37,7 +37,8 @@ def run(request: Mapping[str, Any]) -> Answer:
         kernel_refusal = kernel.why_not_here(torch.device("cpu")) or kernel.why_not_args(inputs)
     if kernel_refusal:
         return {"status": kernel_refusal.status, "reason": kernel_refusal.reason, "launches": []}
-    launches = Launches(checks=Checks(races=request["races"]), seed=request["schedule"], ctas=request["sample"])
+    checks, views = Checks(races=request["races"]), request["views"]
+    launches = Launches(checks=checks, seed=request["schedule"], ctas=request["sample"], views=views)
     arguments = Rotation.arguments(kernel, spec, inputs, request["config"])
     start_s = time.perf_counter()
     call_status, reason_text = "OK", ""

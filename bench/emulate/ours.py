@@ -88,7 +88,8 @@ def emulating_cuda(handle: LaunchHook) -> Iterator[None]:
         self: _cuda.CudaKernel, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0
     ) -> None:
         launch_values = [_argument(arg_index, launch_argument) for arg_index, launch_argument in enumerate(arguments)]
-        launch = PtxLaunch(compile_ptx(self.source, options=self.options), self.name, _triple(block), int(shared_bytes))
+        ptx = compile_ptx(self.source, options=self.options)
+        launch = PtxLaunch(ptx, self.name, _triple(block), int(shared_bytes), dependent=self.dependent)
         handle(launch, tuple(int(axis_size) for axis_size in grid), launch_values)
 
     _cuda.CudaKernel.__call__ = instead  # type: ignore[method-assign]

@@ -137,7 +137,7 @@ def main(request: Mapping[str, Any]) -> int:
         sys.path.insert(0, os.getcwd())
     elif program.kind == "script":
         sys.path.insert(0, str(Path(program.words[0]).resolve().parent))
-    with emulating(races=request["races"], seed=request["schedule"]) as emulation:
+    with emulating(**request["options"]) as emulation:
         watch = LaunchWatch(emulation)
         with patch.object(torch, "compile", _eager(emulation.marks)):
             if program.kind == "pytest":

@@ -83,7 +83,7 @@ def answer(request: Mapping[str, Any]) -> Answer:
     """Answers a request of `rooflab emulate` in the worker process.  Raises `ValueError` on an unknown name."""
     function = function_of(f"{request['file']}::{request['kernel']}")
     run_options: dict[str, Any] = {"races": request["races"], "seed": request["schedule"], "ctas": request["sample"]}
-    run_options["save"] = request["save"]
+    run_options |= {"save": request["save"], "views": request["views"]}
     run_options["configs"] = inputs_of(texts_of(request["configs"]), 0) if request["configs"] else None
     reference = function_of(request["reference"]) if request["reference"] else None
     return run(function, reference, inputs_of(request["case"], request["seed"]), **run_options)

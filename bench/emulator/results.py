@@ -184,6 +184,8 @@ def _findings(run: Run, ptx: str) -> tuple[Finding, ...]:
     for number in run.uneven_barriers:
         text = f"{name(number)} is met more often by some warps than by others, which have left the loop: a barrier is"
         found.append(name.finding("barrier", f"{text} undefined unless all threads come to it", number))
+    for rule, number, text in run.turn.faults(run.memory) if run.turn is not None else ():
+        found.append(name.finding(rule, f"{name(number)} {text}", number))
     for number in run.unordered_sums:
         text = _unordered_sum(name(number))
         found.append(name.finding("nondeterministic-sum", text, number, severity="note"))

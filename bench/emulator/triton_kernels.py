@@ -63,8 +63,8 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxL
     # The PTX has parameters also for unused arguments; scratch pointers exist only since Triton 3.x.
     values = values[:parameter_count] if len(values) > parameter_count else values
     parameter_names += ["scratch memory"] * (len(values) - len(parameter_names))
-    ptx_launch = PtxLaunch(ptx, metadata.name, None, int(metadata.shared), _cluster(metadata), tuple(parameter_names))
-    return ptx_launch, values, map_tensors
+    sizes, is_dependent = (None, int(metadata.shared), _cluster(metadata)), bool(getattr(metadata, "launch_pdl", False))
+    return PtxLaunch(ptx, metadata.name, *sizes, is_dependent, tuple(parameter_names)), values, map_tensors
 
 
 def _memory(name: str, value: Any, kind: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -206,3 +208,26 @@ def test_a_long_loop_and_one_that_looks_at_the_clock_end() -> None:
         "mov.u32 %r2, %clock; L: mov.u32 %r3, %clock; sub.u32 %r3, %r3, %r2; setp.lt.u32 %p1, %r3, 20000; @%p1 bra L;"
     )
     launch(body + "mov.u32 %r1, 1;")
+
+
+VIEWS = [
+    (lambda x: x[:2], 32, 128, 256, "[2, 32] and strides [32, 1]"),
+    (lambda x: x.view(2, 64)[:, :32], 32, 256, 128, "[2, 32] and strides [64, 1]"),
+    (lambda x: x.view(2, 64)[:, :31], 16, 256, 64, "[2, 31] and strides [64, 1]"),
+    (lambda x: x[::2], 32, 256, 128, "[2, 32] and strides [64, 1]"),
+    (lambda x: x.t()[:16], 16, 128, 64, "[16, 4] and strides [1, 32]"),
+]
+"""A view of 4 times 32 elements, the threads, a byte from which on they read inside of it, and one outside."""
+
+
+@pytest.mark.parametrize(("view", "block", "inside", "outside", "shape"), VIEWS)
+def test_an_access_stays_among_the_elements_of_the_view_on_request(
+    view: Callable[[torch.Tensor], torch.Tensor], block: int, inside: int, outside: int, shape: str
+) -> None:
+    given = view(x := torch.zeros(4, 32, dtype=torch.int32))
+    body, more = "ld.global.u32 %r1, [%d2+{}];", {"block": block, "to": given}
+    launch(body.format(inside), views=True, **more)
+    launch(body.format(outside), **more)
+    launch(body.format(outside), views=True, memory=[x], **more)  # another view has the elements
+    said = error(body.format(outside), views=True, **more)
+    assert "[out-of-bounds]" in said and "4 bytes out of the view of shape " + shape in said

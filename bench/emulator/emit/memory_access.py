@@ -135,11 +135,17 @@ def fence(g: Generator, instruction: syntax.Instruction) -> None:
         g.line(f"synchronising.fence(c, {instruction.number})")
 
 
-@emits("prefetch", "prefetchu", "applypriority", "discard", "createpolicy", "griddepcontrol", "pmevent")
+@emits("prefetch", "prefetchu", "applypriority", "discard", "createpolicy", "pmevent")
 def hints(g: Generator, instruction: syntax.Instruction) -> None:
     """Emits Python code for instructions that do not change results, such as `prefetch`."""
     if instruction.parts[0] == "createpolicy":
         g.define(instruction.operands[0], g.constant(0, "u8"), "u8")
+
+
+@emits("griddepcontrol")
+def depend(g: Generator, instruction: syntax.Instruction) -> None:
+    """Emits Python code for `griddepcontrol`."""
+    g.line(f"synchronising.depend(c, {instruction.parts[1]!r}, {g.guard or 'None'})")
 
 
 def located(g: Generator, operand: syntax.Operand, space: str, instruction: syntax.Instruction) -> str:

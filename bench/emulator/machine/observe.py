@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.emulator.machine.counting import Acting, Counter
+from rooflab.bench.emulator.machine.launch_order import Turn
 from rooflab.bench.emulator.machine.memory import Allocation, GlobalMemory
 from rooflab.bench.emulator.races.global_races import GlobalRaces
 from rooflab.bench.emulator.races.lane_stores import LaneStores, StoreMarks
@@ -63,6 +64,8 @@ class Observer:
         self._actors_per_cta, self._has_clusters = actors_per_cta, has_clusters
         self.counter = counter
         self.global_races, self._warp_races = global_races, warp_races
+        self.turn: Turn | None = None
+        """The launch's turn, if its accesses must be noted for other launches."""
 
     # Shared memory
 
@@ -235,6 +238,8 @@ class Observer:
         """Reports that lanes or an asynchronous copy read global memory."""
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "read", copy)
+        if self.turn is not None and not reduces:
+            self.turn.access(c, active, addresses, size, instruction, "read")
         # The read of a reduction is reported with its write, which is atomic.
         if allocation.read_only or reduces:
             return
@@ -273,6 +278,8 @@ class Observer:
         """Reports that lanes or a copy write `value` to global memory.  `old()` returns the overwritten values."""
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "write", copy)
+        if self.turn is not None:
+            self.turn.access(c, active, addresses, size, instruction, "atomic" if reduces else "write")
         races, warp_races = self.global_races, self._warp_races
         if instruction in self._strong:
             self._order_by_memory(c, active)
@@ -336,6 +343,8 @@ class Observer:
         if self.counter is not None:
             self.counter.atomic(c.group.memory, addresses, size, instruction)
         self._order_by_memory(c, active)
+        if self.turn is not None:
+            self.turn.access(c, active, addresses, size, instruction, "atomic")
         races = self.global_races
         if races is None and self._warp_races is None:
             return

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from rooflab.bench.emulator.faults import Finding, Rule
 from rooflab.bench.emulator.machine.counting import Counter
+from rooflab.bench.emulator.machine.launch_order import Turn
 from rooflab.bench.emulator.machine.memory import POISON, UNIT_DTYPES, GlobalMemory
 from rooflab.bench.emulator.machine.observe import Observer
 from rooflab.bench.emulator.machine.sums import Sums
@@ -154,6 +155,7 @@ class Run:
         """The number of race-detector actors of a CTA: its warps if CTAs may wait for one another, else 1."""
         self.global_races, self.warp_races = self._detectors(cta_count, warps_per_cta) if checks.races else (None, None)
         self.observer = self._observer() if self.counter is not None or checks.races else None
+        self.turn: Turn | None = None
         self.sums: dict[int, Sums] = {}
         """By address of an allocation: the sums of floats that atomics compute there."""
         self.unordered_sums: dict[int, None] = {}

@@ -239,6 +239,10 @@ class Schedule:
 
     def _end(self, context: LaneContext) -> None:
         self.group.end(context.lanes)
+        if self.group.run.has_clusters and self.group.races is not None:
+            for slot in np.unique(context.slots):
+                if not self.group.alive.reshape(-1, self.group.lanes_per_cta)[slot].any():
+                    self.group.races.leave(int(slot))
         for other_context in (*self.ready, *self.meeting):
             other_context.regrain()
         self.waiting.ended()

@@ -203,6 +203,11 @@ class Transfers:
             if bulk_transfer.read is not None and not bulk_transfer.has_read:
                 text = "the CTA ended while this copy may still read its shared memory"
                 raise Fault(text, bulk_transfer.instruction, rule="early-exit")
+        self.finish()
+
+    def finish(self) -> None:
+        """Finishes all copies."""
+        for bulk_transfer in (*self._loads, *self._stores):
             self._finish(bulk_transfer)
         for copies in self._copies:
             copies.run(None)

@@ -120,6 +120,11 @@ class Program:
         )
 
     @cached_property
+    def lets_next_begin(self) -> bool:
+        """Returns whether any instruction lets a dependent launch begin before the kernel ends."""
+        return any(instruction.opcode == "griddepcontrol.launch_dependents" for instruction in self.kernel.instructions)
+
+    @cached_property
     def granules(self) -> dict[str, int]:
         """Returns the width in bytes of the narrowest access to each state space, `shared` and `global`."""
         return {state_space: granule(self.kernel, state_space) for state_space in ("shared", "global")}
