@@ -54,16 +54,16 @@ def test_every_operation_is_rounded_once_in_every_mode(name, rounding, kind):
     """Of vectors; a scalar is one lane of them, and may stand beside them."""
     function, values = getattr(floats, name), operands(name, DTYPES[kind])
     rows = list(zip(*(x.tolist() for x in values), strict=True))
-    made = function(*values, rounding)
+    made = function(*values, rounding=rounding)
     assert made.dtype == DTYPES[kind]
     assert_same(made, [expected(name, rounding, SHAPES[kind], row) for row in rows], *values)
     for lane in range(0, 200, 5):
-        single = function(*(x[lane] for x in values), rounding)
+        single = function(*(x[lane] for x in values), rounding=rounding)
         assert type(single) is DTYPES[kind]
         assert_same([single], made[lane : lane + 1])
     if len(values) > 1:
-        mixed = function(values[0][3], *values[1:], rounding)
-        assert_same(mixed, function(np.full_like(values[0], values[0][3]), *values[1:], rounding))
+        mixed = function(values[0][3], *values[1:], rounding=rounding)
+        assert_same(mixed, function(np.full_like(values[0], values[0][3]), *values[1:], rounding=rounding))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,7 +106,7 @@ def test_fma_of_float32_is_right_beside_every_kind_of_tie(scale, rounding):
         rounded(Fraction(x) * Fraction(y) + Fraction(z), SHAPES["f32"], rounding)
         for x, y, z in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
     ]
-    assert_same(floats.fma(a, b, c, rounding), wanted, a, b, c)
+    assert_same(floats.fma(a, b, c, rounding=rounding), wanted, a, b, c)
 
 
 def test_fma_of_float64_is_right_beside_ties_and_where_the_product_overflows_or_vanishes():
@@ -192,7 +192,6 @@ def test_min_and_max_take_the_number_and_order_zeros(dtype):
         number = ~np.isnan(signed)
         wanted = np.where(np.signbit(a) ^ np.signbit(b), -np.abs(magnitudes), np.abs(magnitudes))
         assert_same(signed[number], wanted[number], a[number], b[number])
-        assert_same(function(a, b, absolute=True), magnitudes, a, b)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,6 +9,10 @@ infinity (PTX ISA 8.7, sections "Rounding Modifiers" and "Floating Point Instruc
 
 from __future__ import annotations
 
+import ctypes
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -35,6 +39,12 @@ F32_NAN = np.uint32(0x7FFFFFFF).view(np.float32)
 """PTX's canonical NaN of float32."""
 F64_NAN = np.uint64(0x7FFFFFFFFFFFFFFF).view(np.float64)
 """PTX's canonical NaN of float64."""
+LIBM = ctypes.CDLL("libm.so.6")
+_PROCESSOR_MODES = {
+    "x86_64": {"rn": 0, "rz": 0xC00, "rm": 0x400, "rp": 0x800},
+    "aarch64": {"rn": 0, "rz": 0xC00000, "rm": 0x800000, "rp": 0x400000},
+}
+"""By processor, the numbers of the rounding modes in the C header fenv.h."""
 _ROUNDING_TARGETS = {"rz": 0.0, "rm": -np.inf, "rp": np.inf}
 _F32_SIGN, _F32_EXPONENT = np.uint32(0x80000000), np.uint32(0x7F800000)
 _ZERO_BY_SIZE: dict[int, Value] = {4: np.float32(0), 8: np.float64(0)}
@@ -106,6 +116,18 @@ def check_rounding(rounding: str) -> None:
         raise ValueError(f"rounding: expected one of {', '.join(ROUNDINGS)}, got {rounding!r}")
 
 
+@contextmanager
+def rounding_to(rounding: str) -> Iterator[None]:
+    """Makes the processor round in a mode of PTX inside `with`, in this thread.  NumPy's arithmetic and its conversions
+    between float32, float64 and integers then do so.  Raises `ValueError` on an unknown mode."""
+    check_rounding(rounding)
+    LIBM.fesetround(_PROCESSOR_MODES[platform.machine()][rounding])
+    try:
+        yield
+    finally:
+        LIBM.fesetround(0)
+
+
 def flush(x: Value) -> Value:
     """Applies PTX's `.ftz`: replaces float32 denormals by zeros of the same sign.  Returns float64 unchanged."""
     if x.itemsize != 4:
@@ -161,22 +183,22 @@ def narrow_odd(x: Value) -> Value:
     return pick(is_inexact, odd_bits.astype(np.uint32), bits).view(np.float32)
 
 
-def odd_sum(a: Value, b: Value, rounding: str = "rn") -> Value:
-    """Returns `a + b` in float64, rounded to odd.  A second rounding, to at most 51 bits, then gives the correctly
-    rounded sum.
-
-    `rounding` is the mode of the second rounding.  It decides only the sign of a zero sum of operands with different
-    signs: -0 for `rm`, and +0 for all other modes."""
+def sum_and_error(a: Value, b: Value) -> tuple[Value, Value]:
+    """Returns the rounded sum `a + b` and its rounding error (Knuth's TwoSum)."""
     rounded_sum = a + b
     recovered_b = rounded_sum - a
-    sum_error = (a - (rounded_sum - recovered_b)) + (b - recovered_b)
+    return rounded_sum, (a - (rounded_sum - recovered_b)) + (b - recovered_b)
+
+
+def odd_sum(a: Value, b: Value) -> Value:
+    """Returns `a + b` in float64, rounded to odd.  A second rounding, to at most 51 bits, then gives the correctly
+    rounded sum."""
+    rounded_sum, sum_error = sum_and_error(a, b)
     is_inexact = np.abs(sum_error) > 0
     if some(is_inexact):
         bits = rounded_sum.view(np.uint64)
         odd_bits = (bits - ((sum_error < 0) != (rounded_sum < 0))) | np.uint64(1)
         rounded_sum = pick(is_inexact, odd_bits.astype(np.uint64), bits).view(np.float64)
-    if rounding == "rm":
-        rounded_sum = pick((rounded_sum == 0) & (np.signbit(a) != np.signbit(b)), np.float64(-0.0), rounded_sum)
     return rounded_sum
 
 
