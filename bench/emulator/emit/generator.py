@@ -8,7 +8,7 @@ for both.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -190,6 +190,26 @@ class Generator:
         self._changed.add(operand.index)
         for view_key in [view_key for view_key in self._views if view_key[0] == operand.index]:
             del self._views[view_key]
+
+    def apply(
+        self,
+        instruction: syntax.Instruction,
+        function: str,
+        dtypes: str | Sequence[str],
+        *more: object,
+        result: str | None = None,
+        **named: object,
+    ) -> None:
+        """Emits a call of `function`, whose result the first operand gets.  Its arguments are the other operands, then
+        `more` and `named`.
+
+        `dtypes` is the NumPy type of all arguments, or of each one.  `result` is that of the result, by default the
+        first argument's."""
+        target_operand, *operands = instruction.operands
+        dtypes = [dtypes] * len(operands) if isinstance(dtypes, str) else dtypes
+        arguments = [self.value(operand, dtype) for operand, dtype in zip(operands, dtypes, strict=True)]
+        arguments += [*map(repr, more), *(f"{name}={value!r}" for name, value in named.items())]
+        self.define(target_operand, f"{function}({', '.join(arguments)})", result or dtypes[0])
 
     def define_many(self, targets: tuple[syntax.Operand, ...], expression: str, dtype: str) -> None:
         """Emits an assignment of the results of an expression to several registers, in order."""

@@ -208,10 +208,7 @@ def _bulk(g: Generator, instruction: syntax.Instruction, mask: str, number: int)
         g.line(f"bulk.wait_bulk(c, {_constant(operands[0])}, {'read' in op_parts}, {mask})")
         return
     op_name = next((part for part in op_parts if part in _REDUCTIONS), None) if opcode.startswith("cp.reduce") else None
-    if ".global" not in opcode:
-        _between(g, instruction, mask)
-        return
-    is_load = opcode.index(".shared") < opcode.index(".global")
+    is_load = ".global" not in opcode or opcode.index(".shared") < opcode.index(".global")
     if "tensor" in op_parts:
         if any(part.startswith(("im2col", "tile::")) for part in op_parts):
             raise unknown(instruction)
@@ -219,23 +216,19 @@ def _bulk(g: Generator, instruction: syntax.Instruction, mask: str, number: int)
         return
     size = g.value(operands[2], "u4")
     if is_load:
-        target, source = located(g, operands[0], "shared", instruction), located(g, operands[1], "global", instruction)
-        barrier_text = located(g, operands[3], "shared", instruction)
+        from_shared = ".global" not in opcode
+        if from_shared and (op_name or len(operands) != 4):
+            raise unknown(instruction)
+        spaces = ("shared", "shared" if from_shared else "global", "shared")
+        pointers = zip((*operands[:2], operands[3]), spaces, strict=True)
+        target, source, barrier = (located(g, operand, space, instruction) for operand, space in pointers)
         cta_mask = g.value(operands[4], "u2") if "multicast::cluster" in opcode else "None"
-        g.line(f"bulk.bulk_load(c, {target}, {source}, {size}, {barrier_text}, {cta_mask}, {mask}, {number})")
+        arguments = f"{target}, {source}, {size}, {barrier}, {cta_mask}, {mask}, {number}, {from_shared}"
+        g.line(f"bulk.bulk_load(c, {arguments})")
     else:
         target, source = located(g, operands[0], "global", instruction), located(g, operands[1], "shared", instruction)
         kind = op_parts[-1] if op_name else ""
         g.line(f"bulk.bulk_store(c, {target}, {source}, {size}, {op_name!r}, {kind!r}, {mask}, {number})")
-
-
-def _between(g: Generator, instruction: syntax.Instruction, mask: str) -> None:
-    operands = instruction.operands
-    if instruction.opcode.startswith("cp.reduce") or len(operands) != 4:
-        raise unknown(instruction)
-    target_text, source_text, barrier_text = (located(g, operands[index], "shared", instruction) for index in (0, 1, 3))
-    size = g.value(operands[2], "u4")
-    g.line(f"bulk.copy_between(c, {target_text}, {source_text}, {size}, {barrier_text}, {mask}, {instruction.number})")
 
 
 def _tensor(g: Generator, instruction: syntax.Instruction, into_shared: bool, operation: str | None, mask: str) -> None:

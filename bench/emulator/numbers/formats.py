@@ -247,7 +247,7 @@ def cvt_f16x2_fp8x2(x: Value, source: str, relu: bool = False) -> Value:
     return whole(encode(decoded_pair, "f16", "rn", False, relu), np.uint32)
 
 
-def cvt_pack(a: Value, b: Value, to: str, c: Value | None = None) -> Value:
+def cvt_pack(a: Value, b: Value, c: Value | None = None, *, to: str) -> Value:
     """Runs `cvt.pack.sat`: saturates the s32 values `a` and `b` to the type `to`, and packs them in a uint32.
 
     `b` is in the lowest bits, then `a`, then the low bits of `c`.  `to` is u16 or s16, or with `c` an integer type of

@@ -7,8 +7,6 @@ results have the operands' type.  Overflow wraps around.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from rooflab.bench.emulator.numbers.bits import SIGNED, UNSIGNED, Value, is_signed, parts, pick, some, unsigned, whole
@@ -106,21 +104,11 @@ def rem(a: Value, b: Value) -> Value:
     return pick(is_zero, ~a.dtype.type(0), remainder) if some(is_zero) else remainder
 
 
-def imin(a: Value, b: Value, relu: bool = False) -> Value:
-    """Runs `min`.  With `relu`, a negative result becomes 0."""
-    smaller_value = np.minimum(a, b)
-    return np.maximum(smaller_value, 0) if relu else smaller_value
-
-
-def imax(a: Value, b: Value, relu: bool = False) -> Value:
-    """Runs `max`.  With `relu`, a negative result becomes 0."""
-    larger_value = np.maximum(a, b)
-    return np.maximum(larger_value, 0) if relu else larger_value
-
-
-def pairs(function: Callable[..., Value], a: Value, b: Value, dtype: np.dtype, *more: bool) -> Value:
-    """Applies `function` to the low halves and to the high halves of two packed uint32, viewed as 16-bit `dtype`."""
-    return whole(function(parts(a, dtype), parts(b, dtype), *more), np.uint32)
+def pairs(function: np.ufunc, a: Value, b: Value, dtype: np.dtype, relu: bool) -> Value:
+    """Applies `function` to the low halves and to the high halves of two packed uint32, viewed as 16-bit `dtype`.  With
+    `relu`, a negative result becomes 0."""
+    results = function(parts(a, dtype), parts(b, dtype))
+    return whole(np.maximum(results, 0) if relu else results, np.uint32)
 
 
 def shl(a: Value, count: Value) -> Value:
