@@ -22,7 +22,7 @@ _REDUCTIONS = ("popc", "and", "or")
 @emits("bra", "ret", "exit")
 def branch(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `bra`, `ret` and `exit`.  The lanes of a warp may take different branches."""
-    (target_number,) = g.flow.targets(instruction.number)
+    (target_number,) = g.flow.targets[instruction.number]
     next_number = instruction.number + 1
     if g.guard is None:
         g.line(f"return {target_number}")
@@ -38,7 +38,7 @@ def branch(g: Generator, instruction: Instruction) -> None:
 @emits("brx")
 def many_ways(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `brx.idx`, a branch with several targets."""
-    target_numbers = g.flow.targets(instruction.number)
+    target_numbers = g.flow.targets[instruction.number]
     index_text = g.value(instruction.operands[0], "u4")
     if g.guard is not None:  # lanes whose predicate is false go on after the branch
         index_text = f"choose({g.guard}, {index_text}, {g.constant(len(target_numbers), 'u4')})"

@@ -78,21 +78,9 @@ def tensor_load(
     """Runs `cp.async.bulk.tensor` from global to shared memory."""
     for lane in map(int, c.lanes_under(guard)):
         box, tile, cta_slot, offset = _box(c, lane, tensor, coordinates, shared, instruction)
-        read_data = partial(_gathered, c, box, tile, lane, instruction)
-        places = tile.shared_addresses
-        _start_loads(
-            c,
-            lane,
-            cta_slot,
-            offset,
-            box.box_bytes,
-            tile.unit_bytes,
-            places,
-            read_data,
-            barrier,
-            multicast,
-            instruction,
-        )
+        read = partial(_gathered, c, box, tile, lane, instruction)
+        unit, places = tile.unit_bytes, tile.shared_addresses
+        _start_loads(c, lane, cta_slot, offset, box.box_bytes, unit, places, read, barrier, multicast, instruction)
 
 
 def _start_loads(
@@ -251,7 +239,7 @@ def bulk_load(
     instruction: int,
     from_shared: bool,
 ) -> None:
-    """Runs `cp.async.bulk` into shared memory: from global memory, or from the shared memory of a CTA of the cluster."""
+    """Runs `cp.async.bulk` into shared memory: from global memory, or from shared memory of the cluster."""
     for lane in map(int, c.lanes_under(guard)):
         n_bytes, (cta_slot, offset) = value_of(size, lane), _place_of(c, shared, lane)
         _check_aligned(n_bytes, offset, value_of(source, lane), instruction)
@@ -260,13 +248,11 @@ def bulk_load(
         _check_room(c.group, offset, n_bytes, instruction)
         places = np.arange(0, n_bytes, 16)
         if from_shared:
-            read_data = _shared_reader(c, _place_of(c, source, lane), n_bytes, instruction)
+            read = _shared_reader(c, _place_of(c, source, lane), n_bytes, instruction)
         else:
             addresses = places.astype(np.uint64) + np.uint64(value_of(source, lane))
-            read_data = partial(tensor_maps.load_bytes, c, addresses, 16, instruction, lane=lane)
-        _start_loads(
-            c, lane, cta_slot, offset, n_bytes, 16, places + offset, read_data, barrier, multicast, instruction
-        )
+            read = partial(tensor_maps.load_bytes, c, addresses, 16, instruction, lane=lane)
+        _start_loads(c, lane, cta_slot, offset, n_bytes, 16, places + offset, read, barrier, multicast, instruction)
 
 
 def _shared_reader(c: LaneContext, source: tuple[int, int], size: int, instruction: int) -> Callable[[], UnitArray]:

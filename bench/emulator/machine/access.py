@@ -5,6 +5,7 @@ Values are unsigned integers of the element's width.  The instruction decides ho
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,9 @@ def load(c: LaneContext, space: str, addresses: Any, mask: Any, width: int, coun
     values = _unpacked(lane_data, width, count)
     if active_lanes is None:
         return values
-    return tuple(_scattered(element_value, active_lanes, c.size) for element_value in values)
+    scattered_values = np.zeros((count, c.size), _UNSIGNED_DTYPES[width] if count > 1 else values[0].dtype)
+    scattered_values[:, active_lanes] = values
+    return tuple(scattered_values)
 
 
 def store(c: LaneContext, space: str, addresses: Any, values: Values, mask: Any, width: int, instruction: int) -> None:
@@ -66,12 +69,6 @@ def _active(mask: Any, size: int) -> npt.NDArray[np.int64] | None:
         return None if mask is None or mask else np.empty(0, np.int64)
     active_lanes = np.flatnonzero(mask)
     return None if len(active_lanes) == size else active_lanes
-
-
-def _scattered(value: Any, active: npt.NDArray[np.int64], size: int) -> Any:
-    lane_values = np.zeros(size, value.dtype)
-    lane_values[active] = value
-    return lane_values
 
 
 def _unpacked(raw: Any, width: int, count: int) -> Values:
@@ -262,8 +259,19 @@ def _store_const(c: LaneContext, addresses: Any, value: Any, size: int, active: 
 # Generic addresses
 
 
-def _spaces(addresses: Any) -> Any:
-    return np.asarray(addresses) >> np.uint64(60)
+def _windows(addresses: Any) -> Iterator[tuple[str, Any]]:
+    """Yields each state space of generic addresses with the indices of its lanes; None if one space has all lanes."""
+    lane_windows = np.asarray(addresses) >> np.uint64(60)
+    first_window = int(lane_windows.flat[0])
+    if (lane_windows == first_window).all():
+        yield _SPACE_NAMES.get(first_window, "global"), None
+        return
+    for window in np.unique(lane_windows):
+        yield _SPACE_NAMES.get(int(window), "global"), np.flatnonzero(lane_windows == window)
+
+
+def _of(lanes: Any, values: Any) -> Any:
+    return values if lanes is None or isinstance(values, np.generic) else values[lanes]
 
 
 def _inner(space: str, addresses: Any) -> Any:
@@ -274,30 +282,20 @@ def _inner(space: str, addresses: Any) -> Any:
 
 
 def _load_generic(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
-    lane_windows = _spaces(addresses)
-    first_window = int(lane_windows) if not lane_windows.ndim else int(lane_windows[0])
-    if not lane_windows.ndim or (lane_windows == first_window).all():
-        space = _SPACE_NAMES.get(first_window, "global")
-        return _LOADERS[space](c, _inner(space, addresses), size, active, instruction)
-    lane_data = np.empty(len(addresses), UNIT_DTYPES[size])
-    for window in np.unique(lane_windows):
-        lane_indices = np.flatnonzero(lane_windows == window)
-        space, lanes = _SPACE_NAMES.get(int(window), "global"), lane_indices if active is None else active[lane_indices]
-        lane_data[lane_indices] = _LOADERS[space](c, _inner(space, addresses[lane_indices]), size, lanes, instruction)
+    lane_data = np.empty(np.size(addresses), UNIT_DTYPES[size])
+    for space, lanes in _windows(addresses):
+        space_lanes = lanes if active is None else _of(lanes, active)
+        loaded = _LOADERS[space](c, _inner(space, _of(lanes, addresses)), size, space_lanes, instruction)
+        if lanes is None:
+            return loaded
+        lane_data[lanes] = loaded
     return lane_data
 
 
 def _store_generic(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
-    lane_windows = _spaces(addresses)
-    for window_number in np.unique(lane_windows):
-        space_name = _SPACE_NAMES.get(int(window_number), "global")
-        if not lane_windows.ndim or (lane_windows == window_number).all():
-            _STORERS[space_name](c, _inner(space_name, addresses), value, size, active, instruction)
-            return
-        lane_indices = np.flatnonzero(lane_windows == window_number)
-        lane_values = value if isinstance(value, np.generic) else value[lane_indices]
-        lanes = lane_indices if active is None else active[lane_indices]
-        _STORERS[space_name](c, _inner(space_name, addresses[lane_indices]), lane_values, size, lanes, instruction)
+    for space, lanes in _windows(addresses):
+        space_lanes = lanes if active is None else _of(lanes, active)
+        _STORERS[space](c, _inner(space, _of(lanes, addresses)), _of(lanes, value), size, space_lanes, instruction)
 
 
 _LOADERS = {

@@ -8,7 +8,7 @@ a basic block.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from rooflab.bench.emulator.text.parse import find_label
 from rooflab.bench.emulator.text.syntax import Instruction, Label, PtxError, PtxKernel, definitions, uses
@@ -60,12 +60,15 @@ class Flow:
     def __init__(self, kernel: PtxKernel):
         self.kernel = kernel
         self.size = len(kernel.instructions)
-        self._starts: dict[int, frozenset[int]] = {}
-        self._targets = {
+        self.starts = cache(self._starts)
+        """Returns the indices of the instructions where basic blocks begin.  Its argument, the grain, is the number of
+        lanes that run together: 128, 32 or 1.  An instruction that needs more lanes begins a new block."""
+        self.targets = {
             instruction.number: self._targets_of(instruction)
             for instruction in kernel.instructions
             if family(instruction) in BRANCH_FAMILIES
         }
+        """By number of a branch: the instructions that it may jump to.  A guarded branch may also fall through."""
 
     def _targets_of(self, instruction: Instruction) -> tuple[int, ...]:
         name = family(instruction)
@@ -79,23 +82,12 @@ class Flow:
         branch_table = self.kernel.tables[find_label(dict.fromkeys(self.kernel.tables, 0), branch_label.name)]
         return tuple(self.kernel.labels[find_label(self.kernel.labels, name)] for name in branch_table)
 
-    def targets(self, number: int) -> tuple[int, ...]:
-        """Returns the numbers of instructions that a branch may jump to.  A guarded branch may also fall through."""
-        return self._targets[number]
-
-    def starts(self, grain: int) -> frozenset[int]:
-        """Returns the indices of the instructions where basic blocks begin.  `grain` is the number of lanes that run
-        together: 128, 32 or 1.  An instruction that needs more lanes begins a new block."""
-        if grain not in self._starts:
-            self._starts[grain] = self._find_starts(grain)
-        return self._starts[grain]
-
-    def _find_starts(self, grain: int) -> frozenset[int]:
+    def _starts(self, grain: int) -> frozenset[int]:
         block_starts = {0}
         for instruction in self.kernel.instructions:
             instruction_index = instruction.number
-            if instruction_index in self._targets:
-                block_starts |= {instruction_index + 1, *self._targets[instruction_index]}
+            if instruction_index in self.targets:
+                block_starts |= {instruction_index + 1, *self.targets[instruction_index]}
             elif waits(instruction):
                 block_starts |= {instruction_index, instruction_index + 1}
             elif lanes_together(instruction) > grain:
@@ -108,8 +100,8 @@ class Flow:
         block_starts = self.starts(grain)
         position = start
         while position < self.size:
-            if position in self._targets:
-                jump_targets = self._targets[position]
+            if position in self.targets:
+                jump_targets = self.targets[position]
                 is_predicated = self.kernel.instructions[position].predicate is not None
                 return BasicBlock(start, position + 1, (*jump_targets, position + 1) if is_predicated else jump_targets)
             position += 1

@@ -286,8 +286,8 @@ def parse(text: str) -> syntax.Module:
     outer_sections, functions = split_module(ptx_code)
     outer_variables: dict[str, syntax.Variable] = {}
     for outer_section in outer_sections:
-        for statement in statements(outer_section):
-            if statement.kind == "text" and (outer_variable := declared_variable(statement.text)) is not None:
+        for kind, statement in statements(outer_section):
+            if kind == "text" and (outer_variable := declared_variable(statement)) is not None:
                 outer_variables[outer_variable.name] = outer_variable
     file_names = {int(file_number): name for file_number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', ptx_code)}
     callable_functions = {function.name: function for function in functions if not function.is_entry}

@@ -135,21 +135,6 @@ def spread(matrices: np.ndarray) -> np.ndarray:
     return fragments.reshape(m // 4, warps * WARP)
 
 
-def spread_pairs(matrices: np.ndarray) -> np.ndarray:
-    """Converts accumulators (warps, m, 8) to registers of two elements (m // 8, lanes, 2), the lower half first."""
-    warps, m, _ = matrices.shape
-    fragments = matrices.reshape(warps, m // 8, 8, 4, 2).transpose(1, 0, 2, 3, 4)
-    return fragments.reshape(m // 8, warps * WARP, 2)
-
-
-def gathered(registers: np.ndarray, m: int = 16) -> np.ndarray:
-    """Collects accumulators with `m` rows and 8 columns from the registers of all lanes.  Registers are `[m // 4,
-    lanes]`, with one element each.  The result is `[warps, m, 8]`."""
-    warps = registers.shape[1] // WARP
-    matrix_blocks = registers.reshape(m // 8, 2, warps, 8, 4).transpose(2, 0, 3, 4, 1)
-    return matrix_blocks.reshape(warps, m, 8)
-
-
 def mma(
     shape: str,
     a_type: str,
@@ -173,15 +158,19 @@ def mma(
         raise ValueError(f"{shape} {a_type}: expected {reg_counts} registers of A, B, C, got {len(a), len(b), len(c)}")
     lanes = lanes_of(a, b, c) or lanes
     product = np.matmul(a_matrix(a, lanes, a_type, m), b_matrix(b, lanes, b_type).transpose(0, 2, 1))
+    registers = spread(product)
     if d_type == "f16":
         accumulator = stacked(c, lanes, np.uint32).view(np.float16).reshape(m // 8, lanes, 2)
-        packed_registers = (spread_pairs(product) + accumulator).astype(np.float16).view(np.uint32)
-        return list(packed_registers.reshape(m // 8, lanes))
-    registers = spread(product)
+        return list(_packed(registers.reshape(m // 8, 2, lanes).transpose(0, 2, 1) + accumulator))
     if d_type == "s32":
         return list(integer_sum(registers, stacked(c, lanes, np.int32), saturate).view(np.uint32))
     registers += stacked(c, lanes, registers.dtype.type)
     return list(registers)
+
+
+def _packed(pairs: np.ndarray) -> np.ndarray:
+    """Converts pairs of float32 `[registers, lanes, 2]` to registers of two f16: uint32 `[registers, lanes]`."""
+    return pairs.astype(np.float16, order="C").view(np.uint32)[..., 0]
 
 
 def combines(a_type: str, b_type: str, d_type: str) -> bool:
@@ -282,8 +271,7 @@ def matrix_to_registers(d: np.ndarray, d_type: str = "f32") -> np.ndarray:
     lanes = matrix_blocks.shape[0] * WARPGROUP
     if d_type != "f16":
         return matrix_blocks.transpose(4, 2, 6, 0, 1, 3, 5).reshape(n // 2, lanes)
-    f16_pairs = matrix_blocks.transpose(4, 2, 0, 1, 3, 5, 6).astype(np.float16, order="C")
-    return f16_pairs.reshape(-1).view(np.uint32).reshape(n // 4, lanes)
+    return _packed(matrix_blocks.transpose(4, 2, 0, 1, 3, 5, 6).reshape(n // 4, lanes, 2))
 
 
 def registers_to_matrix(registers: np.ndarray, d_type: str = "f32") -> np.ndarray:
