@@ -7,10 +7,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from ptx_reference import SHAPES, assert_same, edges, expected, grid, random_floats, rounded
+from ptx_reference import SHAPES, assert_same, edges, expected, grid, high_half, low_half, random_floats, rounded
 
 from rooflab.bench.emulator.numbers import approximate, floats, half
-from rooflab.bench.emulator.numbers.bits import F32_NAN, flush, high_half, low_half, pack_pair, saturate
+from rooflab.bench.emulator.numbers.bits import F32_NAN, flush, pack_pair, saturate
 from rooflab.bench.emulator.numbers.formats import decode
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -50,19 +50,19 @@ def _place_of(c: LaneContext, addresses: Any, lane: int) -> tuple[int, int]:
 
 def _box(
     c: LaneContext, lane: int, tensor: Any, coordinates: tuple[Any, ...], shared: Any, instruction: int
-) -> tuple[tensor_map.TensorMap, TileIndex, int, int]:
-    """Returns the tensor map and the addresses of a lane's copy, the CTA's index, and the box's address in this CTA."""
-    map_address, (cta_slot, offset) = value_of(tensor, lane), _place_of(c, shared, lane)
+) -> tuple[tensor_map.TensorMap, TileIndex, tuple[int, int]]:
+    """Returns the tensor map and the addresses of a lane's copy, and the CTA and the address in it where the box is."""
+    map_address, place = value_of(tensor, lane), _place_of(c, shared, lane)
     if map_address % MAP_ALIGNMENT:
         text = f"a tensor map at 0x{map_address:x}, not a multiple of {MAP_ALIGNMENT} bytes"
         raise Fault(text, instruction, rule="misaligned")
     try:
         box = tensor_map.unpack(tensor_maps.read_map(c, map_address, lane, instruction))
-        tile = tile_index(box, [value_of(coordinate, lane) for coordinate in coordinates], offset)
+        tile = tile_index(box, [value_of(coordinate, lane) for coordinate in coordinates], place[1])
     except ValueError as error:
         raise Fault(str(error), instruction) from None
-    _check_room(c.group, offset, box.box_bytes, instruction)
-    return box, tile, cta_slot, offset
+    _check_room(c.group, place[1], box.box_bytes, instruction)
+    return box, tile, place
 
 
 def tensor_load(
@@ -77,17 +77,16 @@ def tensor_load(
 ) -> None:
     """Runs `cp.async.bulk.tensor` from global to shared memory."""
     for lane in map(int, c.lanes_under(guard)):
-        box, tile, cta_slot, offset = _box(c, lane, tensor, coordinates, shared, instruction)
+        box, tile, target = _box(c, lane, tensor, coordinates, shared, instruction)
         read = partial(_gathered, c, box, tile, lane, instruction)
         unit, places = tile.unit_bytes, tile.shared_addresses
-        _start_loads(c, lane, cta_slot, offset, box.box_bytes, unit, places, read, barrier, multicast, instruction)
+        _start_loads(c, lane, target, box.box_bytes, unit, places, read, barrier, multicast, instruction)
 
 
 def _start_loads(
     c: LaneContext,
     lane: int,
-    slot: int,
-    offset: int,
+    target: tuple[int, int],
     size: int,
     unit: int,
     places: npt.NDArray[np.int64],
@@ -96,46 +95,41 @@ def _start_loads(
     multicast: Any,
     instruction: int,
 ) -> None:
-    """Starts a bulk copy of `size` bytes to the address `offset` in each CTA that receives it.  `places` are the
-    addresses of the units, in units of `unit` bytes, that `read` returns."""
+    """Starts a bulk copy of `size` bytes to an address in each CTA that receives it.  `target` is the CTA's index and
+    the address.
+
+    The copies run later.  They call `read` once, which returns the data in units of `unit` bytes, for the addresses
+    `places`.  Last, an mbarrier of the same CTA counts the copied bytes."""
+    group, observer, read = c.group, c.group.run.observer, cache(read)
     barrier_slot, barrier_offset = _place_of(c, barrier, lane)
     cta_mask = None if multicast is None else value_of(multicast, lane)
-    read = cache(read)  # reads once, even for several receivers
-    for target_cta in _destinations(c.group, slot, barrier_slot, cta_mask, instruction):
-        base = target_cta * c.group.shared_size
-        unit_ids = (places + base) >> SHIFT[unit]
-        _start_load(c, lane, base + offset, size, unit, unit_ids, read, base + barrier_offset, instruction)
+    for slot in _destinations(group, target[0], barrier_slot, cta_mask, instruction):
+        base = slot * group.shared_size
+        start, mbarrier = base + target[1], base + barrier_offset
+        race_record = None if observer is None else observer.load_begins(c, lane, start, size, mbarrier, instruction)
+        if group.run.checks.asynchronous:
+            group.shared[start : start + size] = POISON
+        if group.written is not None:
+            group.written[start : start + size] = True
+        index = (places + base) >> SHIFT[unit]
+        run = partial(_end_load, group, unit, index, read, race_record, mbarrier, size, instruction)
+        waiting_of(group).transfers.start(Transfer(run, instruction))
 
 
-def _start_load(
-    c: LaneContext,
-    lane: int,
-    start: int,
-    size: int,
+def _end_load(
+    group: CtaGroup,
     unit: int,
-    index: Any,
+    index: npt.NDArray[np.int64],
     read: Callable[[], UnitArray],
-    barrier: int,
+    record: Any,
+    mbarrier: int,
+    size: int,
     instruction: int,
 ) -> None:
-    """Starts a bulk copy of `size` bytes to the byte offset `start` in shared memory.
-
-    The copy runs later.  It then calls `read`, which returns the data in units of `unit` bytes.  `index` gives the
-    units' positions in shared memory.  Last, the mbarrier at the offset `barrier` counts the copied bytes."""
-    cta_group, observer = c.group, c.group.run.observer
-    race_record = None if observer is None else observer.load_begins(c, lane, start, size, barrier, instruction)
-    if cta_group.run.checks.asynchronous:
-        cta_group.shared[start : start + size] = POISON
-    if cta_group.written is not None:
-        cta_group.written[start : start + size] = True
-
-    def run() -> None:
-        cta_group.views[unit][index] = read()
-        if race_record is not None and cta_group.run.observer is not None:
-            cta_group.run.observer.load_ends(cta_group, race_record, barrier)
-        waiting_of(cta_group).mbarriers.complete_bytes(barrier, size, instruction)
-
-    waiting_of(cta_group).transfers.start(Transfer(run, instruction))
+    group.views[unit][index] = read()
+    if record is not None and group.run.observer is not None:
+        group.run.observer.load_ends(group, record, mbarrier)
+    waiting_of(group).mbarriers.complete_bytes(mbarrier, size, instruction)
 
 
 def _check_room(group: CtaGroup, shared: int, size: int, instruction: int) -> None:
@@ -172,7 +166,7 @@ def tensor_store(
 ) -> None:
     """Runs `cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor` from shared to global memory."""
     for lane in map(int, c.lanes_under(guard)):
-        box, tile, cta_slot, offset = _box(c, lane, tensor, coordinates, shared, instruction)
+        box, tile, (cta_slot, offset) = _box(c, lane, tensor, coordinates, shared, instruction)
         base = cta_slot * c.group.shared_size
         _start_store(c, lane, base + offset, tile, base, box, operation, instruction)
 
@@ -241,18 +235,18 @@ def bulk_load(
 ) -> None:
     """Runs `cp.async.bulk` into shared memory: from global memory, or from shared memory of the cluster."""
     for lane in map(int, c.lanes_under(guard)):
-        n_bytes, (cta_slot, offset) = value_of(size, lane), _place_of(c, shared, lane)
-        _check_aligned(n_bytes, offset, value_of(source, lane), instruction)
+        n_bytes, target = value_of(size, lane), _place_of(c, shared, lane)
+        _check_aligned(n_bytes, target[1], value_of(source, lane), instruction)
         if not n_bytes:
             continue
-        _check_room(c.group, offset, n_bytes, instruction)
+        _check_room(c.group, target[1], n_bytes, instruction)
         places = np.arange(0, n_bytes, 16)
         if from_shared:
             read = _shared_reader(c, _place_of(c, source, lane), n_bytes, instruction)
         else:
             addresses = places.astype(np.uint64) + np.uint64(value_of(source, lane))
             read = partial(tensor_maps.load_bytes, c, addresses, 16, instruction, lane=lane)
-        _start_loads(c, lane, cta_slot, offset, n_bytes, 16, places + offset, read, barrier, multicast, instruction)
+        _start_loads(c, lane, target, n_bytes, 16, places + target[1], read, barrier, multicast, instruction)
 
 
 def _shared_reader(c: LaneContext, source: tuple[int, int], size: int, instruction: int) -> Callable[[], UnitArray]:

@@ -44,14 +44,19 @@ rsqrt = _through(lambda x: 1 / np.sqrt(x))
 """Returns `1 / sqrt(a)`.  For -0 the result is minus infinity.  The hardware's relative error is 2**-22.9."""
 
 
-def rcp(a: Value, ftz: bool = False) -> Value:
-    """Returns `1 / a`.  The hardware's error is at most 1 ulp."""
-    return flush(_FLOAT_ONE / flush(a)) if ftz else _FLOAT_ONE / a
+def _direct(function: Callable[..., Value]) -> Callable[..., Value]:
+    def run(*operands: Value, ftz: bool = False) -> Value:
+        return flush(function(*map(flush, operands))) if ftz else function(*operands)
+
+    return run
 
 
-def sqrt(a: Value, ftz: bool = False) -> Value:
-    """Returns the square root of `a`.  The hardware's relative error is 2**-23."""
-    return np.sqrt(flush(a) if ftz else a)
+rcp = _direct(lambda a: _FLOAT_ONE / a)
+"""Returns `1 / a`.  The hardware's error is at most 1 ulp."""
+sqrt = _direct(np.sqrt)
+"""Returns the square root of `a`.  The hardware's relative error is 2**-23."""
+div_full = _direct(np.divide)
+"""Returns `a / b`, as `div.full`.  The hardware's error is at most 2 ulp."""
 
 
 def div(a: Value, b: Value, ftz: bool = False) -> Value:
@@ -67,11 +72,6 @@ def div(a: Value, b: Value, ftz: bool = False) -> Value:
         # The hardware multiplies the infinite a by the reciprocal of b, which is 0.
         quotient = pick(is_large_divisor, pick(np.isfinite(a), signed_zero, np.float32(np.nan)), quotient)
     return flush(quotient) if ftz else quotient
-
-
-def div_full(a: Value, b: Value, ftz: bool = False) -> Value:
-    """Returns `a / b`, as `div.full`.  The hardware's error is at most 2 ulp."""
-    return flush(flush(a) / flush(b)) if ftz else a / b
 
 
 def rcp_ftz_f64(a: Value) -> Value:

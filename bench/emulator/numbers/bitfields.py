@@ -11,12 +11,11 @@ from functools import cache
 
 import numpy as np
 
-from rooflab.bench.emulator.numbers.bits import UNSIGNED, Value, is_signed, pick, unsigned
+from rooflab.bench.emulator.numbers.bits import UNSIGNED, Value, is_signed, parts, pick, unsigned, whole
 
 _BYTE_MASK = np.uint32(0xFF)
 _NO_POSITION = np.uint32(0xFFFFFFFF)
 _UINT32_ONE, _WORD_BITS = np.uint32(1), np.uint32(32)
-_BIT_SWAPS = ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F))
 _LOGIC_FUNCTIONS: tuple[Callable[[Value, Value], Value], ...] = (
     lambda a, b: a & np.uint32(0),
     lambda a, b: ~(a | b),
@@ -117,11 +116,8 @@ def popc(a: Value) -> Value:
 
 def brev(a: Value) -> Value:
     """Returns the bits of `a` in reverse order, as an unsigned word (`brev`)."""
-    a = unsigned(a).byteswap()
-    for swap_distance, mask in _BIT_SWAPS:
-        swap_mask = a.dtype.type(mask & ((1 << (8 * a.itemsize)) - 1))
-        a = ((a >> swap_distance) & swap_mask) | ((a & swap_mask) << swap_distance)
-    return a
+    reversed_bytes = np.packbits(np.unpackbits(parts(a.byteswap(), np.uint8), axis=-1, bitorder="little"), axis=-1)
+    return whole(reversed_bytes, UNSIGNED[a.itemsize])
 
 
 def fns(mask: Value, base: Value, offset: Value) -> Value:

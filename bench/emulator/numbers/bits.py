@@ -100,16 +100,6 @@ def pack_pair(high: Value, low: Value) -> Value:
     return (unsigned(high).astype(wide_type) << (8 * low.itemsize)) | unsigned(low).astype(wide_type)
 
 
-def low_half(x: Value) -> Value:
-    """Returns the lower half of a packed word (element 0) as an unsigned integer."""
-    return unsigned(x).astype(UNSIGNED[x.itemsize // 2])
-
-
-def high_half(x: Value) -> Value:
-    """Returns the upper half of a packed word (element 1) as an unsigned integer."""
-    return (unsigned(x) >> (4 * x.itemsize)).astype(UNSIGNED[x.itemsize // 2])
-
-
 def check_rounding(rounding: str) -> None:
     """Raises `ValueError` if `rounding` is not a rounding mode of PTX's float arithmetic."""
     if rounding not in ROUNDINGS:

@@ -11,7 +11,6 @@ f16, of a bf16, or of a pair of fp8 (e4m3 or e5m2).  A uint32 holds the bits of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -19,7 +18,6 @@ import numpy as np
 import torch
 
 from rooflab.bench.emulator.numbers.bits import (
-    F32_NAN,
     ROUNDINGS,
     UNSIGNED,
     Value,
@@ -122,16 +120,16 @@ def encode(x: Value, name: str, rounding: str = "rn", saturate: bool = False, re
         return _encode_byte(x, name, saturate)
     if saturate:
         x = np.minimum(np.maximum(x, -float_format.largest), float_format.largest)
-    return _ENCODERS[name](x, rounding)
-
-
-def _with_nan(codes: Value, x: Value, form: Format) -> Value:
+    if name == "f16":
+        codes = narrow(x, _F16, rounding).view(np.uint16)
+    elif name == "bf16":
+        codes = (_dropped(x.view(np.uint32), 16, rounding) >> _HALFWORD_BITS).astype(np.uint16)
+    else:
+        codes = _dropped(x.view(np.uint32), 13, rounding) & np.uint32(0xFFFFE000)
     is_nan = x != x
-    return pick(is_nan, codes.dtype.type(form.nan), codes) if some(is_nan) else codes
-
-
-def _encode_f16(x: Value, rounding: str) -> Value:
-    return _with_nan(narrow(x, _F16, rounding).view(np.uint16), x, FORMATS["f16"])
+    if some(is_nan):
+        codes = pick(is_nan, codes.dtype.type(float_format.nan), codes)
+    return codes.view(np.float32) if name == "tf32" else codes
 
 
 def _dropped(bits: Value, count: int, rounding: str) -> Value:
@@ -146,17 +144,6 @@ def _dropped(bits: Value, count: int, rounding: str) -> Value:
         return bits + np.uint32(half_unit)
     is_negative = bits > _MAGNITUDE_MASK
     return bits + (is_negative if rounding == "rm" else ~is_negative) * np.uint32(2 * half_unit - 1)
-
-
-def _encode_bf16(x: Value, rounding: str) -> Value:
-    codes = (_dropped(x.view(np.uint32), 16, rounding) >> _HALFWORD_BITS).astype(np.uint16)
-    return _with_nan(codes, x, FORMATS["bf16"])
-
-
-def _encode_tf32(x: Value, rounding: str) -> Value:
-    tf32_value = (_dropped(x.view(np.uint32), 13, rounding) & np.uint32(0xFFFFE000)).view(np.float32)
-    is_nan = x != x
-    return pick(is_nan, F32_NAN, tf32_value) if some(is_nan) else tf32_value
 
 
 def _encode_byte(x: Value, name: str, saturate: bool) -> Value:
@@ -181,9 +168,6 @@ def _byte_table(name: str, saturate: bool) -> np.ndarray:
     codes = numbers.to(_FP8_TYPES[name]).view(torch.uint8).numpy()
     codes = np.where(is_overflow, form.overflow, codes) | ((bits >> 24) & 0x80)
     return np.where(x == x, codes, form.nan).astype(np.uint8)
-
-
-_ENCODERS: dict[str, Callable[[Value, str], Value]] = {"f16": _encode_f16, "bf16": _encode_bf16, "tf32": _encode_tf32}
 
 
 def cvt(

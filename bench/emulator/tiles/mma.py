@@ -223,19 +223,16 @@ def wgmma(
     b: np.ndarray,
     d_type: str = "f32",
     *,
-    scale_a: int = 1,
-    scale_b: int = 1,
+    is_negative: bool = False,
     saturate: bool = False,
 ) -> np.ndarray:
     """Returns `a @ b.T + d`, or `a @ b.T` if `d` is None (scale-d is false).
 
     `a` is `[..., 64, K]` and `b` is `[..., N, K]`, both float32.  The result is `[..., 64, N]`: int32 for s32, else
-    float32.  f16 results are rounded to f16.  s32 sums wrap around; with `saturate` they are clamped.  `scale_a` and
-    `scale_b` are 1 or -1.  Raises `ValueError` on any other type or scale."""
-    if {scale_a, scale_b} - {1, -1}:
-        raise ValueError(f"scale: expected 1 or -1, got {scale_a} and {scale_b}")
+    float32.  f16 results are rounded to f16.  s32 sums wrap around; with `saturate` they are clamped.  With
+    `is_negative`, the product is subtracted.  Raises `ValueError` on any other type."""
     product: np.ndarray = np.matmul(a, np.swapaxes(b, -1, -2))
-    if scale_a != scale_b:
+    if is_negative:
         product = -product
     if d_type == "s32":
         accumulator = np.zeros(product.shape, np.int32) if d is None else d
@@ -247,18 +244,6 @@ def wgmma(
     if d_type == "f16":
         return product.astype(np.float16).astype(np.float32)
     raise ValueError(f"d_type: expected f32, f16 or s32, got {d_type}")
-
-
-def a_from_registers(registers: Sequence[Value], element: str, lanes: int = 0) -> np.ndarray:
-    """Converts four uint32 registers `[128 * warpgroups]` to the matrix A: `[warpgroups, 64, K]` float32.
-
-    `lanes` is used only if no register is an array.  Raises `ValueError` if there are not four registers, or if the
-    lanes are not whole warpgroups."""
-    lanes = lanes_of(registers) or lanes
-    if len(registers) != 4 or lanes % WARPGROUP:
-        raise ValueError(f"registers: expected 4 of whole warpgroups of 128 lanes, got {len(registers)} of {lanes}")
-    warps = a_matrix(registers, lanes, element)
-    return warps.reshape(lanes // WARPGROUP, WARPGROUP_ROWS, warps.shape[2])
 
 
 def matrix_to_registers(d: np.ndarray, d_type: str = "f32") -> np.ndarray:
