@@ -189,7 +189,8 @@ def _findings(run: Run, ptx: str) -> tuple[Finding, ...]:
         text += " wgmma.wait_group between"
         found.append(name.finding("wgmma-registers", text, writer.number, wgmma.number))
     for number in run.unordered_sums:
-        text = _unordered_sum(name(number))
+        text = f"{name(number)} adds floats of several warps or CTAs to one address, and an addition was rounded: the"
+        text += " sum's last bits depend on the order, which differs from run to run"
         found.append(name.finding("nondeterministic-sum", text, number, severity="note"))
     return tuple({finding.text: finding for finding in (*found, *_repairable(run, ptx, name))}.values())
 
@@ -232,13 +233,6 @@ def _repairable(run: Run, ptx: str, name: _Named) -> Iterator[Finding]:
             place, other = "after", access.number
         fence = {"missing": "wgmma.fence", "belongs": f"{place} {(access or wgmma).describe()}"}
         yield finding("missing-fence", FENCE, text, wgmma.number, other, **fence)
-
-
-def _unordered_sum(name: str) -> str:
-    return (
-        f"{name} adds floats of several warps or CTAs to one address, and an addition was rounded: the sum's last bits"
-        " depend on the order, which differs from run to run"
-    )
 
 
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:

@@ -211,11 +211,15 @@ class Generator:
         arguments += [*map(repr, more), *(f"{name}={value!r}" for name, value in named.items())]
         self.define(target_operand, f"{function}({', '.join(arguments)})", result or dtypes[0])
 
-    def define_many(self, targets: tuple[syntax.Operand, ...], expression: str, dtype: str) -> None:
-        """Emits an assignment of the results of an expression to several registers, in order."""
-        temporary_names = [self.temporary() for _ in targets]
+    def define_many(self, targets: tuple[syntax.Operand, ...], expression: str, dtypes: str | Sequence[str]) -> None:
+        """Emits an assignment of the results of an expression to several registers, in order.
+
+        `dtypes` is the NumPy type of all results, or of each one.  An expression of more results than `targets` drops
+        the last ones; `dtypes` then has one for each."""
+        dtypes = [dtypes] * len(targets) if isinstance(dtypes, str) else dtypes
+        temporary_names = [self.temporary() for _ in dtypes]
         self.line(f"{', '.join(temporary_names)}{',' if len(temporary_names) == 1 else ''} = {expression}")
-        for target_operand, temporary_name in zip(targets, temporary_names, strict=True):
+        for target_operand, temporary_name, dtype in zip(targets, temporary_names, dtypes, strict=False):
             if not isinstance(target_operand, syntax.Sink):
                 self.define(target_operand, temporary_name, dtype)
 

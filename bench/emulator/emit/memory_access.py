@@ -9,8 +9,8 @@ from rooflab.bench.emulator.text.kinds import DTYPES, dtype_of
 STRONG_ORDERS = frozenset(("volatile", "relaxed", "acquire", "mmio"))
 """The memory orders of loads with which a thread may wait for another thread's store."""
 SPACES = ("global", "shared", "local", "param", "const")
-_ATOMIC_OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+_ATOMIC_OPERATIONS = (*_REDUCTIONS, "exch", "cas")
 
 
 def space_of(instruction: syntax.Instruction) -> str:

@@ -9,19 +9,24 @@ from rooflab.bench.emulator.text.kinds import DTYPES, dtype_of
 from rooflab.bench.emulator.text.syntax import Instruction, Operand, OperandGroup, PtxError, Register, Sink
 
 _COMPARISONS = {
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "lo": "<",
-    "ls": "<=",
-    "hi": ">",
-    "hs": ">=",
+    **dict.fromkeys(("lt", "lo"), "{a} < {b}"),
+    **dict.fromkeys(("le", "ls"), "{a} <= {b}"),
+    **dict.fromkeys(("gt", "hi"), "{a} > {b}"),
+    **dict.fromkeys(("ge", "hs"), "{a} >= {b}"),
+    "eq": "{a} == {b}",
+    **dict.fromkeys(("ne", "neu"), "{a} != {b}"),
+    # These are also true for NaN, as neu is.
+    "equ": "({a} == {b}) | ({a} != {a}) | ({b} != {b})",
+    "ltu": "~({a} >= {b})",
+    "leu": "~({a} > {b})",
+    "gtu": "~({a} <= {b})",
+    "geu": "~({a} < {b})",
+    "num": "({a} == {a}) & ({b} == {b})",
+    "nan": "({a} != {a}) | ({b} != {b})",
 }
-_NEGATED_COMPARISONS = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
-"""For a comparison that is also true for NaN, except equ and neu: the opposite comparison, which is false for NaN."""
+"""By comparison, the Python expression of its operands."""
+_ORDERED_NE = "({a} < {b}) | ({a} > {b})"
+"""The comparison `ne` of floats, which is false for NaN."""
 _BASE_BY_SPACE = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
 
 
@@ -106,22 +111,10 @@ def _compared(name: str, kind: str, left: str, right: str) -> str:
         raise PtxError(f"PTX: expected a comparison of single numbers, got one of .{kind}")
     if is_half:
         left, right = (f"formats.decode({value}, {kind!r})" for value in (left, right))
-    if name == "num":
-        return f"({left} == {left}) & ({right} == {right})"
-    if name == "nan":
-        return f"({left} != {left}) | ({right} != {right})"
-    if name == "equ":
-        return f"({left} == {right}) | ({left} != {left}) | ({right} != {right})"
-    if name == "neu":
-        return f"{left} != {right}"
-    if name in _NEGATED_COMPARISONS:
-        return f"~({left} {_NEGATED_COMPARISONS[name]} {right})"
-    if (name == "ne" and dtype[0] == "f") or (is_half and name == "ne"):
-        # An ordered comparison: false if an operand is NaN.
-        return f"({left} < {right}) | ({left} > {right})"
     if name not in _COMPARISONS:
         raise PtxError(f"PTX: expected a comparison that is known, got {name}")
-    return f"{left} {_COMPARISONS[name]} {right}"
+    is_ordered_ne = name == "ne" and (is_half or dtype[0] == "f")
+    return (_ORDERED_NE if is_ordered_ne else _COMPARISONS[name]).format(a=left, b=right)
 
 
 @emits("setp")

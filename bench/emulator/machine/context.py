@@ -187,10 +187,9 @@ def chain_in_flight(group: CtaGroup, value: Any) -> Any:
 def _land(group: CtaGroup, values: Sequence[Any]) -> None:
     """Writes the results of unfinished wgmmas into their registers. Registers need this before they are copied, because
     a later wait does not fill the copy."""
-    for chain in {
-        id(chain): chain for value in values if (chain := chain_in_flight(group, value)) is not None
-    }.values():
-        chain.fill_all()
+    for chain in dict.fromkeys(chain_in_flight(group, value) for value in values):
+        if chain is not None:
+            chain.fill_all()
 
 
 def _whole_row(group: CtaGroup, values: Sequence[Any]) -> Any:

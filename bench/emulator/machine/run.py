@@ -142,7 +142,6 @@ class Run:
         """The lines that the kernel printed so far, each with its CTA and thread."""
         self.changes = 0
         """The number of stores, and of atomics that changed a value, in this launch so far."""
-        self.strong = program.strong
         ptx_version = [int(version_part) for version_part in program.version.split(".")]
         self.old_strides = ptx_version < [8, 6]
         """Whether the PTX is older than 8.6: ptxas took the strides of `tensormap.replace` in 16-byte units."""
@@ -153,7 +152,13 @@ class Run:
         self.actors_per_cta = warps_per_cta if self.orders_ctas else 1
         """The number of race-detector actors of a CTA: its warps if CTAs may wait for one another, else 1."""
         self.global_races, self.warp_races = self._detectors(cta_count, warps_per_cta) if checks.races else (None, None)
-        self.observer = self._observer() if self.counter is not None or checks.races else None
+        self.observer: Observer | None = None
+        if self.counter is not None or checks.races:
+            detectors = self.global_races, self.warp_races
+            actors = self.actors_per_cta
+            self.observer = Observer(
+                program.kernel, program.strong, actors, self.has_clusters, self.counter, *detectors
+            )
         self.sums: dict[int, Sums] = {}
         """By address of an allocation: the sums of floats that atomics compute there."""
         self.unordered_sums: dict[int, None] = {}
@@ -165,17 +170,6 @@ class Run:
         """Barriers that warps still meet at after another warp of their CTA, which met there before, has gone on."""
         self.map_races: dict[tuple[int, int], None] = {}
         """Uses of tensor maps that lack a fence, each with the instruction that made the map."""
-
-    def _observer(self) -> Observer:
-        return Observer(
-            self.program.kernel,
-            self.strong,
-            self.actors_per_cta,
-            self.has_clusters,
-            self.counter,
-            self.global_races,
-            self.warp_races,
-        )
 
     def _detectors(self, ctas: int, warps: int) -> tuple[GlobalRaces | None, WarpRaces | None]:
         """Makes the detectors of races on global memory: between CTAs, and between the warps of a CTA."""

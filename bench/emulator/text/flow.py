@@ -97,17 +97,11 @@ class Flow:
     def block(self, start: int, grain: int) -> BasicBlock:
         """Returns the basic block that begins at the instruction number `start`.  `grain` is the number of lanes that
         run the block together: 128, 32 or 1."""
-        block_starts = self.starts(grain)
-        position = start
-        while position < self.size:
-            if position in self.targets:
-                jump_targets = self.targets[position]
-                is_predicated = self.kernel.instructions[position].predicate is not None
-                return BasicBlock(start, position + 1, (*jump_targets, position + 1) if is_predicated else jump_targets)
-            position += 1
-            if position in block_starts:
-                break
-        return BasicBlock(start, position, (position,))
+        end = min((other for other in self.starts(grain) if other > start), default=self.size)
+        following = self.targets.get(end - 1, (end,))
+        if end - 1 in self.targets and self.kernel.instructions[end - 1].predicate is not None:
+            following = (*following, end)
+        return BasicBlock(start, end, following)
 
     def stores_of(self, number: int) -> frozenset[int]:
         """Returns the stores and atomics that the result of an instruction may decide, by registers alone: their

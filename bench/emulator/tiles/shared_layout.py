@@ -133,8 +133,9 @@ def operand_chunks(bits: int, rows: int, mn_major: bool) -> tuple[np.ndarray, in
     offset: bits 7 to 9 of the address where the swizzle's pattern starts.  Bits 62 and 63 code the swizzle: none, 128,
     64 or 32 bytes.
 
-    In K-major order the indices are `[rows, 2]`, because each row has two chunks.  In MN-major order they are `[16, rows // 8]`: for each of 16 columns, one chunk per 8 rows.  Raises
-    `ValueError` if `rows` is not a multiple of 8."""
+    In K-major order the indices are `[rows, 2]`, because each row has two chunks.  In MN-major order they are
+    `[16, rows // 8]`: for each of 16 columns, one chunk per 8 rows.  Raises `ValueError` if `rows` is not a multiple
+    of 8."""
     if rows <= 0 or rows % 8:
         raise ValueError(f"rows: expected a multiple of 8, got {rows}")
     start, leading, stride = ((bits >> first_bit & 0x3FFF) << 4 for first_bit in (0, 16, 32))
