@@ -74,7 +74,6 @@ def barrier(g: Generator, instruction: Instruction) -> None:
         g.unguarded(instruction)
         if name == "cluster_wait":
             g.line(f"return waiting_of(c.group).clusters.wait(c, {next_pc}, {instruction.number})")
-            g.ends()
         else:
             g.line(f"waiting_of(c.group).clusters.arrive(c, {has_release}, {instruction.number})")
     elif "red" in opcode_parts:
@@ -86,7 +85,6 @@ def barrier(g: Generator, instruction: Instruction) -> None:
         g.line(
             f"return synchronising.{name}(c, {bar_id}, {count}, {next_pc}, {instruction.number}, {g.guard or 'None'})"
         )
-        g.ends()
 
 
 def _reduction(g: Generator, instruction: Instruction) -> None:
@@ -101,7 +99,6 @@ def _reduction(g: Generator, instruction: Instruction) -> None:
         f"return synchronising.reduce(c, {target.index}, {operation!r}, {g.value(barrier_operand, 'u4')}, {threads},"
         f" {predicate_text}, {instruction.number + 1}, {instruction.number})"
     )
-    g.ends()
 
 
 @emits("mbarrier")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rooflab.bench.emulator.text import syntax
-from rooflab.bench.emulator.text.flow import BRANCH_FAMILIES, BasicBlock, Flow
+from rooflab.bench.emulator.text.flow import BasicBlock, Flow
 from rooflab.bench.emulator.text.kinds import storage
 from rooflab.bench.emulator.text.program import BlockFunction
 from rooflab.bench.emulator.text.wgmma_registers import accumulators
@@ -118,7 +118,6 @@ class Generator:
         self._views: dict[tuple[int, str], str] = {}
         self._guard: str | None = None
         self._temporaries = 0
-        self._ended = False
         self._accumulators = accumulators(flow.kernel)
         self._perhaps_unwritten = self._live(0)
         self._looked_at: set[int] = set()
@@ -229,10 +228,6 @@ class Generator:
             instruction_text = syntax.quoted(instruction.text, instruction.place)
             raise syntax.PtxError(f"PTX: expected {instruction.parts[0]} without a predicate, got {instruction_text}")
 
-    def ends(self) -> None:
-        """Records that the last emitted line leaves the basic block."""
-        self._ended = True
-
     def is_local(self, name: str) -> bool:
         """Returns whether a variable is in local memory.  Parameters of function calls are there too."""
         ptx_variable = self.kernel.variables.get(name)
@@ -287,14 +282,13 @@ class Generator:
     def source(self, block: BasicBlock) -> str:
         """Returns the Python source code of the function for a basic block."""
         self._lines, self._locals, self._changed, self._views = [], set(), set(), {}
-        self._temporaries, self._ended, self._looked_at = 0, False, set()
+        self._temporaries, self._looked_at = 0, set()
         for instruction in self.kernel.instructions[block.start : block.end]:
             self._instruction(instruction)
-        has_branch = self._ended
         live_registers = set[int]().union(*(self._live(block_start) for block_start in block.following))
         store_lines = [f"R[{index}] = r{index}" for index in sorted(self._changed & live_registers)]
         body_lines = self._lines
-        if has_branch:
+        if body_lines and body_lines[-1].startswith("return "):
             # The branch is the last line, so registers that the next block needs are stored before it.
             body_lines = [*body_lines[:-1], *store_lines, body_lines[-1]]
         else:
@@ -317,8 +311,6 @@ class Generator:
         except (ValueError, IndexError, KeyError, StopIteration) as error:
             # An emitter raises these errors when it unpacks operands or looks up modifiers.
             raise syntax.PtxError(f"PTX: expected the operands and modifiers of .{op_name}, got {location}") from error
-        if op_name in BRANCH_FAMILIES:
-            self._ended = True
 
     def _emit(self, emitter: Emitter, instruction: syntax.Instruction) -> None:
         self._guard = None

@@ -87,10 +87,10 @@ def _multiply_async(g: Generator, instruction: Instruction) -> None:
     scales = [1, 1] if d_type == "s32" else constant_values[:2]
     if any(scale not in (1, -1) for scale in scales):
         raise PtxError(f"PTX: expected scales of 1 or -1 in wgmma, got {scales}")
-    transpose_flags = [bool(constant_value) for constant_value in constant_values[2:]] if d_type != "s32" else []
     a_in_registers = isinstance(operands[1], OperandGroup)
-    a_transposed = transpose_flags[0] if transpose_flags and not a_in_registers else False
-    b_transposed = transpose_flags[-1] if transpose_flags else False
+    transposes = [bool(constant_value) for constant_value in constant_values[2:]] if d_type != "s32" else []
+    # A in registers has no flag of its own.
+    a_transposed, b_transposed = [*([False] if a_in_registers else []), *transposes, False, False][:2]
     shape = WgmmaShape(
         n, d_type, a_type, b_type, scales[0] != scales[1], a_transposed, b_transposed, "satfinite" in op_parts
     )

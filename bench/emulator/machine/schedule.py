@@ -70,7 +70,7 @@ class Schedule:
     def __init__(self, group: CtaGroup, seed: int | None):
         self.group = group
         self.program = group.program
-        self.waiting = Waiting(group, self._resume)
+        self.waiting = Waiting(group, lambda contexts: self.ready.extend(contexts))
         group.waiting = self.waiting
         self._random = random.Random(seed) if seed else None
         self.ready: list[LaneContext] = self._first()
@@ -93,9 +93,6 @@ class Schedule:
         warps = np.unique(lanes >> 5)
         first_warps = [warp for warp in warps[1:] if self._random.random() < 0.5]
         return [lane_set for lane_set in np.split(lanes, np.searchsorted(lanes >> 5, first_warps)) if len(lane_set)]
-
-    def _resume(self, contexts: list[LaneContext]) -> None:
-        self.ready += contexts
 
     def run(self) -> Iterator[bool]:
         """Runs all lanes of some CTAs to their end.  Pauses from time to time, so that other CTAs can run.

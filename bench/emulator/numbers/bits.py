@@ -56,11 +56,6 @@ def unsigned(x: Value) -> Value:
     return x.view(UNSIGNED[x.itemsize])
 
 
-def signed(x: Value) -> Value:
-    """Returns the bits of `x` as a signed integer of the same size."""
-    return x.view(SIGNED[x.itemsize])
-
-
 def is_signed(x: Value) -> bool:
     """Returns whether `x` has a signed integer type."""
     return bool(x.dtype.kind == "i")

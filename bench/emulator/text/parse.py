@@ -12,12 +12,12 @@ from functools import lru_cache, partial
 
 from rooflab.bench.emulator.text import syntax
 from rooflab.bench.emulator.text.statements import (
+    SPECIAL_REGISTERS,
     Function,
     declared_parameters,
     declared_registers,
     declared_variable,
     parse_operand,
-    special_register,
     split,
     split_module,
     statements,
@@ -169,8 +169,8 @@ class Body:
             if match and match[1] in open_scope.families and int(match[2]) < open_scope.families[match[1]][1]:
                 open_scope.names[name] = self._register(name, open_scope.families[match[1]][0])
                 return open_scope.names[name]
-        if (special_reg := special_register(name)) is not None:
-            return special_reg
+        if SPECIAL_REGISTERS.match(name):
+            return syntax.Special(name[1:])
         if name == "WARP_SZ":
             return syntax.Immediate(32)
         if name in self.variables or name in self._parameters:

@@ -221,11 +221,6 @@ def _address(text: str, resolve: NameResolver) -> syntax.Address:
     return syntax.Address(operand, byte_offset, coordinates)
 
 
-def special_register(text: str) -> syntax.Special | None:
-    """Returns the special register called `text`.  Returns None if PTX has no special register of this name."""
-    return syntax.Special(text[1:]) if SPECIAL_REGISTERS.match(text) else None
-
-
 def declared_registers(text: str) -> tuple[str, list[tuple[str, int | None]]] | None:
     """Returns the type and the names in a `.reg` declaration.  The name `%r<10>` stands for 10 registers."""
     declaration_match = _REGISTERS_PATTERN.match(text)

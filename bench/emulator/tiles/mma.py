@@ -108,19 +108,12 @@ def lanes_of(*groups: Sequence[Value]) -> int:
 def a_matrix(registers: Sequence[Value], lanes: int, element: str, m: int = 16) -> np.ndarray:
     """Converts registers of shape `[lanes]` to the matrix A of each warp: `[warps, m, K]` float32, or float64 for f64.
 
-    `m`, the number of rows, is 16, or 8 in the m8 shapes.  K is the number of elements in a warp's registers divided by
-    `m`."""
+    `m`, the number of rows, is 16, or 8 in the m8 shapes.  The transposed B has 8 rows, in the same layout.  K is the
+    number of elements in a warp's registers divided by `m`."""
     words = stacked(registers, lanes, np.float64 if element == "f64" else np.uint32)
     row_halves, warps = m // 8, lanes // WARP
     matrix_blocks = words.reshape(-1, row_halves, warps, 8, 4).transpose(2, 1, 3, 0, 4)
     return _elements(matrix_blocks.reshape(warps, m, -1), element)
-
-
-def b_matrix(registers: Sequence[Value], lanes: int, element: str) -> np.ndarray:
-    """Returns the transposed B of each warp from registers (lanes,): (warps, 8, K) float32, or float64 for f64."""
-    words = stacked(registers, lanes, np.float64 if element == "f64" else np.uint32)
-    matrix_blocks = words.reshape(-1, lanes // WARP, 8, 4).transpose(1, 2, 0, 3)
-    return _elements(matrix_blocks.reshape(lanes // WARP, 8, -1), element)
 
 
 def _elements(words: np.ndarray, element: str) -> np.ndarray:
@@ -157,7 +150,7 @@ def mma(
     if (len(a), len(b), len(c)) != reg_counts:
         raise ValueError(f"{shape} {a_type}: expected {reg_counts} registers of A, B, C, got {len(a), len(b), len(c)}")
     lanes = lanes_of(a, b, c) or lanes
-    product = np.matmul(a_matrix(a, lanes, a_type, m), b_matrix(b, lanes, b_type).transpose(0, 2, 1))
+    product = np.matmul(a_matrix(a, lanes, a_type, m), a_matrix(b, lanes, b_type, 8).transpose(0, 2, 1))
     registers = spread(product)
     if d_type == "f16":
         accumulator = stacked(c, lanes, np.uint32).view(np.float16).reshape(m // 8, lanes, 2)
