@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter as Tally
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -137,20 +138,14 @@ def _by_opcode(kernel: PtxKernel, executed: Mapping[int, int]) -> dict[str, int]
 
 
 def _by_line(run: Run, executed: Mapping[int, int]) -> dict[tuple[str, int], dict[str, int]]:
-    kernel = run.program.kernel
-    lines: dict[tuple[str, int], dict[str, int]] = {}
-
-    def at(number: int) -> dict[str, int]:
-        return lines.setdefault(kernel.instructions[number].source_line, {})
-
+    instructions = run.program.kernel.instructions
+    lines: dict[tuple[str, int], Tally[str]] = defaultdict(Tally)
     for number, thread_count in executed.items():
-        line_counts = at(number)
-        line_counts["threads"] = line_counts.get("threads", 0) + thread_count
+        lines[instructions[number].source_line]["threads"] += thread_count
     if run.counter is not None:
         for (number, count_name), counter_value in run.counter.by_instruction.items():
-            line_counts = at(number)
-            line_counts[count_name] = line_counts.get(count_name, 0) + counter_value
-    return dict(sorted(lines.items()))
+            lines[instructions[number].source_line][count_name] += counter_value
+    return {line: dict(lines[line]) for line in sorted(lines)}
 
 
 def _tensor_flops(kernel: PtxKernel, executed: Mapping[int, int]) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rooflab.bench.emulator.emit.generator import Generator, emits, unknown
 from rooflab.bench.emulator.numbers.bitfields import lop3_function
+from rooflab.bench.emulator.numbers.floats import TESTS
 from rooflab.bench.emulator.text.kinds import DTYPES, dtype_of
 from rooflab.bench.emulator.text.syntax import Immediate, Instruction, PtxError
 
@@ -76,7 +77,9 @@ def copy_sign(g: Generator, instruction: Instruction) -> None:
 def test_property(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `testp`, which tests a property of a float, such as being finite."""
     _, property_name, ptx_type = instruction.parts
-    g.apply(instruction, "floats.testp", dtype_of(ptx_type), property_name, result="?")
+    if property_name not in TESTS:
+        raise unknown(instruction)
+    g.apply(instruction, f"floats.TESTS[{property_name!r}]", dtype_of(ptx_type), result="?")
 
 
 def kind_of(instruction: Instruction) -> str:

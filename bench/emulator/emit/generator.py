@@ -244,7 +244,8 @@ class Generator:
             raise syntax.PtxError("PTX: expected predicates where they are wanted alone, got one beside a number")
         if dtype[1] == target[1]:
             return f"({expression}).view({target})"
-        # A result narrower than its register is extended by zeros or by its sign, as its own type says (ld, cvt).
+        # A result narrower than its register is extended by zeros or by its sign, as its own type says (ld, cvt).  Of a
+        # wider register the low bits count.
         wide_type = f"i{target[1]}" if dtype[0] == "i" else f"u{target[1]}"
         bits_text = f"({expression}).view(u{dtype[1]})" if dtype[0] == "f" else f"({expression})"
         cast_text = f"{bits_text}.astype({wide_type})"
@@ -265,12 +266,7 @@ class Generator:
             if "?" in (dtype, register_dtype):
                 raise syntax.PtxError(f"PTX: expected {register.name} to be used as what it is, a .{register.type}")
             name = self.temporary()
-            if dtype[1] == register_dtype[1]:
-                self.line(f"{name} = r{register_index}.view({dtype})")
-            else:  # the low bits of a wider register
-                unsigned_dtype = f"u{dtype[1]}"
-                low_bits = f"r{register_index}.view(u{register_dtype[1]}).astype({unsigned_dtype})"
-                self.line(f"{name} = {low_bits}" if dtype == unsigned_dtype else f"{name} = {low_bits}.view({dtype})")
+            self.line(f"{name} = {self._convert(f'r{register_index}', register_dtype, dtype)}")
             self._views[view_key] = name
         return self._views[view_key]
 

@@ -163,15 +163,10 @@ def copy(g: Generator, instruction: syntax.Instruction) -> None:
     elif opcode.startswith("cp.async.mbarrier.arrive"):
         barrier_text = located(g, operands[0], "shared", instruction)
         g.line(f"copying.arrive_after(c, {barrier_text}, {'noinc' in instruction.parts}, {mask}, {instruction_number})")
-    elif opcode == "cp.async.commit_group":
+    elif opcode in ("cp.async.commit_group", "cp.async.wait_group", "cp.async.wait_all"):
         g.unguarded(instruction)
-        g.line("copying.commit(c)")
-    elif opcode == "cp.async.wait_group":
-        g.unguarded(instruction)
-        g.line(f"copying.wait(c, {_constant(operands[0])})")
-    elif opcode == "cp.async.wait_all":
-        g.unguarded(instruction)
-        g.line("copying.wait(c, None)")
+        newest = _constant(operands[0]) if operands else None
+        g.line("copying.commit(c)" if "commit_group" in opcode else f"copying.wait(c, {newest})")
     elif opcode.startswith("cp.async.c"):
         target, source = located(g, operands[0], "shared", instruction), located(g, operands[1], "global", instruction)
         size = _constant(operands[2])

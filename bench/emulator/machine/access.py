@@ -6,6 +6,7 @@ Values are unsigned integers of the element's width.  The instruction decides ho
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -159,13 +160,18 @@ def load_shared(c: LaneContext, addresses: Any, size: int, active: Any, instruct
     return shared_view.take(unit_index)
 
 
+def _first_unwritten(flags: npt.NDArray[np.bool_], offsets: Any, size: int) -> int | None:
+    """Returns the index of the first unit with a byte that was never written, or None."""
+    unit_flags = flags.view(UNIT_DTYPES[size]).take(offsets >> SHIFT[size]).view(np.bool_)
+    return None if unit_flags.all() else int(unit_flags.argmin()) // size
+
+
 def check_written(c: LaneContext, offsets: Any, size: int, instruction: int) -> None:
     """Raises `Fault` on a read of shared memory that was never written."""
     written_flags = c.group.written
     assert written_flags is not None
-    unit_flags = np.take(written_flags.view(UNIT_DTYPES[size]), np.atleast_1d(offsets) >> SHIFT[size]).view(np.bool_)
-    if not unit_flags.all():
-        address = int(np.atleast_1d(offsets)[int(np.flatnonzero(~unit_flags)[0]) // size]) % c.group.shared_size
+    if (unit := _first_unwritten(written_flags, np.atleast_1d(offsets), size)) is not None:
+        address = int(np.atleast_1d(offsets)[unit]) % c.group.shared_size
         text = f"a read of shared memory at 0x{address:x}, which nobody has written"
         raise Fault(text, instruction, rule="unwritten-read")
 
@@ -213,17 +219,17 @@ def load_local(c: LaneContext, addresses: Any, size: int, active: Any, instructi
     """Loads units of `size` bytes of each lane's local memory.  Raises `Fault` on bytes that the lane never wrote."""
     byte_offsets = _local_offsets(c, addresses, size, active, instruction)
     assert c.group.local is not None
-    unit_index, written_flags = byte_offsets >> SHIFT[size], c.group.local_written
+    written_flags = c.group.local_written
     # The result of a call (`ld.param`) is written by the function, which is not emulated.
-    if written_flags is not None and ".param" not in c.group.program.kernel.instructions[instruction].opcode:
-        unit_flags = written_flags.view(UNIT_DTYPES[size]).take(unit_index).view(np.bool_)
-        if not unit_flags.all():
-            first_bad_lane = int(np.flatnonzero(~unit_flags)[0]) // size
-            lane = int((c.lanes if active is None else c.lanes[active])[first_bad_lane])
-            address = int(byte_offsets[first_bad_lane]) % c.group.run.local_size
-            text = f"a read of local memory at 0x{address:x}, which the thread has not written"
-            raise Fault(text, instruction, lane, "unwritten-read")
-    return c.group.local.view(UNIT_DTYPES[size]).take(unit_index)
+    if written_flags is None or ".param" in c.group.program.kernel.instructions[instruction].opcode:
+        bad_lane = None
+    else:
+        bad_lane = _first_unwritten(written_flags, byte_offsets, size)
+    if bad_lane is not None:
+        lane = int((c.lanes if active is None else c.lanes[active])[bad_lane])
+        text = f"a read of local memory at 0x{int(byte_offsets[bad_lane]) % c.group.run.local_size:x}"
+        raise Fault(f"{text}, which the thread has not written", instruction, lane, "unwritten-read")
+    return c.group.local.view(UNIT_DTYPES[size]).take(byte_offsets >> SHIFT[size])
 
 
 def store_local(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
@@ -247,13 +253,8 @@ def load_param(c: LaneContext, addresses: Any, size: int, active: Any, instructi
     return lane_data if isinstance(lane_data, np.ndarray) and lane_data.ndim else lane_data[()]
 
 
-def store_param(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
-    """Raises `Fault`, because the kernel's parameters are constant."""
-    raise Fault("a store to a kernel's parameter", instruction, rule="out-of-bounds")
-
-
-def _store_const(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
-    raise Fault("a store to constant memory", instruction, rule="out-of-bounds")
+def _refused(what: str, c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
+    raise Fault(f"a store to {what}", instruction, rule="out-of-bounds")
 
 
 # Generic addresses
@@ -308,9 +309,9 @@ _LOADERS = {
 }
 _STORERS = {
     "global": store_located,
-    "const": _store_const,
+    "const": partial(_refused, "constant memory"),
     "shared": store_shared,
     "local": store_local,
-    "param": store_param,
+    "param": partial(_refused, "a kernel's parameter"),
     "generic": _store_generic,
 }

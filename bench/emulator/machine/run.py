@@ -86,11 +86,6 @@ class Checks:
     counts: bool = True
     """Whether to count bytes, sectors, bank conflicts and instructions."""
 
-    @classmethod
-    def none(cls) -> Checks:
-        """Returns settings with all checks off: the emulator only computes values."""
-        return cls(False, False, False, False)
-
 
 class VariableLayout(NamedTuple):
     """Holds the addresses of a kernel's variables and parameters, and the sizes of its shared and local memory."""
@@ -225,7 +220,6 @@ class CtaGroup:
         self.warpgroups: dict[int, Any] = {}
         """By warpgroup: its groups of wgmmas."""
         self._specials: dict[str, Any] = {}
-        self._live: dict[int, list[int]] = {}
 
     def race_slot(self, slot: int) -> int:
         """Returns the race detector's index for CTA `slot` of this group.  All CTAs of a cluster have index 0."""
@@ -235,11 +229,9 @@ class CtaGroup:
         """Returns the lanes of all threads that have not ended."""
         return np.flatnonzero(self.alive)
 
-    def live(self, place: int) -> list[int]:
+    def live(self, place: int) -> frozenset[int]:
         """Returns the registers that are live at the instruction number `place`."""
-        if place not in self._live:
-            self._live[place] = sorted(self.program.flow.live.get(place, ()))
-        return self._live[place]
+        return self.program.flow.live.get(place, frozenset())
 
     def pieces(self, lanes: Lanes, grain: int) -> Lanes:
         """Returns for each lane the number of its warp (`grain` 32) or of its warpgroup (`grain` 128)."""

@@ -170,21 +170,11 @@ def copysign(a: Value, b: Value) -> Value:
     return with_sign(b, unsigned(a))
 
 
-def testp(a: Value, property: str) -> Value:
-    """Runs `testp`: returns whether the number `a` has the property `property`.
-
-    `property` is `finite`, `infinite`, `number`, `notanumber`, `normal` or `subnormal`.  Zeros are normal.  Any other
-    name raises `ValueError`."""
-    if property not in _TEST_BY_PROPERTY:
-        raise ValueError(f"property: expected one of {', '.join(_TEST_BY_PROPERTY)}, got {property!r}")
-    return _TEST_BY_PROPERTY[property](a)
-
-
 def _subnormal(a: Value) -> Value:
     return (np.abs(a) < np.finfo(a.dtype).tiny) & (a != 0)
 
 
-_TEST_BY_PROPERTY: dict[str, Callable[[Value], Value]] = {
+TESTS: dict[str, Callable[[Value], Value]] = {
     "finite": np.isfinite,
     "infinite": np.isinf,
     "number": lambda a: a == a,
@@ -192,3 +182,4 @@ _TEST_BY_PROPERTY: dict[str, Callable[[Value], Value]] = {
     "normal": lambda a: np.isfinite(a) & ~_subnormal(a),
     "subnormal": _subnormal,
 }
+"""By property of a number, the function that tests for it (`testp`).  Zeros are normal."""

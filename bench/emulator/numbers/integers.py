@@ -49,12 +49,8 @@ def mad_hi(a: Value, b: Value, c: Value, sat: bool = False) -> Value:
 def mul24(a: Value, b: Value, high: bool = False) -> Value:
     """Runs `mul24`: multiplies the low 24 bits of 32-bit integers.  Returns bits 0 to 31 of the product.  With `high`,
     returns bits 16 to 47."""
-    kind = (SIGNED if is_signed(a) else UNSIGNED)[8]
-    a, b = (((operand << 8) >> 8).astype(kind) for operand in (a, b))
-    product = a * b
-    return (
-        ((product >> 16) if high else product).astype(UNSIGNED[4]).view(SIGNED[4] if kind == SIGNED[8] else UNSIGNED[4])
-    )
+    product = mul_wide((a << 8) >> 8, (b << 8) >> 8)
+    return (product >> 16 if high else product).astype(a.dtype)
 
 
 def mad24(a: Value, b: Value, c: Value, high: bool = False, sat: bool = False) -> Value:
