@@ -94,10 +94,6 @@ class Plugin:
             self._ran.add(report.nodeid)
 
 
-def _pytest(words: list[str], watch: LaunchWatch) -> int:
-    return int(pytest.main(words, plugins=[Plugin(watch)]))
-
-
 def _script(words: list[str], watch: LaunchWatch, is_module: bool) -> int:
     """Runs a script or a module as `__main__`, and returns its exit status. Prints the traceback of an error."""
     sys.argv = words
@@ -141,7 +137,7 @@ def main(request: Mapping[str, Any]) -> int:
         watch = LaunchWatch(emulation)
         with patch.object(torch, "compile", _eager(emulation.marks)):
             if program.kind == "pytest":
-                status = _pytest(program.words, watch)
+                status = int(pytest.main(program.words, plugins=[Plugin(watch)]))
             else:
                 status = _script(program.words, watch, program.kind == "module")
     report = {"status": status, "parts": [vars(part) for part in watch.parts], "marks": dict(emulation.marks)}

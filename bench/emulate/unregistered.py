@@ -64,7 +64,10 @@ def run(
     if call_status == "OK" and emulation.races:
         call_status, reason_text = "INCORRECT", str(emulation.findings[0])
     if call_status == "OK" and reference is not None:
-        fp64_inputs = {name: value.double() if _is_float(value) else value for name, value in inputs.items()}
+        fp64_inputs = {
+            name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+            for name, value in inputs.items()
+        }
         with pretended_card():
             expected_result = reference(**fp64_inputs)
         verdicts = FunctionOp.judge(function_result, expected_result)
@@ -84,7 +87,3 @@ def answer(request: Mapping[str, Any]) -> Answer:
     run_options["configs"] = inputs_of(texts_of(request["configs"]), 0) if request["configs"] else None
     reference = function_of(request["reference"]) if request["reference"] else None
     return run(function, reference, inputs_of(request["case"], request["seed"]), **run_options)
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()

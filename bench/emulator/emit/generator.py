@@ -116,7 +116,8 @@ class Generator:
         """Registers that are already Python locals in the function of the current basic block."""
         self._changed: set[int] = set()
         self._views: dict[tuple[int, str], str] = {}
-        self._guard: str | None = None
+        self.guard: str | None = None
+        """The Python expression of the current instruction's predicate, or None without a predicate."""
         self._temporaries = 0
         self._accumulators = accumulators(flow.kernel)
         self._perhaps_unwritten = self._live(0)
@@ -128,11 +129,6 @@ class Generator:
     def line(self, text: str) -> None:
         """Adds a line of Python to the function of the current basic block."""
         self._lines.append(text)
-
-    @property
-    def guard(self) -> str | None:
-        """Returns the Python expression of the current instruction's predicate, or None without a predicate."""
-        return self._guard
 
     def temporary(self) -> str:
         """Returns an unused variable name for the current function."""
@@ -181,9 +177,9 @@ class Generator:
         register_dtype, register_name = self.dtypes[operand.index], f"r{operand.index}"
         if register_dtype != dtype:
             expression = self._convert(expression, dtype, register_dtype)
-        if self._guard is not None:
+        if self.guard is not None:
             old_text = self._register(operand, register_dtype)
-            expression = f"choose({self._guard}, {expression}, {old_text})"
+            expression = f"choose({self.guard}, {expression}, {old_text})"
         self.line(f"{register_name} = {expression}")
         self._locals.add(operand.index)
         self._changed.add(operand.index)
@@ -224,7 +220,7 @@ class Generator:
 
     def unguarded(self, instruction: syntax.Instruction) -> None:
         """Raises `PtxError` if the instruction has a predicate.  Emitters that do not support predicates call this."""
-        if self._guard is not None:
+        if self.guard is not None:
             instruction_text = syntax.quoted(instruction.text, instruction.place)
             raise syntax.PtxError(f"PTX: expected {instruction.parts[0]} without a predicate, got {instruction_text}")
 
@@ -309,17 +305,17 @@ class Generator:
             raise syntax.PtxError(f"PTX: expected the operands and modifiers of .{op_name}, got {location}") from error
 
     def _emit(self, emitter: Emitter, instruction: syntax.Instruction) -> None:
-        self._guard = None
+        self.guard = None
         if instruction.predicate is not None:
             predicate_text = self._register(instruction.predicate, "?")
-            self._guard = f"~{predicate_text}" if instruction.negated else predicate_text
+            self.guard = f"~{predicate_text}" if instruction.negated else predicate_text
             if instruction.predicate in syntax.definitions(instruction):
-                guard_text, self._guard = self._guard, self.temporary()
-                self.line(f"{self._guard} = {guard_text}")
+                guard_text, self.guard = self.guard, self.temporary()
+                self.line(f"{self.guard} = {guard_text}")
         if self._accumulators:
             self._look_at(instruction)
         emitter(self, instruction)
-        self._guard = None
+        self.guard = None
 
     def _look_at(self, instruction: syntax.Instruction) -> None:
         """Emits a check that a wgmma has finished, for each accumulator register that the instruction reads. A plain

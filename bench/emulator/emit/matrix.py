@@ -48,8 +48,8 @@ def multiply(g: Generator, instruction: Instruction) -> None:
     a, b = (", ".join(g.value(item, input_dtype) for item in g.items(operand)) for operand in instruction.operands[1:3])
     c = ", ".join(g.value(item, dtype_by_ptx_type.get(c_type, "u4")) for item in g.items(instruction.operands[3]))
     call_text = (
-        f"matrices.multiply(c, {shape_text!r}, {a_type!r}, {b_type!r}, {d_type!r}, ({a},), ({b},), ({c},),"
-        f" {'satfinite' in opcode_parts}, {instruction.number})"
+        f"matrices.multiply(c, {instruction.number}, {'satfinite' in opcode_parts},"
+        f" {shape_text!r}, {a_type!r}, {b_type!r}, {d_type!r}, ({a},), ({b},), ({c},))"
     )
     g.define_many(g.items(instruction.operands[0]), call_text, result_dtype)
 

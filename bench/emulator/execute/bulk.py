@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -168,25 +168,26 @@ def tensor_store(
     for lane in map(int, c.lanes_under(guard)):
         box, tile, (cta_slot, offset) = _box(c, lane, tensor, coordinates, shared, instruction)
         base = cta_slot * c.group.shared_size
-        _start_store(c, lane, base + offset, tile, base, box, operation, instruction)
+        _start_store(c, lane, base + offset, box.box_bytes, tile, base, box.element, operation, instruction)
 
 
 def _start_store(
     c: LaneContext,
     lane: int,
     start: int,
+    size: int,
     tile: TileIndex,
     base: int,
-    tensor: tensor_map.TensorMap,
+    element: str,
     operation: str | None,
     instruction: int,
 ) -> None:
-    cta_group, unit = c.group, tile.unit_bytes
-    if operation is not None and tensor.element not in tensor_map.REDUCIBLE_TYPES[operation]:
-        raise Fault(f"a reduction that there is not: {operation} of {tensor.element}", instruction)
+    cta_group, unit, element_bytes = c.group, tile.unit_bytes, tensor_map.ELEMENT_BYTES[element]
+    if operation is not None and element not in tensor_map.REDUCIBLE_TYPES[operation]:
+        raise Fault(f"a reduction that there is not: {operation} of {element}", instruction)
     race_record = None
     if cta_group.run.observer is not None:
-        race_record = cta_group.run.observer.store_begins(c, lane, start, tensor.box_bytes, instruction)
+        race_record = cta_group.run.observer.store_begins(c, lane, start, size, instruction)
     addresses, shared_addresses = tile.global_addresses.astype(np.uint64), tile.shared_addresses + base
     if tile.inside is not None:
         addresses, shared_addresses = addresses[tile.inside], shared_addresses[tile.inside]
@@ -202,14 +203,14 @@ def _start_store(
                 if len(np.unique(addresses)) < len(addresses):
                     raise Fault("a reduction into a tensor whose elements overlap, which is not emulated", instruction)
                 old_units = tensor_maps.load_bytes(c, addresses, unit, instruction, lane=lane, reduces=True)
-                dtype = f"u{tensor.element_bytes}"
-                if operation == "add" and tensor.element in FLOATS:
-                    element_offsets = np.arange(0, unit, tensor.element_bytes, dtype=np.uint64)
+                dtype = f"u{element_bytes}"
+                if operation == "add" and element in FLOATS:
+                    element_offsets = np.arange(0, unit, element_bytes, dtype=np.uint64)
                     places = (addresses[:, None] + element_offsets).ravel()
                     values = old_units.view(dtype), data.view(dtype)
                     lanes = np.full(len(places), lane)
-                    record_sum(c, "global", places, lanes, values, tensor.element, instruction)
-                new_units = tensor_map.reduce_values(operation, old_units.view(dtype), data.view(dtype), tensor.element)
+                    record_sum(c, "global", places, lanes, values, element, instruction)
+                new_units = tensor_map.reduce_values(operation, old_units.view(dtype), data.view(dtype), element)
                 data = np.ascontiguousarray(new_units).view(UNIT_DTYPES[unit])
             tensor_maps.store_bytes(c, addresses, data, unit, instruction, lane=lane, reduces=operation is not None)
 
@@ -272,16 +273,7 @@ def bulk_store(
         addresses = np.arange(0, n_bytes, 16, dtype=np.uint64) + np.uint64(value_of(target, lane))
         element_type = {"b": "u"}.get(kind[:1], kind[:1]) + kind[1:] if kind else "u8"
         copy_tile = TileIndex(addresses.view(np.int64), np.arange(source_start, source_start + n_bytes, 16), None, 16)
-        flat_copy = _Flat(element_type, n_bytes, tensor_map.ELEMENT_BYTES[element_type])
-        _start_store(c, lane, source_start, copy_tile, 0, flat_copy, operation, instruction)  # type: ignore[arg-type]
-
-
-class _Flat(NamedTuple):
-    """Describes a flat copy, which has no tensor map.  Has the fields that a store reads from a tensor map."""
-
-    element: str
-    box_bytes: int
-    element_bytes: int
+        _start_store(c, lane, source_start, n_bytes, copy_tile, 0, element_type, operation, instruction)
 
 
 def commit_bulk(c: LaneContext, guard: Any) -> None:

@@ -84,22 +84,11 @@ def _rows(
     return row_offsets, np.flatnonzero(lane_in_warp < 8 * number)
 
 
-def multiply(
-    c: LaneContext,
-    shape: str,
-    a_type: str,
-    b_type: str,
-    d_type: str,
-    a: tuple[Any, ...],
-    b: tuple[Any, ...],
-    old: tuple[Any, ...],
-    saturates: bool,
-    instruction: int,
-) -> list[Any]:
-    """Runs `mma.sync`."""
+def multiply(c: LaneContext, instruction: int, saturates: bool, *product: Any) -> list[Any]:
+    """Runs `mma.sync`.  `product` are the arguments of `mma.mma`."""
     _check_warps(c, instruction)
     try:
-        return mma.mma(shape, a_type, b_type, d_type, a, b, old, saturate=saturates, lanes=c.size)
+        return mma.mma(*product, saturate=saturates, lanes=c.size)
     except ValueError as error:
         raise Fault(str(error), instruction) from None
 

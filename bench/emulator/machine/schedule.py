@@ -216,7 +216,8 @@ class Schedule:
         try:
             next_pc = program.function(entry_pc, context.grain)(context, context.registers)
         except Fault as fault:
-            raise EmulationError(self._where(context, fault)) from None
+            ctas = sorted({self.group.ctas[cta_slot] for cta_slot in np.unique(context.slots)})
+            raise EmulationError(self.finding(fault, ctas)) from None
         if next_pc >= program.size:
             self._end(context)
             return False
@@ -273,17 +274,15 @@ class Schedule:
             context_groups.append((piece_numbers, peer_contexts))
         return [peer_contexts for _, peer_contexts in context_groups]
 
-    def _where(self, context: LaneContext, fault: Fault) -> Finding:
-        if fault.lane is None:
-            return self.finding(fault, sorted({self.group.ctas[cta_slot] for cta_slot in np.unique(context.slots)}))
-        cta_slot, thread = divmod(fault.lane, self.group.lanes_per_cta)
-        return self.finding(fault, [self.group.ctas[cta_slot]], f", thread {thread}")
-
-    def finding(self, fault: Fault, ctas: list[int], who: str = "") -> Finding:
-        """Describes a fault.  The text names the source line and the CTAs."""
-        instruction = self.program.kernel.instructions[fault.instruction]
+    def finding(self, fault: Fault, ctas: list[int]) -> Finding:
+        """Describes a fault of one of the CTAs `ctas`.  The text names the source line, the CTAs, and the thread if it
+        is known."""
+        instruction, thread_name = self.program.kernel.instructions[fault.instruction], ""
+        if fault.lane is not None:
+            cta_slot, thread = divmod(fault.lane, self.group.lanes_per_cta)
+            ctas, thread_name = [self.group.ctas[cta_slot]], f", thread {thread}"
         cta_names = ", ".join(map(str, ctas[:3])) + (", ..." if len(ctas) > 3 else "")
-        text = f"{instruction.describe()}, CTA {cta_names}{who}: {fault}"
+        text = f"{instruction.describe()}, CTA {cta_names}{thread_name}: {fault}"
         return Finding.at(fault.rule, self.program.kernel.name, text, instruction, grid=self.group.grid)
 
     def _states(self) -> list[tuple[LaneContext, str, int]]:

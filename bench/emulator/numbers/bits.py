@@ -47,8 +47,6 @@ _PROCESSOR_MODES = {
 """By processor, the numbers of the rounding modes in the C header fenv.h."""
 _ROUNDING_TARGETS = {"rz": 0.0, "rm": -np.inf, "rp": np.inf}
 _F32_SIGN, _F32_EXPONENT = np.uint32(0x80000000), np.uint32(0x7F800000)
-_ZERO_BY_SIZE: dict[int, Value] = {4: np.float32(0), 8: np.float64(0)}
-_ONE_BY_SIZE: dict[int, Value] = {4: np.float32(1), 8: np.float64(1)}
 
 
 def unsigned(x: Value) -> Value:
@@ -126,14 +124,14 @@ def flush(x: Value) -> Value:
 
 def saturate(x: Value) -> Value:
     """Applies PTX's `.sat`: clamps a float32 or float64 to [0, 1].  NaN and -0 become +0."""
-    typed_zero = _ZERO_BY_SIZE[x.itemsize]
+    typed_zero = x.dtype.type(0)
     # NumPy may return either +0 or -0; its sum with +0 is +0.
-    return np.fmin(np.fmax(x, typed_zero), _ONE_BY_SIZE[x.itemsize]) + typed_zero
+    return np.fmin(np.fmax(x, typed_zero), x.dtype.type(1)) + typed_zero
 
 
 def rectify(x: Value) -> Value:
     """Applies PTX's `.relu` to a float32 or float64: negative values and -0 become +0.  NaN stays NaN."""
-    typed_zero = _ZERO_BY_SIZE[x.itemsize]
+    typed_zero = x.dtype.type(0)
     return np.maximum(x, typed_zero) + typed_zero
 
 

@@ -73,9 +73,8 @@ class Body:
         self._place: syntax.Place | None = None
         self._inlined: dict[tuple[str, ...], tuple[str, ...]] = {}
         """By the place of a call inside an inlined function: file, line and column of the outermost call around it."""
-        self._ends: list[str] = []
-        """For each called function that the parser is reading, the label after the call; the innermost call is last."""
-        self._calls: list[str] = []
+        self._calls: dict[str, str] = {}
+        """By name of each called function that the parser is reading: the label after the call; the innermost last."""
         self._parameters = {parameter.name for parameter in parameters}
 
     def read(self, text: str) -> None:
@@ -193,9 +192,9 @@ class Body:
         if opcode_family == "call":
             self._call(operand_text, text, guard)
             return
-        if opcode_family == "ret" and self._ends:
+        if opcode_family == "ret" and self._calls:
             opcode = "bra.uni" if predicate is None else "bra"
-            self._add(opcode, (syntax.Label(self._ends[-1]),), guard, text)
+            self._add(opcode, (syntax.Label([*self._calls.values()][-1]),), guard, text)
             return
         operands: tuple[syntax.Operand, ...]
         if opcode_family == "bra":
@@ -239,16 +238,14 @@ class Body:
     def _inline(self, function: Function, variables: dict[str, syntax.Symbol]) -> None:
         self._count += 1
         end_label = f"end of {function.name}@{self._count}"
-        self._calls.append(function.name)
-        self._ends.append(end_label)
+        self._calls[function.name] = end_label
         caller_scopes, caller_place = self._scopes, self._place
         inline_scope = self._new_scope()
         inline_scope.names |= variables
         self._scopes = [inline_scope]
         self.read(function.body)
         self._scopes, self._place = caller_scopes, caller_place
-        self._ends.pop()
-        self._calls.pop()
+        del self._calls[function.name]
         self.labels[end_label] = len(self.instructions)
 
 
@@ -332,5 +329,5 @@ def _share(directives: str, block: tuple[int, int, int] | None) -> int | None:
 
 
 def _single(directives: str, name: str) -> int | None:
-    directive = re.search(rf"\.{name}\s+(\d+)", directives)
-    return int(directive[1]) if directive else None
+    sizes = _triple(directives, name)
+    return sizes[0] if sizes else None

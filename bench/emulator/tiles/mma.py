@@ -100,11 +100,6 @@ def stacked(registers: Sequence[Value], lanes: int, dtype: type[np.generic]) -> 
     return register_rows
 
 
-def lanes_of(*groups: Sequence[Value]) -> int:
-    """Returns the number of lanes of the first register that is an array.  Returns 0 if no register is an array."""
-    return next((register.size for register_group in groups for register in register_group if register.shape), 0)
-
-
 def a_matrix(registers: Sequence[Value], lanes: int, element: str, m: int = 16) -> np.ndarray:
     """Converts registers of shape `[lanes]` to the matrix A of each warp: `[warps, m, K]` float32, or float64 for f64.
 
@@ -149,7 +144,7 @@ def mma(
     m, reg_counts = _plan(shape, a_type, b_type, d_type)
     if (len(a), len(b), len(c)) != reg_counts:
         raise ValueError(f"{shape} {a_type}: expected {reg_counts} registers of A, B, C, got {len(a), len(b), len(c)}")
-    lanes = lanes_of(a, b, c) or lanes
+    lanes = next((register.size for register in (*a, *b, *c) if register.shape), lanes)
     product = np.matmul(a_matrix(a, lanes, a_type, m), a_matrix(b, lanes, b_type, 8).transpose(0, 2, 1))
     registers = spread(product)
     if d_type == "f16":
