@@ -140,10 +140,8 @@ def _launch_answer(result: LaunchResult) -> Answer:
         "shared_wavefronts_least": result.shared_wavefronts_least,
         "races": list(result.races),
         "notes": list(result.notes),
-        "sources": {file: _source(file) for file in {file for file, _ in result.lines if file}},
+        "sources": {
+            file: Path(file).read_text().splitlines() if Path(file).is_file() else []
+            for file in {file for file, _ in result.lines if file}
+        },
     }
-
-
-def _source(file: str) -> list[str]:
-    source_path = Path(file)
-    return source_path.read_text().splitlines() if source_path.is_file() else []

@@ -41,11 +41,11 @@ def _float(g: Generator, instruction: Instruction, kind: str) -> None:
         g.define(instruction.operands[0], f"{a} {_PYTHON_OPERATORS[name]} {b}", dtype)
     elif name == "fma" and rounding == "rn" and not flags:
         g.apply(instruction, f"floats.fma_rn_{kind}", dtype)
-    elif "full" in opcode_parts or "approx" in opcode_parts:
-        g.apply(instruction, f"approximate.{'div_full' if 'full' in opcode_parts else 'div'}", dtype, **flags)
+    elif "approx" in opcode_parts:
+        g.apply(instruction, "approximate.div", dtype, **flags)
     elif name in ("fmin", "fmax", "fabs", "fneg"):
         g.apply(instruction, f"floats.{name}", dtype, **flags)
-    else:
+    else:  # div.full too, of which the hardware's error is at most 2 ulp
         g.apply(instruction, f"floats.{name}", dtype, rounding=rounding, **flags)
 
 
@@ -58,7 +58,8 @@ def special_functions(g: Generator, instruction: Instruction) -> None:
         if name not in ("ex2", "tanh"):
             raise unknown(instruction)
         g.apply(instruction, f"half.{name}", dtype, ptx_type.removesuffix("x2"), **flags)
-    elif "approx" not in opcode_parts:
+    elif "approx" not in opcode_parts or (name in ("rcp", "sqrt") and ptx_type == "f32"):
+        # The hardware's error of rcp.approx is at most 1 ulp, and that of sqrt.approx 2**-23; here both are rounded.
         g.apply(instruction, f"floats.{name}", dtype, rounding=rounding_of(opcode_parts) or "rn", **flags)
     elif ptx_type == "f64":
         name = {"rcp": "rcp_ftz_f64", "rsqrt": "rsqrt_ftz_f64" if flags else "rsqrt_f64"}[name]

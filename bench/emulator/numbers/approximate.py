@@ -14,7 +14,6 @@ import numpy as np
 from rooflab.bench.emulator.numbers.bits import Value, flush, pick, some, with_sign
 
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
-_FLOAT_ONE = np.float32(1)
 _MAX_DIVISOR = np.float32(2.0**126)
 _HIGH_WORD = np.uint64(0xFFFFFFFF00000000)
 _F64_EXPONENT, _F64_SIGN = np.uint64(0x7FF0000000000000), np.uint64(0x8000000000000000)
@@ -42,21 +41,6 @@ tanh = _through(np.tanh)
 """Returns `tanh(a)`.  The hardware's relative error is 2**-11."""
 rsqrt = _through(lambda x: 1 / np.sqrt(x))
 """Returns `1 / sqrt(a)`.  For -0 the result is minus infinity.  The hardware's relative error is 2**-22.9."""
-
-
-def _direct(function: Callable[..., Value]) -> Callable[..., Value]:
-    def run(*operands: Value, ftz: bool = False) -> Value:
-        return flush(function(*map(flush, operands))) if ftz else function(*operands)
-
-    return run
-
-
-rcp = _direct(lambda a: _FLOAT_ONE / a)
-"""Returns `1 / a`.  The hardware's error is at most 1 ulp."""
-sqrt = _direct(np.sqrt)
-"""Returns the square root of `a`.  The hardware's relative error is 2**-23."""
-div_full = _direct(np.divide)
-"""Returns `a / b`, as `div.full`.  The hardware's error is at most 2 ulp."""
 
 
 def div(a: Value, b: Value, ftz: bool = False) -> Value:

@@ -75,6 +75,8 @@ def _fma_of_lanes(a: Value, b: Value, c: Value) -> Value:
 
 add, sub, mul, div, sqrt = map(_rounded, (np.add, np.subtract, np.multiply, np.divide, np.sqrt))
 """Functions of one instruction each, correctly rounded.  The square root of a negative number is NaN."""
+fabs, fneg = map(_rounded, (np.abs, np.negative))
+"""Run `abs` and `neg`: return the magnitude of `a`, and `a` with the opposite sign."""
 fma = _rounded(lambda a, b, c: (fma_rn_f64 if a.itemsize == 8 else fma_rn_f32)(a, b, c), _fma_directed)
 """Computes `a * b + c`, rounded once.  PTX's `mad` of floats gives the same result."""
 
@@ -153,16 +155,6 @@ With `nan`, any NaN operand makes the result the canonical NaN.  `xorsign_abs` c
 the exclusive or of the operands' signs."""
 fmax = _extreme(np.fmax, np.maximum, np.bitwise_and)
 """Runs `max`, with the same rules and modifiers as `fmin`."""
-
-
-def fabs(a: Value, ftz: bool = False) -> Value:
-    """Runs `abs`: returns the magnitude of `a`."""
-    return np.abs(flush(a) if ftz else a)
-
-
-def fneg(a: Value, ftz: bool = False) -> Value:
-    """Runs `neg`: returns `a` with the opposite sign."""
-    return -(flush(a) if ftz else a)
 
 
 def copysign(a: Value, b: Value) -> Value:
