@@ -46,6 +46,11 @@ def test_every_byte_of_a_vector_has_to_be_written() -> None:
     assert "a read of byte 4 of to" in error(body, to=to, unwritten=[to])
 
 
+def test_some_lanes_load_a_vector_from_one_address() -> None:
+    body = "setp.lt.u32 %p1, %r0, 5; mov.u32 %r1, 9; mov.u32 %r2, 9; @%p1 ld.global.v2.u32 {%r2, %r1}, [%d0+40];"
+    assert launch(body, to=torch.arange(32, dtype=torch.int32))[0] == [11] * 5 + [9] * 27
+
+
 def test_a_store_to_constant_memory_and_a_jump_to_nowhere_are_errors() -> None:
     assert "a store to constant memory" in error("st.const.u32 [%d2], %r0;")
     text = error("t: .branchtargets A, B; add.u32 %r2, %r0, 7; brx.idx %r2, t; A: mov.u32 %r1, 1; B:")

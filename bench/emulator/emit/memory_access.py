@@ -53,8 +53,6 @@ def load(g: Generator, instruction: syntax.Instruction) -> None:
     if kind == "b128":
         raise syntax.PtxError(f"PTX: expected a type of at most 64 bits in {instruction.text!r}")
     items = g.items(target_operand)
-    value_names = [g.temporary() for _ in items]
-    lhs = ", ".join(value_names) + ("," if len(value_names) == 1 else "")
     ptr_text = address(g, source_address, space)
     mask = g.guard or "None"
     if not STRONG_ORDERS.isdisjoint(opcode_parts):
@@ -62,11 +60,12 @@ def load(g: Generator, instruction: syntax.Instruction) -> None:
         g.line(f"{address_name} = {ptr_text}")
         g.line(f"c.polls({instruction.number}, {address_name})")
         ptr_text = address_name
-    g.line(f"{lhs} = access.load(c, {space!r}, {ptr_text}, {mask}, {width(kind)}, {len(items)}, {instruction.number})")
-    dtype = dtype_of(kind)
-    for operand, value_name in zip(items, value_names, strict=True):
-        if not isinstance(operand, syntax.Sink):
-            g.define(operand, value_name if dtype[0] == "u" else f"{value_name}.view({dtype})", dtype)
+    dtype, size = dtype_of(kind), width(kind)
+    call_text = f"access.load(c, {space!r}, {ptr_text}, {mask}, {size}, {len(items)}, {instruction.number})"
+    if dtype[0] == "i":
+        g.define_many(items, f"(value.view({dtype}) for value in {call_text})", dtype)
+    else:
+        g.define_many(items, call_text, f"u{size}")
 
 
 @emits("st")

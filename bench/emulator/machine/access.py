@@ -46,8 +46,9 @@ def load(c: LaneContext, space: str, addresses: Any, mask: Any, width: int, coun
     values = _unpacked(lane_data, width, count)
     if active_lanes is None:
         return values
-    scattered_values = np.zeros((count, c.size), _UNSIGNED_DTYPES[width] if count > 1 else values[0].dtype)
-    scattered_values[:, active_lanes] = values
+    scattered_values = np.zeros((count, c.size), _UNSIGNED_DTYPES[width])
+    for lane_values, element_value in zip(scattered_values, values, strict=True):
+        lane_values[active_lanes] = element_value
     return tuple(scattered_values)
 
 
