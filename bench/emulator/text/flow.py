@@ -7,6 +7,7 @@ a basic block.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -61,8 +62,8 @@ class Flow:
         self.kernel = kernel
         self.size = len(kernel.instructions)
         self.starts = cache(self._starts)
-        """Returns the indices of the instructions where basic blocks begin.  Its argument, the grain, is the number of
-        lanes that run together: 128, 32 or 1.  An instruction that needs more lanes begins a new block."""
+        """Returns the indices of the instructions where basic blocks begin, in order.  Its argument, the grain, is the
+        number of lanes that run together: 128, 32 or 1.  An instruction that needs more lanes begins a new block."""
         self.targets = {
             instruction.number: self._targets_of(instruction)
             for instruction in kernel.instructions
@@ -82,7 +83,7 @@ class Flow:
         branch_table = self.kernel.tables[find_label(dict.fromkeys(self.kernel.tables, 0), branch_label.name)]
         return tuple(self.kernel.labels[find_label(self.kernel.labels, name)] for name in branch_table)
 
-    def _starts(self, grain: int) -> frozenset[int]:
+    def _starts(self, grain: int) -> list[int]:
         block_starts = {0}
         for instruction in self.kernel.instructions:
             instruction_index = instruction.number
@@ -92,12 +93,14 @@ class Flow:
                 block_starts |= {instruction_index, instruction_index + 1}
             elif lanes_together(instruction) > grain:
                 block_starts.add(instruction_index)
-        return frozenset(start for start in block_starts if start < self.size)
+        return sorted(start for start in block_starts if start < self.size)
 
     def block(self, start: int, grain: int) -> BasicBlock:
         """Returns the basic block that begins at the instruction number `start`.  `grain` is the number of lanes that
         run the block together: 128, 32 or 1."""
-        end = min((other for other in self.starts(grain) if other > start), default=self.size)
+        block_starts = self.starts(grain)
+        index = bisect_right(block_starts, start)
+        end = block_starts[index] if index < len(block_starts) else self.size
         following = self.targets.get(end - 1, (end,))
         if end - 1 in self.targets and self.kernel.instructions[end - 1].predicate is not None:
             following = (*following, end)
@@ -124,7 +127,7 @@ class Flow:
     def live(self) -> dict[int, frozenset[int]]:
         """Returns the live registers at the start of each basic block.  The key is the index of the block's first
         instruction.  A new block also begins at each instruction that several lanes must run together."""
-        start_order = sorted(self.starts(1))
+        start_order = self.starts(1)
         block_by_start = {start: self.block(start, 1) for start in start_order}
         uses_by_block: dict[int, set[int]] = {}
         defs_by_block: dict[int, set[int]] = {}
