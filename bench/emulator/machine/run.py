@@ -147,13 +147,10 @@ class Run:
         self.actors_per_cta = warps_per_cta if self.orders_ctas else 1
         """The number of race-detector actors of a CTA: its warps if CTAs may wait for one another, else 1."""
         self.global_races, self.warp_races = self._detectors(cta_count, warps_per_cta) if checks.races else (None, None)
-        self.observer: Observer | None = None
-        if self.counter is not None or checks.races:
-            detectors = self.global_races, self.warp_races
-            actors = self.actors_per_cta
-            self.observer = Observer(
-                program.kernel, program.strong, actors, self.has_clusters, self.counter, *detectors
-            )
+        watchers = self.counter, self.global_races, self.warp_races
+        is_watched = self.counter is not None or checks.races
+        facts = program.kernel, program.strong, self.actors_per_cta, self.has_clusters
+        self.observer = Observer(*facts, *watchers) if is_watched else None
         self.sums: dict[int, Sums] = {}
         """By address of an allocation: the sums of floats that atomics compute there."""
         self.unordered_sums: dict[int, None] = {}
