@@ -169,6 +169,7 @@ def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
         traffic = traffic_of(one_call.answer)
         has_run = one_call.answer["status"] in ("OK", "INCORRECT") and bool(one_call.answer["launches"])
         is_compared = has_run and bool(one_call.answer["errors"])
+        is_counted = has_run and one_call.answer["ran"] == one_call.answer["of"]
         record_writer.write(
             replace(
                 environment.record(
@@ -185,8 +186,8 @@ def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
                 device="cpu",
                 checked_by="emulator" if is_compared else "none",
                 errors=tuple(one_call.answer.get("errors", ())),
-                traffic_bytes=traffic.bytes if has_run and one_call.answer["ran"] == one_call.answer["of"] else None,
-                traffic_basis="counted" if has_run and one_call.answer["ran"] == one_call.answer["of"] else None,
+                traffic_bytes=traffic.bytes if is_counted else None,
+                traffic_basis="counted" if is_counted else None,
             )
         )
     return record_writer.path

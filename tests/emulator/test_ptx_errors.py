@@ -193,9 +193,10 @@ def test_ctas_that_meet_must_all_fit(
     """By their threads, their shared memory and their registers."""
     monkeypatch.setattr("rooflab.bench.emulator.launch.registers_of", lambda ptx, name: registers)
     declared = f".shared .b8 s[{shared}];" if shared else ""
+    unchecked = Checks(False, False, False, False)
     for grid in (held, held + 1):
         with pytest.raises(EmulationError) if grid > held else nullcontext() as caught:
-            lines(MEET.format(grid), outer=LOCK, declared=declared, block=block, grid=grid, checks=Checks.none())
+            lines(MEET.format(grid), outer=LOCK, declared=declared, block=block, grid=grid, checks=unchecked)
     assert f"an H100 holds these {held} CTAs at once, and 1 of {held + 1} have not begun" in str(caught.value)
 
 
