@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rooflab.bench.emulator.emit.generator import Generator, emits, unknown
 from rooflab.bench.emulator.numbers.bitfields import lop3_function
 from rooflab.bench.emulator.numbers.floats import TESTS
@@ -23,7 +25,7 @@ def rounding_of(parts: list[str]) -> str:
     return next((modifier for modifier in parts if modifier in ROUNDINGS), "")
 
 
-def _flags(instruction: Instruction) -> dict[str, bool]:
+def _flags(instruction: Instruction) -> dict[str, Any]:
     return {name: True for name, modifier in _FLAGS.items() if modifier in instruction.parts}
 
 

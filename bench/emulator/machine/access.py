@@ -5,7 +5,7 @@ Values are unsigned integers of the element's width.  The instruction decides ho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -308,7 +308,7 @@ _LOADERS = {
     "param": load_param,
     "generic": _load_generic,
 }
-_STORERS = {
+_STORERS: dict[str, Callable[..., None]] = {
     "global": store_located,
     "const": partial(_refused, "constant memory"),
     "shared": store_shared,

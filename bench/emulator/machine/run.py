@@ -277,7 +277,7 @@ class CtaGroup:
         """Returns the value of the special register `name` for `lanes`.  `slots` gives the CTA of each lane."""
         register_name, _, axis_name = name.partition(".")
         axis, cluster = "xyz".index(axis_name), self.run.cluster
-        clusters: SizeTriple = tuple(map(operator.floordiv, self.grid, cluster))  # type: ignore[assignment]
+        clusters: SizeTriple = tuple(map(operator.floordiv, self.grid, cluster))
         sizes = {"ntid": self.block, "nctaid": self.grid, "cluster_nctaid": cluster, "nclusterid": clusters}
         values = {
             "nwarpid": self.lanes_per_cta // 32,
