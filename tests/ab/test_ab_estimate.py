@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from scipy.stats import wilcoxon
 
 from rooflab.bench.ab.estimate import adjusted, estimate, p_above
 from rooflab.bench.ab.evidence import drift
@@ -40,6 +39,8 @@ def rate(verdict, trials=400, seed=0, **how):
 @pytest.mark.parametrize("pairs", (1, 5, 6, 11))
 @pytest.mark.parametrize("margin", (-0.01, 0.0, 0.02))
 def test_p_value_is_the_exact_signed_rank_test(pairs, margin):
+    from scipy.stats import wilcoxon
+
     effects = np.random.default_rng(pairs).normal(0.01, 0.01, pairs)
     wanted = wilcoxon(effects - margin, alternative="greater", method="exact").pvalue
     assert p_above(list(effects), margin) == pytest.approx(wanted, rel=1e-12)
