@@ -69,9 +69,9 @@ def test_tokens_follow_the_target_law_where_sample_drew_the_drafts():
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_an_identical_draft_is_accepted_whole(kernel):
-    inputs = _many(30, draft=TARGET[:2])
+    inputs = _many(16, draft=TARGET[:2])
     tokens, accepted = kernel(**inputs)
-    assert accepted.tolist() == [2] * 30 and torch.equal(tokens[:, :2], inputs["draft_tokens"])
+    assert accepted.tolist() == [2] * 16 and torch.equal(tokens[:, :2], inputs["draft_tokens"])
     assert ((tokens[:, 2] >= 0) & (tokens[:, 2] < 4)).all() and len(tokens[:, 2].unique()) == 4
 
 
@@ -79,8 +79,8 @@ def test_an_identical_draft_is_accepted_whole(kernel):
 @pytest.mark.parametrize("ngram", [False, True])
 def test_a_certain_target_gives_the_greedy_tokens(kernel, ngram):
     greedy = torch.tensor([2, 0, 3])
-    inputs = _many(30, target=torch.nn.functional.one_hot(greedy, 4).float())
-    inputs["num_drafts"] = torch.arange(30, dtype=torch.int32) % 3
+    inputs = _many(12, target=torch.nn.functional.one_hot(greedy, 4).float())
+    inputs["num_drafts"] = torch.arange(12, dtype=torch.int32) % 3
     if ngram:
         inputs["draft_probs"] = None
     tokens, accepted = kernel(**inputs)
