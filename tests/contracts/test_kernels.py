@@ -61,10 +61,10 @@ def _params() -> Iterator[object]:
     """Each kernel that runs here on each case that it takes; what takes the interpreter long is slow.
 
     The first case runs in every scheme, and each other case in one scheme: the next case in the next. Planted inputs
-    look for masks and edges, which are the same in every scheme: they run in that one. An interpreted kernel has a share
-    of them on the smoke cases. Of the edge cases, without them, one kernel of the ladder has one, the next kernel the next one.
-    `make test` runs the first case of each kernel and a sample of the others, `make test-more` a larger one, and
-    `make test-full` all.
+    look for masks and edges, which are the same in every scheme: they run in that one. An interpreted kernel has a
+    share of them on the smoke cases. Of the edge cases, without them, one kernel of the ladder has one, the next kernel
+    the next one. `make test` runs the first case of each kernel and a sample of the others, `make test-more` a larger
+    one, and `make test-full` all.
     """
     for op, spec in ops().items():
         here = [kernel for kernel in kernels(op).values() if kernel.why_not_here(DEVICE) is None]

@@ -94,11 +94,7 @@ def test_what_is_bound_for_a_layout_is_bound_again_for_other_threads(threads):
     assert found == [1, 3, 1]
 
 
-INSTRUCTIONS = {
-    "no VNNI": ("-DWITHOUT_VNNI",),
-    "AVX2": ("-march=x86-64-v3",),
-    "plain": ("-march=x86-64",),
-}
+INSTRUCTIONS = {"no VNNI": ("-DWITHOUT_VNNI",), "AVX2": ("-march=x86-64-v3",), "plain": ("-march=x86-64",)}
 """`test_kernels.py` has this processor's own.  A build takes 4 s, and is kept as any other."""
 
 
