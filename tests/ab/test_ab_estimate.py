@@ -30,7 +30,7 @@ def compared(generator, key="k", pairs=10, **how):
     return Evidence(key, first=first.first, second=simulated(generator, pairs, **how))
 
 
-def rate(verdict, trials=400, seed=0, **how):
+def rate(verdict, trials=150, seed=0, **how):
     generator = np.random.default_rng(seed)
     found = [judge([compared(generator, **how)], RULES)[0].verdict for _ in range(trials)]
     return found.count(verdict) / trials
@@ -77,8 +77,8 @@ def test_power_is_the_published_one():
         (20, 0.01, 0.03, 0.90),
         (20, 0.02, 0.05, 1.0),
     ):
-        # Three standard errors of 400 trials.
-        tolerance = 3 * math.sqrt(max(published * (1 - published), 0.01) / 400) + 0.005
+        # Three standard errors of 150 trials.
+        tolerance = 3 * math.sqrt(max(published * (1 - published), 0.01) / 150) + 0.005
         assert rate("SLOWER", pairs=pairs, between=between, slower=slower) > published - tolerance
 
 
