@@ -159,14 +159,13 @@ SPIN = "mov.u64 %d3, lock; cvta.global.u64 %d3, %d3; SPIN: {} setp.ne.u32 %p1, %
 LOCK = ".global .align 4 .u32 lock[1] = {1};"
 
 
-@pytest.mark.parametrize("seed", [0, 3])
 @pytest.mark.parametrize(
-    ("asks", "words"),
+    ("asks", "words", "seed"),
     [
-        ("atom.global.cas.b32 %r2, [%d3], 0, 1;", "what nobody writes; CTA"),
-        ("atom.global.exch.b32 %r2, [%d3], 1;", "what nobody writes; CTA"),
-        ("atom.global.add.u32 %r2, [%d3], 1;", "no CTA has ended for 0.2 s of the processor or more; CTA"),
-        ("add.u32 %r2, %r2, 2; or.b32 %r2, %r2, 1;", "SECONDS=2 in the environment allows more"),
+        ("atom.global.cas.b32 %r2, [%d3], 0, 1;", "what nobody writes; CTA", 3),
+        ("atom.global.exch.b32 %r2, [%d3], 1;", "what nobody writes; CTA", 0),
+        ("atom.global.add.u32 %r2, [%d3], 1;", "no CTA has ended for 0.2 s of the processor or more; CTA", 3),
+        ("add.u32 %r2, %r2, 2; or.b32 %r2, %r2, 1;", "SECONDS=2 in the environment allows more", 0),
     ],
 )
 def test_a_lock_that_nobody_gives_back_ends(asks: str, words: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,8 @@ INF, NAN = np.inf, np.nan
 def operands(name: str, dtype, seed: int = 1) -> list[np.ndarray]:
     """Edges in every choice, then numbers of all sizes, half of them with a result near a cancellation."""
     rng, number = np.random.default_rng(seed), OPERANDS[name]
-    found = [random_floats(rng, dtype, 1500) for _ in range(number)]
-    near = rng.random(1500) < 0.3
+    found = [random_floats(rng, dtype, 500) for _ in range(number)]
+    near = rng.random(500) < 0.3
     if name in ("add", "sub"):
         found[1][near] = (found[0] * dtype(-1.25))[near]
     if name == "fma":
@@ -37,7 +37,7 @@ def operands(name: str, dtype, seed: int = 1) -> list[np.ndarray]:
     return [np.concatenate(pair) for pair in zip(at_edges, found, strict=True)]
 
 
-def codes(kind: str, number: int, seed: int = 1, count: int = 2500) -> list[np.ndarray]:
+def codes(kind: str, number: int, seed: int = 1, count: int = 800) -> list[np.ndarray]:
     """Random codes of 16 bits, half of them of moderate size, and some whose results cancel."""
     rng = np.random.default_rng(seed)
     bias = {"f16": 15 << 10, "bf16": 127 << 7}[kind]
