@@ -43,7 +43,7 @@ def said(case: Case, mended: bool) -> list[list[str]]:
 
 def outcome(case: Case, runs: dict[str, Any]) -> Marked:
     """The cell that says what the emulator said, or why nothing."""
-    for name, words in (("impossible", "cannot be"), ("silent", "nothing, on purpose"), ("pending", "nothing yet")):
+    for name, words in (("impossible", "cannot be"), ("silent", "nothing")):
         if name in case:
             return markdown_cell(f"{words}: {case[name]}")
     rule, text = runs[key(case)]["faulty"][0]
