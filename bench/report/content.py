@@ -7,19 +7,19 @@ measurements.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from statistics import geometric_mean
-from typing import Any
 
+from rooflab.bench.base.plain import Row
 from rooflab.bench.core import Environment, Record
 from rooflab.bench.report import sources, tables
-from rooflab.bench.report.facts import Machine, commit_text, machines_of, moment
+from rooflab.bench.report.facts import commit_text, machines_of, moment
 from rooflab.bench.report.figures import Drawing, largest_cases
 from rooflab.bench.report.ladders import LadderRow, OpLadder, op_ladders
-from rooflab.bench.report.ledgers import LedgerGroup, ledger_groups
-from rooflab.bench.report.rooflines import CeilingTable, ceiling_tables, rooflines
+from rooflab.bench.report.ledgers import ledger_groups
+from rooflab.bench.report.rooflines import ceiling_tables, rooflines
 from rooflab.bench.report.sources import Located, Source, grouped, machine_of
 from rooflab.bench.report.trends.points import points_of, why_not
 from rooflab.bench.report.trends.trend import find_trends
@@ -76,26 +76,6 @@ class Problem:
     status: str
     reason: str
     source: Source
-
-
-@dataclass(frozen=True)
-class Gap:
-    """Describes measurements that are missing in the report, and the reason."""
-
-    machine: str
-    status: str
-    reason: str
-    names: tuple[str, ...]
-    count: int
-
-
-@dataclass(frozen=True)
-class StatusCount:
-    """Counts the records of one kind (check, bench and so on) for each status."""
-
-    kind: str
-    total: int
-    statuses: tuple[tuple[str, int], ...]
 
 
 def standings(ops: Iterable[OpLadder]) -> tuple[Standing, ...]:
@@ -168,7 +148,7 @@ def problems(
     return tuple(found_problems)
 
 
-def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[Gap, ...]:
+def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[Row, ...]:
     """Returns what is not measured: kernels without a time or without a record, and missing kinds of records."""
     unmeasured_gaps = []
     untimed_records = (
@@ -176,40 +156,42 @@ def unmeasured(current: Sequence[Located], located: Sequence[Located]) -> tuple[
         for item in current
         if item.record.status in sources.FINE_STATUSES and item.record.latency_median_ms is None
     )
-    for (machine, status, reason), records in grouped(untimed_records, _gap).items():
+    for (machine, status, reason), records in grouped(untimed_records, _untimed).items():
         names = [f"{record.op}/{record.kernel}" for record in records]
-        unmeasured_gaps.append(Gap(machine, status, reason, tuple(dict.fromkeys(names)), len(names)))
+        unmeasured_gaps.append(_gap(machine, status, reason, names))
     registered_ids = [kernel.id for kernel in registry.every_kernel()]
     for machine, machine_items in grouped(current, lambda item: machine_of(item.record)).items():
         recorded_names = {f"{item.record.op}/{item.record.kernel}" for item in machine_items}
-        if absent_kernels := tuple(name for name in registered_ids if name not in recorded_names):
+        if absent_kernels := [name for name in registered_ids if name not in recorded_names]:
             reason_text = "registered, and in no bench record of this machine"
-            unmeasured_gaps.append(Gap(machine, "NO RECORD", reason_text, absent_kernels, len(absent_kernels)))
+            unmeasured_gaps.append(_gap(machine, "NO RECORD", reason_text, absent_kernels))
     kinds_on_record = {item.record.kind for item in located}
-    missing_kinds = tuple(KIND_NAMES[kind] for kind in KIND_NAMES if kind not in kinds_on_record)
-    if missing_kinds:
-        unmeasured_gaps.append(
-            Gap("any machine", "NO RECORD", "no record of these kinds was read", missing_kinds, len(missing_kinds))
-        )
+    if missing_kinds := [KIND_NAMES[kind] for kind in KIND_NAMES if kind not in kinds_on_record]:
+        unmeasured_gaps.append(_gap("any machine", "NO RECORD", "no record of these kinds was read", missing_kinds))
     return tuple(unmeasured_gaps)
 
 
-def _gap(record: Record) -> tuple[str, str, str]:
+def _gap(machine: str, status: str, reason: str, names: Sequence[str]) -> Row:
+    distinct_names = tuple(dict.fromkeys(names))
+    return {"machine": machine, "status": status, "reason": reason, "names": distinct_names, "count": len(names)}
+
+
+def _untimed(record: Record) -> tuple[str, str, str]:
     status = "NOT TIMED" if record.status == "OK" else record.status
     return machine_of(record), status, record.reason or "the record holds no time"
 
 
-def tallies(located: Sequence[Located]) -> tuple[StatusCount, ...]:
+def tallies(located: Sequence[Located]) -> tuple[Row, ...]:
     """Counts the records for each kind and status."""
     status_counts = []
     for kind, name in KIND_NAMES.items():
         statuses = Counter(item.record.status for item in located if item.record.kind == kind)
         if statuses:
-            status_counts.append(StatusCount(name, statuses.total(), tuple(statuses.most_common())))
+            status_counts.append({"kind": name, "total": statuses.total(), "statuses": tuple(statuses.most_common())})
     return tuple(status_counts)
 
 
-def trends(located: Sequence[Located]) -> tuple[Mapping[str, Any], ...]:
+def trends(located: Sequence[Located]) -> tuple[Row, ...]:
     """Returns how the time of each op's largest case changed over at least two commits, for each machine."""
     machines = grouped((item.record for item in located), machine_of).values()
     largest_ids = {id(record) for records in machines for record in largest_cases(records)}
@@ -237,19 +219,19 @@ class Content:
     problems: tuple[Problem, ...]
     noisy: tuple[Problem, ...]
     """Readings that spread or drift, or of a busy machine.  Failed, impossible or slower results are in `problems`."""
-    unmeasured: tuple[Gap, ...]
-    tallies: tuple[StatusCount, ...]
+    unmeasured: tuple[Row, ...]
+    tallies: tuple[Row, ...]
     commits: tuple[tuple[str, int], ...]
     """The commits with the number of their records, the oldest record first.  Dirty and clean trees are separate."""
-    machines: tuple[Machine, ...]
+    machines: tuple[Row, ...]
     rooflines: tuple[Drawing, ...]
     ops: tuple[OpLadder, ...]
     comparisons: tuple[tables.ComparisonRow, ...]
-    compiled: tuple[tables.CompiledTable, ...]
-    ceilings: tuple[CeilingTable, ...]
-    engine: tuple[tables.EngineTable, ...]
-    ledgers: tuple[LedgerGroup, ...]
-    trends: tuple[Mapping[str, Any], ...]
+    compiled: tuple[Row, ...]
+    ceilings: tuple[Row, ...]
+    engine: tuple[Row, ...]
+    ledgers: tuple[Row, ...]
+    trends: tuple[Row, ...]
     """Rows of the trends with at least two commits, as `rooflab history` shows them.  `source` in a row is the source
     of the newest point (`sources.newest`)."""
     files: tuple[sources.FileInfo, ...]

@@ -13,6 +13,7 @@ from math import inf, isnan
 from pathlib import Path
 from typing import get_args
 
+from rooflab.bench.base.plain import Row
 from rooflab.bench.core import NOT_RUN, Record
 from rooflab.bench.report.facts import Facts, facts_of
 from rooflab.bench.report.sources import (
@@ -111,23 +112,6 @@ class Ladder:
 
 
 @dataclass(frozen=True)
-class CheckRow:
-    """Counts right and wrong results in the newest checks of one kernel on one machine, over all cases."""
-
-    kernel: str
-    machine: str
-    checked_by: str
-    right: int
-    wrong: int
-    not_run: int
-    worst: float | None
-    """The largest ratio of an error to the error's tolerance."""
-    weak: int
-    """The number of cases whose tolerance would let a wrong answer pass."""
-    source: Source
-
-
-@dataclass(frozen=True)
 class OpLadder:
     """Holds all results of one op: its times and its checks, on every machine."""
 
@@ -136,7 +120,7 @@ class OpLadder:
     no_library: str
     """The reason why torch has no call for the op; empty if torch has a call."""
     ladders: tuple[Ladder, ...]
-    checks: tuple[CheckRow, ...]
+    checks: tuple[Row, ...]
 
 
 def ladder_lines(op: str) -> dict[str, str]:
@@ -235,22 +219,26 @@ def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[L
     return None
 
 
-def _check_rows(checks: Sequence[Located], order: Sequence[str]) -> tuple[CheckRow, ...]:
+def _check_rows(checks: Sequence[Located], order: Sequence[str]) -> tuple[Row, ...]:
+    """Counts right and wrong results in the newest checks of each kernel on each machine, over all cases.
+
+    `worst` is the largest ratio of an error to the error's tolerance.  `weak` is the number of cases whose tolerance
+    would let a wrong answer pass."""
     rows = []
     ranked_checks = sorted(checks, key=lambda item: (machine_of(item.record), _rank(item.record, order)))
     for (machine, kernel), items in grouped(ranked_checks, lambda item: kernel_key(item.record)[:3:2]).items():
         records_that_ran = [item.record for item in items if item.record.status not in NOT_RUN]
         max_errors = [stats.get("max_error_over_tolerance") for record in records_that_ran for stats in record.errors]
-        row = CheckRow(
-            kernel=kernel,
-            machine=machine,
-            checked_by=", ".join(dict.fromkeys(record.checked_by for record in records_that_ran)) or "none",
-            right=sum(record.status == "OK" for record in records_that_ran),
-            wrong=sum(record.status != "OK" for record in records_that_ran),
-            not_run=len(items) - len(records_that_ran),
-            worst=max((e for e in max_errors if e is not None), key=lambda e: inf if isnan(e) else e, default=None),
-            weak=sum(bool(record.weak) for record in records_that_ran),
-            source=items[-1].source,
-        )
+        row = {
+            "kernel": kernel,
+            "machine": machine,
+            "checked_by": ", ".join(dict.fromkeys(record.checked_by for record in records_that_ran)) or "none",
+            "right": sum(record.status == "OK" for record in records_that_ran),
+            "wrong": sum(record.status != "OK" for record in records_that_ran),
+            "not_run": len(items) - len(records_that_ran),
+            "worst": max((e for e in max_errors if e is not None), key=lambda e: inf if isnan(e) else e, default=None),
+            "weak": sum(bool(record.weak) for record in records_that_ran),
+            "source": items[-1].source,
+        }
         rows.append(row)
     return tuple(rows)

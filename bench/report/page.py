@@ -37,13 +37,13 @@ def render(content: Content) -> str:
     )
     filter_functions = (digits, whole, percent, times, counted, si, in_unit, plain_value, slug, breakable, svg)
     environment.filters |= {filter_function.__name__: filter_function for filter_function in filter_functions}
-    machines = {machine.key: machine for machine in content.machines}
+    machines = {machine["key"]: machine for machine in content.machines}
     return environment.get_template("page.html").render(
         content=content,
         rooflines={roofline_drawing.machine: roofline_drawing for roofline_drawing in content.rooflines},
         bad=BAD_COLUMNS,
         not_run=NOT_RUN,
-        absent=sum(len(data_gap.names) for data_gap in content.unmeasured if data_gap.machine in machines),
+        absent=sum(len(gap["names"]) for gap in content.unmeasured if gap["machine"] in machines),
         op_anchors={op.op: f"op-{op_index}-{slug(op.op)}" for op_index, op in enumerate(content.ops, 1)},
         machines=machines,
     )
