@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from rooflab.bench.base.plain import Row
 from rooflab.bench.core import NOT_RUN
 from rooflab.bench.report.content import Content, gather
 from rooflab.bench.report.facts import slug
@@ -67,18 +67,9 @@ def svg(drawing: Drawing) -> str:
 TITLE = "Rooflab report"
 
 
-@dataclass(frozen=True)
-class Report:
-    """Describes a report file that was written."""
-
-    file: str
-    bytes: int
-    figures: int
-    content: Content
-
-
-def write_report(paths: Sequence[Path], out: Path, title: str = TITLE) -> Report:
+def write_report(paths: Sequence[Path], out: Path, title: str = TITLE) -> Row:
     """Reads the records in `paths` (files, or folders at any depth) and writes the HTML page to `out` atomically.
+    Returns the path of the page (`file`), its `bytes`, the number of `figures`, and its `content`.
 
     Raises `ValueError` in three cases: a record is damaged, there is no record, or `out` is a folder.  For a damaged
     record, the message names the file and the line."""
@@ -86,4 +77,4 @@ def write_report(paths: Sequence[Path], out: Path, title: str = TITLE) -> Report
     content = gather(*load(paths), title)
     page = render(content).encode()
     write_whole(out, page)
-    return Report(str(out), len(page), len(content.rooflines), content)
+    return {"file": str(out), "bytes": len(page), "figures": len(content.rooflines), "content": content}

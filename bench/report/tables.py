@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rooflab.bench.base.plain import Row
 from rooflab.bench.core import Record
-from rooflab.bench.report.facts import Facts, commit_text, facts_of, predicted, value_text
+from rooflab.bench.report.facts import commit_text, facts_of, predicted, value_text
 from rooflab.bench.report.ledgers import CASE_ID
-from rooflab.bench.report.sources import FINE_STATUSES, NOT_WRONG_STATUSES, Located, Source, grouped, machine_of, newest
+from rooflab.bench.report.sources import FINE_STATUSES, NOT_WRONG_STATUSES, Located, grouped, machine_of, newest
 from rooflab.kernels import registry
 from rooflab.roofline.numbers import metric_label, metric_text, percent, plain_value
 
@@ -19,25 +18,11 @@ MERGE_BLOCKERS = ("INCORRECT", "FAILED", "INVALID", "MISSING", "SLOWER")
 _ORDER = ("NO VERDICT", *MERGE_BLOCKERS, "UNRESOLVED", "FASTER", "SAME")
 
 
-@dataclass(frozen=True)
-class ComparisonRow:
-    """Compares a kernel (side B) with its baseline (side A).  An effect of 0.03 means that B takes 3% more time."""
+def comparisons_of(located: Sequence[Located]) -> tuple[Row, ...]:
+    """Returns the newest A/B verdict of each machine, kernel, case and baseline.  Merge blockers come first.
 
-    machine: str
-    name: str
-    baseline: str
-    verdict: str
-    why: str
-    """The record's reason.  If the verdict has no other reason, the effect."""
-    stops: bool
-    """Whether the verdict stops a merge."""
-    record: Record
-    facts: Facts
-    source: Source
-
-
-def comparisons_of(located: Sequence[Located]) -> tuple[ComparisonRow, ...]:
-    """Returns the newest A/B verdict of each machine, kernel, case and baseline.  Merge blockers come first."""
+    `why` is the record's reason.  If the verdict has no other reason, it is the effect: 0.03 means that the kernel
+    (side B) takes 3% more time than its baseline (side A).  `stops` tells whether the verdict stops a merge."""
     items = newest(
         (item for item in located if item.record.kind == "ab"),
         lambda row: (machine_of(row), row.op, row.kernel, row.case_id, row.scheme, _baseline(row)),
@@ -48,9 +33,12 @@ def comparisons_of(located: Sequence[Located]) -> tuple[ComparisonRow, ...]:
         verdict = record.verdict or (record.status if record.status not in FINE_STATUSES else "NO VERDICT")
         name = f"{record.op}/{record.kernel}" if record.op else record.kernel or "own function"
         is_blocker = verdict in ("NO VERDICT", *MERGE_BLOCKERS) or record.status not in FINE_STATUSES
-        row_keys = machine_of(record), name, _baseline(record)
-        rows.append(ComparisonRow(*row_keys, verdict, _why(record), is_blocker, record, facts_of(record), item.source))
-    return tuple(sorted(rows, key=lambda row: (_ORDER.index(row.verdict) if row.verdict in _ORDER else -1, row.name)))
+        row = {"machine": machine_of(record), "name": name, "baseline": _baseline(record), "verdict": verdict}
+        row |= {"why": _why(record), "stops": is_blocker, "record": record}
+        rows.append(row | {"facts": facts_of(record), "source": item.source})
+    return tuple(
+        sorted(rows, key=lambda row: (_ORDER.index(row["verdict"]) if row["verdict"] in _ORDER else -1, row["name"]))
+    )
 
 
 def _baseline(record: Record) -> str:

@@ -30,10 +30,10 @@ def located(tmp_path):
 
 def test_verdicts_stand_worst_first_with_effect_bounds_and_what_could_be_seen(located):
     found = comparisons_of(located(*verdicts()))
-    assert [one.verdict for one in found] == ["INCORRECT", "MISSING", "SLOWER", "UNRESOLVED", "FASTER", "SAME"]
-    assert [one.stops for one in found] == [True] * 3 + [False] * 3
-    assert found[2].why == "its time is +5.1% against its baseline's, bounds +4.1% to +6.1%"
-    assert found[2].baseline == f"rung_2 at {OLD[:8]}"
+    assert [one["verdict"] for one in found] == ["INCORRECT", "MISSING", "SLOWER", "UNRESOLVED", "FASTER", "SAME"]
+    assert [one["stops"] for one in found] == [True] * 3 + [False] * 3
+    assert found[2]["why"] == "its time is +5.1% against its baseline's, bounds +4.1% to +6.1%"
+    assert found[2]["baseline"] == f"rung_2 at {OLD[:8]}"
 
 
 def test_compiled_code_shows_what_any_of_a_tables_rows_has(located):
@@ -94,7 +94,9 @@ def test_runs_of_one_name_are_apart_by_their_options(located):
     failed = make("engine", 1, case={"rate": 100.4}, status="RUNTIME_ERROR", reason="no answer", **served)
     later = [make("engine", 2, case={"rate": 100.3}, **served), make("engine", 3, case={"rate": 100.3}, **served)]
     found = gather(located(failed, *later), [], "t")
-    assert [(one.name, one.status) for one in found.problems] == [("load", "RUNTIME_ERROR")], "no newer load hides it"
+    assert [(one["name"], one["status"]) for one in found.problems] == [("load", "RUNTIME_ERROR")], (
+        "no newer load hides it"
+    )
     assert [row["record"].case["rate"] for row in found.engine[0]["rows"]] == [100.4, 100.3]
 
 
