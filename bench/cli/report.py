@@ -40,7 +40,7 @@ def report(
         report_file = write_report(paths or [result_folder("kept")], out)
     show.result(report_file)
     report_page = report_file["content"]
-    kernels = sum(len(kernel_table.blocks) for op in report_page.ops for kernel_table in op.ladders)
+    kernels = sum(len(kernel_table.blocks) for op in report_page.ops for kernel_table in op["ladders"])
     size_text = f"{report_file['bytes'] / 1e6:.1f} MB"
     show.line(f"{report_file['file']}: {size_text}, {counted(report_file['figures'], 'roofline')}")
     run_text, files_text = counted(report_page.runs, "run"), counted(len(report_page.files), "file")

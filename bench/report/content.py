@@ -17,7 +17,7 @@ from rooflab.bench.core import Environment, Record
 from rooflab.bench.report import sources, tables
 from rooflab.bench.report.facts import commit_text, machines_of, moment
 from rooflab.bench.report.figures import Drawing, largest_cases
-from rooflab.bench.report.ladders import LadderRow, OpLadder, op_ladders
+from rooflab.bench.report.ladders import LadderRow, op_ladders
 from rooflab.bench.report.ledgers import ledger_groups
 from rooflab.bench.report.rooflines import ceiling_tables, rooflines
 from rooflab.bench.report.sources import Located, grouped, machine_of
@@ -35,7 +35,7 @@ KIND_NAMES = {
 }
 
 
-def standings(ops: Iterable[OpLadder]) -> tuple[Row, ...]:
+def standings(ops: Iterable[Row]) -> tuple[Row, ...]:
     """Compares the fastest optimized kernels of each op (any kernels if none is optimized) with library and naive.
     Returns one comparison for each machine, op and scheme (dtypes). Times of two machines are never combined.
 
@@ -44,11 +44,11 @@ def standings(ops: Iterable[OpLadder]) -> tuple[Row, ...]:
     `other_runs` is the number of ratios whose two times come from different runs."""
     rows = []
     for op in ops:
-        for op_ladder in op.ladders:
-            for scheme, case_blocks in grouped(op_ladder.blocks, lambda block: block.scheme).items():
+        for op_ladder in op["ladders"]:
+            for scheme, case_blocks in grouped(op_ladder.blocks, lambda block: block["scheme"]).items():
                 best_rows = []
                 for block in case_blocks:
-                    timed_rows = [row for row in block.rows if row.latency_ms is not None]
+                    timed_rows = [row for row in block["rows"] if row.latency_ms is not None]
                     candidate_rows = [row for row in timed_rows if row.record.role == "optimized"] or timed_rows
                     best_rows += sorted(candidate_rows, key=lambda row: row.latency_ms or 0.0)[:1]
                 best_rows = [row for row in best_rows if row.record.role == "optimized"] or best_rows
@@ -57,12 +57,12 @@ def standings(ops: Iterable[OpLadder]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _standing(machine: str, op: OpLadder, scheme: str, best: Sequence[LadderRow]) -> Row:
+def _standing(machine: str, op: Row, scheme: str, best: Sequence[LadderRow]) -> Row:
     library_ratios = [row.over_library for row in best if row.over_library]
     naive_ratios = [row.over_naive for row in best if row.over_naive]
     return {
         "machine": machine,
-        "op": op.op,
+        "op": op["op"],
         "scheme": scheme,
         "over_library": span([time_ratio.value for time_ratio in library_ratios]),
         "over_naive": span([time_ratio.value for time_ratio in naive_ratios]),
@@ -70,7 +70,7 @@ def _standing(machine: str, op: OpLadder, scheme: str, best: Sequence[LadderRow]
         "slower_cases": sum(time_ratio.value < 1 for time_ratio in library_ratios),
         "kernels": tuple(name for name, _ in Counter(row.kernel for row in best).most_common()),
         "other_runs": sum(time_ratio.other_run for time_ratio in (*library_ratios, *naive_ratios)),
-        "no_library": op.no_library,
+        "no_library": op["no_library"],
     }
 
 
@@ -186,7 +186,7 @@ class Content:
     """The commits with the number of their records, the oldest record first.  Dirty and clean trees are separate."""
     machines: tuple[Row, ...]
     rooflines: tuple[Drawing, ...]
-    ops: tuple[OpLadder, ...]
+    ops: tuple[Row, ...]
     comparisons: tuple[Row, ...]
     compiled: tuple[Row, ...]
     ceilings: tuple[Row, ...]

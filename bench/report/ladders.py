@@ -85,20 +85,12 @@ class LadderRow:
 
 
 @dataclass(frozen=True)
-class LadderCase:
-    """Holds the results of all comparable kernels on one case (input shape) in one scheme (dtypes)."""
-
-    case_id: str
-    scheme: str
-    rows: tuple[LadderRow, ...]
-
-
-@dataclass(frozen=True)
 class Ladder:
     """Holds the table (ladder) of one op on one machine: the results of all its kernels."""
 
     machine: str
-    blocks: tuple[LadderCase, ...]
+    blocks: tuple[Row, ...]
+    """By `case_id` and `scheme` (dtypes), the `rows` of all comparable kernels."""
     unit: str
     """The unit of the times in the ladder's table: `us` or `ms`."""
 
@@ -106,21 +98,9 @@ class Ladder:
     def not_run(self) -> dict[str, Counter[str]]:
         """Counts the cases in which a kernel could not run, for each reason and each kernel."""
         case_counts: dict[str, Counter[str]] = {}
-        for row in (row for case_block in self.blocks for row in case_block.rows if row.status in NOT_RUN):
+        for row in (row for case_block in self.blocks for row in case_block["rows"] if row.status in NOT_RUN):
             case_counts.setdefault(f"{row.status}: {row.reason}", Counter())[row.kernel] += 1
         return case_counts
-
-
-@dataclass(frozen=True)
-class OpLadder:
-    """Holds all results of one op: its times and its checks, on every machine."""
-
-    op: str
-    order: tuple[str, ...]
-    no_library: str
-    """The reason why torch has no call for the op; empty if torch has a call."""
-    ladders: tuple[Ladder, ...]
-    checks: tuple[Row, ...]
 
 
 def ladder_lines(op: str) -> dict[str, str]:
@@ -143,8 +123,10 @@ def ladder_rows(op: str) -> list[dict[str, str]]:
     return rows
 
 
-def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
-    """Returns the results of each op that was timed or checked, sorted by op name."""
+def op_ladders(located: Sequence[Located]) -> tuple[Row, ...]:
+    """Returns the results of each op that was timed or checked, on every machine, sorted by op name.
+
+    `no_library` is the reason why torch has no call for the op; empty if torch has a call."""
     benches = benches_of(located)
     checks = newest((item for item in located if item.record.kind == "check"), kernel_key)
     checks_by_op = grouped(checks, lambda item: kernel_key(item.record)[1])
@@ -155,8 +137,8 @@ def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
         kernels, spec = tuple(ladder_lines(op)), registry.ops().get(op)
         machines = grouped(timed_by_op.get(op, ()), lambda item: machine_of(item.record))
         tables = tuple(_ladder(machine, items, past_benches, kernels) for machine, items in machines.items())
-        no_lib_reason = (spec.no_library or "") if spec else ""
-        op_results.append(OpLadder(op, kernels, no_lib_reason, tables, _check_rows(checks_by_op.get(op, ()), kernels)))
+        op_row = {"op": op, "order": kernels, "no_library": (spec.no_library or "") if spec else "", "ladders": tables}
+        op_results.append(op_row | {"checks": _check_rows(checks_by_op.get(op, ()), kernels)})
     return tuple(op_results)
 
 
@@ -180,8 +162,9 @@ def _ladder(
     cases = []
     for case_key, group in grouped(sorted(chosen, key=size), lambda item: _beside(item.record)).items():
         group.sort(key=lambda item: _rank(item.record, order))
-        cases.append(LadderCase(case_key[2], case_key[3], tuple(_row(item, group, past[case_key]) for item in group)))
-    latencies_ms = [row.latency_ms for case_block in cases for row in case_block.rows if row.latency_ms is not None]
+        rows = tuple(_row(item, group, past[case_key]) for item in group)
+        cases.append({"case_id": case_key[2], "scheme": case_key[3], "rows": rows})
+    latencies_ms = [row.latency_ms for case_block in cases for row in case_block["rows"] if row.latency_ms is not None]
     return Ladder(machine, tuple(cases), time_unit(latencies_ms))
 
 

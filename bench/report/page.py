@@ -44,7 +44,7 @@ def render(content: Content) -> str:
         bad=BAD_COLUMNS,
         not_run=NOT_RUN,
         absent=sum(len(gap["names"]) for gap in content.unmeasured if gap["machine"] in machines),
-        op_anchors={op.op: f"op-{op_index}-{slug(op.op)}" for op_index, op in enumerate(content.ops, 1)},
+        op_anchors={op["op"]: f"op-{op_index}-{slug(op['op'])}" for op_index, op in enumerate(content.ops, 1)},
         machines=machines,
     )
 

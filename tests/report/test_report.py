@@ -33,12 +33,12 @@ def content(folder, *records):
 
 def rows(found):
     """Every row of every ladder by machine, case and kernel."""
-    ladders = [ladder for op in found.ops for ladder in op.ladders]
+    ladders = [ladder for op in found.ops for ladder in op["ladders"]]
     return {
-        (ladder.machine, block.case_id, row.kernel): row
+        (ladder.machine, block["case_id"], row.kernel): row
         for ladder in ladders
         for block in ladder.blocks
-        for row in block.rows
+        for row in block["rows"]
     }
 
 
@@ -122,7 +122,7 @@ def test_an_interpreted_kernel_has_no_time_and_its_check_says_who_made_it(tmp_pa
     found = content(tmp_path, untimed, right, wrong, absent)
     (row,) = rows(found).values()
     assert row.latency_ms is None and not row.failed
-    ((one,),) = (op.checks for op in found.ops)
+    ((one,),) = (op["checks"] for op in found.ops)
     counts = [one[name] for name in ("right", "wrong", "not_run")]
     assert (one["kernel"], one["checked_by"], counts) == ("fused", "interpreter", [1, 1, 1])
     assert (one["worst"], one["weak"], one["source"].line) == (0.25, 1, 4)
