@@ -25,7 +25,7 @@ test-full: setup
 	$(TEST)
 
 # The emulator alone, with its corpus: without the tests that run the lab's own commands, rungs and microkernels in it.
-OF_THE_LAB := test_emulate.py test_emulated_registry.py test_ptx_microkernels.py test_ptx_mutants.py test_inputs.py test_printed.py
+OF_THE_LAB := test_emulate.py test_emulated_registry.py test_ptx_microkernels.py test_ptx_mutants.py test_inputs.py test_printed.py test_found.py
 test-emulator: setup
 	$(TEST) -m "not slow and not more" tests/emulator $(addprefix --ignore=tests/emulator/,$(OF_THE_LAB))
 
@@ -45,7 +45,7 @@ types: setup
 	rm -rf build/lib build/types && $(BIN)/python -m pip install -q --no-deps --no-build-isolation --target build/types .
 	rm -rf rooflab.egg-info  # pytest would take it for a second installation
 	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache -p rooflab
-	cd build/types && MYPYPATH=.:../../results:../../results/faults:../../results/visit ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache ../../results/*/*.py
+	cd build/types && MYPYPATH=.:../../results:../../results/visit ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../../.mypy_cache ../../results/*/*.py
 
 # What a GPU machine without a network lacks, to be sent there with the checkout (bench/run_from_checkout.py).
 wheelhouse: setup

@@ -29,7 +29,7 @@ STAGE, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 MENU: dict[str, list[str]] = {
     "Start": ["README.md"],
-    "Kernels": ["kernels", "check", "bench", "emulate", "predict", "ab", "own_kernel", "own_op", "published"],
+    "Kernels": ["kernels", "check", "bench", "emulate", "found", "predict", "ab", "own_kernel", "own_op", "published"],
     "Engine": ["engine", "models", "speculate", "serve", "latency"],
     "Numbers": ["card", "numbers", "results/README.md", "not_shown", "rehearsal"],
     "Inside": ["architecture"],

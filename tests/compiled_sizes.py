@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.compile.static import CompiledInfo, CompileFailure, compile_kernels
+from rooflab.bench.compile.store import Store
 from rooflab.kernels.registry import get_kernel
 from rooflab.roofline.occupancy import HOPPER
 
 
 def compiled(requests: Sequence[KernelCase]) -> Iterator[tuple[KernelCase, CompiledInfo]]:
     """Each request with the first kernel that it launches."""
-    for request, found in zip(requests, compile_kernels(requests), strict=True):
+    for request, found in zip(requests, compile_kernels(requests, Store()), strict=True):
         assert not isinstance(found, CompileFailure), f"{request}: {found}"
         yield request, found[0]
 

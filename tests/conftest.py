@@ -20,11 +20,20 @@ SEED = int(os.environ.get("ROOFLAB_TEST_SEED", "0"))
 """The seed that draws which cases of a long list `make test` runs."""
 
 
+def pytest_configure() -> None:
+    """Collects no garbage until all tests are collected: it takes 1 s of 13."""
+    gc.disable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_ignore_collect(collection_path, config):
-    """With `-m gpu`, leaves out files without such tests: on a card's machine, their imports may be missing."""
-    only_gpu = config.option.markexpr == "gpu" and collection_path.suffix == ".py"
-    return True if only_gpu and "mark.gpu" not in collection_path.read_text() else None
+    """Leaves out a file without a mark that `-m` asks for: `-m gpu` runs where other files' imports may be missing, and
+    `make test-more` would import 150 files in vain."""
+    marks = {"gpu": ("gpu",), "more and not slow": ("more", "sampled")}.get(config.option.markexpr)
+    if marks is None or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text()
+    return None if any(f"mark.{mark}" in text for mark in marks) else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,6 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Freezes all tests and modules, so that no full garbage collection visits these objects again."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -89,6 +99,16 @@ def quiet() -> Iterator[None]:
             patch.setattr(f"rooflab.bench.{module}.why_noisy", lambda seconds, waiting: "")
         patch.setattr("rooflab.bench.core.timers.timing.few", lambda samples, room: "")
         patch.setattr("rooflab.bench.core.timers.cpu.last_level_cache_bytes", lambda: 2**20)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_child_a_worker() -> Iterator[None]:
+    """Lets each pool of this process have one child: the test workers already keep every core busy, and a child takes
+    three seconds to import torch and the kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("process", "outside"):
+            patch.setattr(f"rooflab.bench.core.{module}.cores", lambda: 1)
         yield
 
 

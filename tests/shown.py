@@ -27,6 +27,7 @@ from rooflab.bench.compile.cases import Query
 from rooflab.bench.compile.sass import FAMILIES, parse
 from rooflab.bench.compile.sass_flow import Loop, hot_loop
 from rooflab.bench.compile.static import CompiledInfo, CompileFailure, compile_kernels
+from rooflab.bench.compile.store import Store
 from rooflab.kernels.registry import Kernel, get_kernel, ops
 from rooflab.reference.spec import SCHEMES, Case
 
@@ -150,7 +151,7 @@ def launched(op: str, scheme: str, case: str, config: str, name: str) -> list[Sh
     if config:
         made = get_kernel(op, name).tunable.make_config(Case.parse(config))
         chosen = [one._replace(config=made) for one in chosen]
-    results = dict(zip([one.kernel for one in chosen], compile_kernels(chosen), strict=True))
+    results = dict(zip([one.kernel for one in chosen], compile_kernels(chosen, Store()), strict=True))
     found = results[name]
     assert not isinstance(found, CompileFailure), found
     return [Shown(info) for info in found]

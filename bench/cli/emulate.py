@@ -71,6 +71,9 @@ def emulate(
     ] = None,
     schedule: Annotated[int, typer.Option(help="Order of warps and copies: 0, or a seed of another order.")] = 0,
     races: Annotated[bool, typer.Option(help="Look for races.")] = True,
+    views: Annotated[
+        bool, typer.Option("--views", help="Keep accesses among the elements of the views passed.")
+    ] = False,
     lines: Annotated[bool, typer.Option("--lines", help="Show source lines with their bytes and threads.")] = False,
     gpu: Annotated[str, typer.Option("--gpu", help="The Hopper GPU for which a time is predicted.")] = "h100",
     triton: Annotated[str, typer.Option(help="Compare these versions of Triton, as 3.6.0,3.9.0.")] = "",
@@ -90,7 +93,7 @@ def emulate(
     Exit status 11: a value is wrong, there is a race, or the call would fail on a GPU.  With --triton, 10: a later
     version is worse than the first (wrong or other values, more findings, more spills)."""
     if context.meta[PROGRAM]:
-        _run_program(context, races, schedule, json)
+        _run_program(context, races, schedule, views, json)
     from rooflab.bench.compile.launchers import selected
     from rooflab.bench.emulate import calls as emulated_calls
 
@@ -104,14 +107,15 @@ def emulate(
         kernel_names = [*([kernel] if kernel else []), *(kernels or [])]
         kernel_cases = emulated_calls.choose(op, kernel_names, case or [], scheme or [], config)
     if triton:
-        refused = {"ctas": ctas, "lines": lines, "out": out, "config": launcher and config}
+        refused = {"ctas": ctas, "lines": lines, "views": views, "out": out, "config": launcher and config}
         _compare_toolchains(triton, kernel_cases, refused, seed, schedule, races, reference)
         return
     calls = []
     for kernel_case in kernel_cases:
         with show.waiting(kernel_case.label):
             configs = config if launcher else None
-            calls.append(emulated_calls.call(kernel_case, seed, schedule, ctas, races, gpu, None, reference, configs))
+            settings = (seed, schedule, ctas, races, gpu)
+            calls.append(emulated_calls.call(kernel_case, *settings, None, reference, configs, views))
         for finding in calls[-1].answer.get("findings", ()):
             finding.update(config=config or "", command=shlex.join(["rooflab", *sys.argv[1:]]))
     if out is not None:
@@ -160,15 +164,15 @@ def _compare_toolchains(
         raise typer.Exit(ExitStatus.SLOWER)
 
 
-def _run_program(context: typer.Context, races: bool, schedule: int, json: bool) -> NoReturn:
+def _run_program(context: typer.Context, races: bool, schedule: int, views: bool, json: bool) -> NoReturn:
     """Runs the program of the command line.  Raises `ValueError` on an option that only a call of a kernel has."""
     from rooflab.bench.emulate import strangers
 
     for name, value in context.params.items():
         source = context.get_parameter_source(name)
-        if name not in ("races", "schedule", "json") and source is not None and source.name == "COMMANDLINE":
+        if name not in ("races", "schedule", "views", "json") and source is not None and source.name == "COMMANDLINE":
             raise ValueError(f"{name}: expected no value with a program after --, got {value!r}")
-    report = strangers.run(context.meta[PROGRAM], races, schedule, out_of_the_way=json)
+    report = strangers.run(context.meta[PROGRAM], races, schedule, views, out_of_the_way=json)
     show.result(report.to_dict())
     for text_line, style in report.lines():
         show.line(text_line, style)

@@ -6,7 +6,9 @@ with the name of the function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +23,7 @@ from rooflab.bench.compile.pretended_torch import GPU, fake_cuda, pretended_torc
 _CPU_DEVICE = torch.device("cpu")
 _NOOP_METHODS = (torch.Tensor.cuda, torch.Tensor.pin_memory)
 """Methods that return the tensor itself on the pretended GPU."""
-_USES_OF_FREED = 2
-"""The uses of memory that only `OnGpu.addressed` holds: the tensor there, and the object that asks."""
+_HOST_READS = (torch.Tensor.cpu, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.item)
 _DEVICE_GETTERS: dict[Any, Callable[[torch.device], Any]] = {
     torch.Tensor.device.__get__: lambda real: GPU if real == _CPU_DEVICE else real,
     torch.Tensor.is_cuda.__get__: lambda real: real == _CPU_DEVICE,  # type: ignore[attr-defined]
@@ -34,11 +35,15 @@ _DEVICE_GETTERS: dict[Any, Callable[[torch.device], Any]] = {
 class OnGpu(TorchFunctionMode):
     """While this mode is active, CPU tensors report the device `GPU`, and tensors sent to `GPU` stay on the CPU.
 
-    The mode remembers a tensor when a program reads its `data_ptr()`, because a kernel may use this pointer."""
+    The mode remembers a tensor when a program reads its `data_ptr()`, because a kernel may use this pointer.  With
+    `each_view`, it remembers each view of one memory, but none that only Triton asks of its arguments."""
 
-    def __init__(self) -> None:
+    def __init__(self, each_view: bool = False) -> None:
         super().__init__()
-        self.addressed: dict[int, torch.Tensor] = {}
+        self._each_view = each_view
+        self.addressed: dict[Hashable, torch.Tensor] = {}
+        self.on_host_read: Callable[[], object] = lambda: None
+        """A function that is called when the host waits for the current stream, to read a tensor."""
         self._crowded = 1024
         """The number of tensors in `addressed` from which on freed tensors are dropped."""
 
@@ -48,6 +53,8 @@ class OnGpu(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in _NOOP_METHODS:
             return args[0]
+        if func in _HOST_READS:
+            self.on_host_read()
         if func is torch.Tensor.cpu:
             return func(*args, **kwargs).clone()  # a copy, as from a GPU
         if func in _DEVICE_GETTERS:
@@ -59,6 +66,7 @@ class OnGpu(TorchFunctionMode):
             target = kwargs["device"] if "device" in kwargs else args[1] if len(args) > 1 else None
             if isinstance(target, torch.device | str) and torch.device(target).type == "cpu":
                 kwargs["copy"] = True
+                self.on_host_read()
             args = (*args[:1], *(_CPU_DEVICE if type(value) is int else value for value in args[1:2]), *args[2:])
         if "device" in kwargs:
             kwargs["device"] = _on_cpu(kwargs["device"])
@@ -66,17 +74,30 @@ class OnGpu(TorchFunctionMode):
 
     def _remember(self, tensor: torch.Tensor) -> None:
         """Holds a tensor's memory.  Of many tensors, drops those that the program has freed."""
-        address = tensor.untyped_storage().data_ptr()
-        if address in self.addressed:
+        key: Hashable = tensor.untyped_storage().data_ptr()
+        if self._each_view:
+            if _is_asked_by_triton():
+                return
+            key = key, tensor.data_ptr(), tensor.shape, tensor.stride()
+        if key in self.addressed:
             return
-        self.addressed[address] = tensor.detach()  # so that the memory's uses count the program's tensors alone
+        self.addressed[key] = tensor.detach()  # so that the memory's uses count the program's tensors alone
         if len(self.addressed) > self._crowded:
+            held_uses = Counter(held.untyped_storage().data_ptr() for held in self.addressed.values())
             self.addressed = {
-                address: held
-                for address, held in self.addressed.items()
-                if torch._C._storage_Use_Count(held.untyped_storage()._cdata) > _USES_OF_FREED
+                key: held
+                for key, held in self.addressed.items()
+                # One more use is the object that asks.
+                if torch._C._storage_Use_Count((memory := held.untyped_storage())._cdata)
+                > held_uses[memory.data_ptr()] + 1
             }
             self._crowded = max(1024, 2 * len(self.addressed))
+
+
+def _is_asked_by_triton() -> bool:
+    """Tells whether Triton, which looks at the alignment of each argument, called `data_ptr`."""
+    caller = sys._getframe(3)  # behind `_remember` and `__torch_function__`
+    return any(frame is not None and "/triton/" in frame.f_code.co_filename for frame in (caller, caller.f_back))
 
 
 def _on_cpu(device: Any) -> Any:
@@ -88,8 +109,8 @@ def _on_cpu(device: Any) -> Any:
 
 
 @contextmanager
-def pretended_gpu() -> Iterator[OnGpu]:
-    """Makes torch see a fake H100 inside a `with` block."""
+def pretended_gpu(each_view: bool = False) -> Iterator[OnGpu]:
+    """Makes torch see a fake H100 inside a `with` block.  `each_view` is the argument of `OnGpu`."""
     h100, gpu_properties = device_for(), properties()
     device_properties = SimpleNamespace(
         name=h100.full_name,
@@ -110,7 +131,7 @@ def pretended_gpu() -> Iterator[OnGpu]:
         patch.object(torch.version, "cuda", "12.8"),
         patch.object(torch._C, "_get_accelerator", lambda *args: GPU),
         patch.object(torch._C, "_cuda_getCurrentRawStream", lambda *args: 0, create=True),
-        OnGpu() as gpu_mode,
+        OnGpu(each_view) as gpu_mode,
         pretended_torch(gpu_mode),
     ):
         yield gpu_mode

@@ -95,14 +95,16 @@ def call(
     save: Path | None = None,
     reference: str | None = None,
     configs: str | None = None,
+    views: bool = False,
 ) -> EmulatedCall:
     """Emulates a call of a kernel.  `save` is a file for the outputs.
 
     `reference` and `configs` are only for a user's function.  `reference` names a function that computes the expected
-    result.  `configs` selects the configs of an autotuned kernel.  Raises `ValueError` if the worker process fails."""
+    result.  `configs` selects the configs of an autotuned kernel.  `views` is an option of `emulating`.  Raises
+    `ValueError` if the worker process fails."""
     device = get_device(gpu)
     chip_of(device)
-    options = {"seed": seed, "schedule": schedule, "sample": sample, "races": races}
+    options = {"seed": seed, "schedule": schedule, "sample": sample, "races": races, "views": views}
     answer = ask(request_of(target, save, reference=reference, configs=configs, **options))
     if not answer["launches"] or answer["status"] != "OK" or answer["ran"] < answer["of"] or configs:
         return EmulatedCall(target, answer, device.name)  # the compiled code belongs to an autotuner's first config
@@ -116,9 +118,9 @@ def call(
 
 
 def request_of(target: KernelCase, save: Path | None, **options: Any) -> dict[str, Any]:
-    """Returns the request for one emulated call.  `options`: seed, schedule, sample, races, reference and configs."""
-    request = {"do": "outside" if target.is_launcher else "run", **target.to_json(), "sample": None, "configs": None}
-    return {**request, "save": str(save) if save else None, **options}
+    """Returns the request for one call.  `options`: seed, schedule, sample, races, views, reference and configs."""
+    defaults = {"sample": None, "configs": None, "views": False, "save": str(save) if save else None}
+    return {"do": "outside" if target.is_launcher else "run", **target.to_json(), **defaults, **options}
 
 
 def ask(request: Mapping[str, Any], workers: Pool | None = None) -> dict[str, Any]:
@@ -148,6 +150,7 @@ def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
         traffic = traffic_of(one_call.answer)
         has_run = one_call.answer["status"] in ("OK", "INCORRECT") and bool(one_call.answer["launches"])
         is_compared = has_run and bool(one_call.answer["errors"])
+        is_counted = has_run and one_call.answer["ran"] == one_call.answer["of"]
         record_writer.write(
             replace(
                 environment.record(
@@ -164,8 +167,8 @@ def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
                 device="cpu",
                 checked_by="emulator" if is_compared else "none",
                 errors=tuple(one_call.answer.get("errors", ())),
-                traffic_bytes=traffic.bytes if has_run and one_call.answer["ran"] == one_call.answer["of"] else None,
-                traffic_basis="counted" if has_run and one_call.answer["ran"] == one_call.answer["of"] else None,
+                traffic_bytes=traffic.bytes if is_counted else None,
+                traffic_basis="counted" if is_counted else None,
             )
         )
     return record_writer.path

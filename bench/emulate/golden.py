@@ -21,7 +21,7 @@ from rooflab.bench.core import Environment, Rotation, first_case
 from rooflab.bench.emulate.calls import call
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
-from rooflab.reference.spec import Case, Inputs, OpSpec, Outputs, get_scheme
+from rooflab.reference.spec import Case, Inputs, Outputs, get_scheme
 
 SEED = 0
 _INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -71,7 +71,6 @@ def write(folder: Path, device: torch.device, chosen: Sequence[KernelCase] | Non
     """Runs kernels on `device`.  Writes each kernel's outputs to a `.pt` file, and the environment to `golden.json`.
 
     A kernel with stored outputs does not run again; its entry in `golden.json` stays.  Returns all kernels' names."""
-    kernel_names = []
     index_file = folder / "golden.json"
     kernel_entries: dict[str, Any] = json.loads(index_file.read_text())["kernels"] if index_file.is_file() else {}
     environment = Environment.now(device.index or 0)
@@ -89,8 +88,7 @@ def write(folder: Path, device: torch.device, chosen: Sequence[KernelCase] | Non
                 index_file,
                 json.dumps({"seed": SEED, "kernels": kernel_entries}, indent=1, sort_keys=True, allow_nan=False) + "\n",
             )
-        kernel_names.append(name)
-    return kernel_names
+    return list(map(_name, selected_targets))
 
 
 def compare(folder: Path) -> list[Difference]:
@@ -114,14 +112,11 @@ def _difference(target: KernelCase, golden: Outputs) -> Difference:
         outputs: Outputs = torch.load(Path(folder) / "outputs.pt")
     equal_count = sum(int((_bits(a) == _bits(b)).sum()) for a, b in zip(outputs, golden, strict=True))
     element_count = sum(output.numel() for output in outputs)
-    error_texts = _wrong(op_spec, target, outputs, golden)
-    return Difference(target.label, element_count, equal_count, not error_texts, "; ".join(error_texts))
-
-
-def _wrong(spec: OpSpec, target: KernelCase, outputs: Outputs, golden: Outputs) -> list[str]:
-    inputs: Inputs = spec.make_inputs(target.case, target.scheme, torch.device("cpu"), SEED)
+    inputs: Inputs = op_spec.make_inputs(target.case, target.scheme, torch.device("cpu"), SEED)
     golden_values = tuple(value.double() if value.is_floating_point() else value for value in golden)
-    return [error.describe() for error in spec.judge(outputs, golden_values, inputs, target.scheme) if not error.passed]
+    errors = op_spec.judge(outputs, golden_values, inputs, target.scheme)
+    error_texts = [error.describe() for error in errors if not error.passed]
+    return Difference(target.label, element_count, equal_count, not error_texts, "; ".join(error_texts))
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:

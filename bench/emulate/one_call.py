@@ -37,7 +37,8 @@ def run(request: Mapping[str, Any]) -> Answer:
         kernel_refusal = kernel.why_not_here(torch.device("cpu")) or kernel.why_not_args(inputs)
     if kernel_refusal:
         return {"status": kernel_refusal.status, "reason": kernel_refusal.reason, "launches": []}
-    launches = Launches(checks=Checks(races=request["races"]), seed=request["schedule"], ctas=request["sample"])
+    checks, views = Checks(races=request["races"]), request["views"]
+    launches = Launches(checks=checks, seed=request["schedule"], ctas=request["sample"], views=views)
     arguments = Rotation.arguments(kernel, spec, inputs, request["config"])
     start_s = time.perf_counter()
     call_status, reason_text = "OK", ""
@@ -53,14 +54,7 @@ def run(request: Mapping[str, Any]) -> Answer:
     except Failed.errors() as error:
         run_failure = Failed.of(error, "")
         call_status, reason_text = run_failure.status, run_failure.reason
-    call_answer: Answer = {
-        "seconds": time.perf_counter() - start_s,
-        "launches": [launch_answer(launch_result) for launch_result in launches.results],
-        "findings": [finding.to_dict() for finding in launches.findings],
-        "printed": launches.printed,
-        "ran": launches.ran,
-        "of": launches.of,
-    }
+    call_answer: Answer = {"seconds": time.perf_counter() - start_s, **launches_answer(launches)}
     if call_status == "OK":
         outputs = tuple(arguments[output_name] for output_name in spec.outputs) if spec.mutates else outputs
         if request["save"]:
@@ -123,7 +117,18 @@ def _written(output: torch.Tensor, results: Sequence[LaunchResult]) -> torch.Ten
     return torch.as_strided(element_mask, output.shape, output.stride(), output.storage_offset())
 
 
-def launch_answer(result: LaunchResult) -> Answer:
+def launches_answer(launches: Launches) -> Answer:
+    """Returns what came of several launches as JSON values."""
+    return {
+        "launches": [_launch_answer(launch_result) for launch_result in launches.results],
+        "findings": [finding.to_dict() for finding in launches.findings],
+        "printed": launches.printed,
+        "ran": launches.ran,
+        "of": launches.of,
+    }
+
+
+def _launch_answer(result: LaunchResult) -> Answer:
     """Returns the result of one launch as JSON values, with its bytes and its counts of instructions."""
     return {
         "kernel": result.kernel,
@@ -136,10 +141,8 @@ def launch_answer(result: LaunchResult) -> Answer:
         "shared_wavefronts_least": result.shared_wavefronts_least,
         "races": list(result.races),
         "notes": list(result.notes),
-        "sources": {file: _source(file) for file in {file for file, _ in result.lines if file}},
+        "sources": {
+            file: Path(file).read_text().splitlines() if Path(file).is_file() else []
+            for file in {file for file, _ in result.lines if file}
+        },
     }
-
-
-def _source(file: str) -> list[str]:
-    source_path = Path(file)
-    return source_path.read_text().splitlines() if source_path.is_file() else []

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -45,14 +46,9 @@ def compile_ptx(source: str, *, options: tuple[str, ...] = ()) -> str:
         nvrtc.destroyProgram(nvrtc_program)
 
 
-@contextmanager
-def emulation() -> Iterator[None]:
+def emulation() -> AbstractContextManager[object]:
     """Lets compiled kernels accept CPU tensors inside `with`.  The caller must pass their launches to the emulator."""
-    was_emulated, _device.is_emulated = _device.is_emulated, True
-    try:
-        yield
-    finally:
-        _device.is_emulated = was_emulated
+    return patch.object(_device, "is_emulated", True)
 
 
 @contextmanager
@@ -82,20 +78,17 @@ def emulating_cuda(handle: LaunchHook) -> Iterator[None]:
 
     Patches the class itself, so that every import of the class is covered.  `handle` gets the arguments of the launch,
     with CPU tensors.  Raises `ValueError` on arguments that a real launch would refuse."""
-    original_call = _cuda.CudaKernel.__call__
 
     def instead(
         self: _cuda.CudaKernel, grid: Sequence[int], block: Sequence[int], *arguments: Any, shared_bytes: int = 0
     ) -> None:
         launch_values = [_argument(arg_index, launch_argument) for arg_index, launch_argument in enumerate(arguments)]
-        launch = PtxLaunch(compile_ptx(self.source, options=self.options), self.name, _triple(block), int(shared_bytes))
+        ptx = compile_ptx(self.source, options=self.options)
+        launch = PtxLaunch(ptx, self.name, _triple(block), int(shared_bytes), dependent=self.dependent)
         handle(launch, tuple(int(axis_size) for axis_size in grid), launch_values)
 
-    _cuda.CudaKernel.__call__ = instead  # type: ignore[method-assign]
-    try:
+    with patch.object(_cuda.CudaKernel, "__call__", instead):
         yield
-    finally:
-        _cuda.CudaKernel.__call__ = original_call  # type: ignore[method-assign]
 
 
 def _triple(sizes: Sequence[int]) -> tuple[int, int, int]:

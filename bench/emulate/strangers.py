@@ -105,7 +105,7 @@ class ProgramReport:
         return {"status": self.status, "exit_status": self.exit_status, "parts": parts, "marks": self.marks}
 
 
-def run(words: Sequence[str], races: bool, schedule: int, out_of_the_way: bool = False) -> ProgramReport:
+def run(words: Sequence[str], races: bool, schedule: int, views: bool, out_of_the_way: bool = False) -> ProgramReport:
     """Runs a program in a child process, with this process's input and output, and returns the report.
 
     With `out_of_the_way`, the program's output goes to stderr.  Raises `ValueError` if `words` name no program, and if
@@ -113,7 +113,8 @@ def run(words: Sequence[str], races: bool, schedule: int, out_of_the_way: bool =
     program = StrangersProgram.of(words)
     with tempfile.TemporaryDirectory() as folder:
         report_file = Path(folder) / "report.json"
-        request = {"program": vars(program), "races": races, "schedule": schedule, "report": str(report_file)}
+        options = {"races": races, "seed": schedule, "views": views}
+        request = {"program": vars(program), "options": options, "report": str(report_file)}
         command = [sys.executable, "-P", "-m", WORKER_MODULE, json.dumps(request, allow_nan=False)]
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
         ended = subprocess.run(command, env=environment, stdout=sys.stderr if out_of_the_way else None)

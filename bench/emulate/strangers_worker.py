@@ -7,7 +7,7 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -94,10 +94,6 @@ class Plugin:
             self._ran.add(report.nodeid)
 
 
-def _pytest(words: list[str], watch: LaunchWatch) -> int:
-    return int(pytest.main(words, plugins=[Plugin(watch)]))
-
-
 def _script(words: list[str], watch: LaunchWatch, is_module: bool) -> int:
     """Runs a script or a module as `__main__`, and returns its exit status. Prints the traceback of an error."""
     sys.argv = words
@@ -120,16 +116,6 @@ def _script(words: list[str], watch: LaunchWatch, is_module: bool) -> int:
     return 0
 
 
-def _eager(marks: Any) -> Callable[..., Any]:
-    """Returns a replacement of `torch.compile` that compiles nothing, and says so in `marks`."""
-
-    def compile_nothing(model: Any = None, **options: Any) -> Any:
-        marks[COMPILE_MARK] += 1
-        return model if model is not None else lambda function: function
-
-    return compile_nothing
-
-
 def main(request: Mapping[str, Any]) -> int:
     """Runs the program of a request, writes the report, and returns the program's exit status."""
     program = StrangersProgram(**request["program"])
@@ -137,11 +123,16 @@ def main(request: Mapping[str, Any]) -> int:
         sys.path.insert(0, os.getcwd())
     elif program.kind == "script":
         sys.path.insert(0, str(Path(program.words[0]).resolve().parent))
-    with emulating(races=request["races"], seed=request["schedule"]) as emulation:
+
+    def compile_nothing(model: Any = None, **options: Any) -> Any:
+        emulation.marks[COMPILE_MARK] += 1
+        return model if model is not None else lambda function: function
+
+    with emulating(**request["options"]) as emulation:
         watch = LaunchWatch(emulation)
-        with patch.object(torch, "compile", _eager(emulation.marks)):
+        with patch.object(torch, "compile", compile_nothing):
             if program.kind == "pytest":
-                status = _pytest(program.words, watch)
+                status = int(pytest.main(program.words, plugins=[Plugin(watch)]))
             else:
                 status = _script(program.words, watch, program.kind == "module")
     report = {"status": status, "parts": [vars(part) for part in watch.parts], "marks": dict(emulation.marks)}

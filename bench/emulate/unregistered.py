@@ -16,7 +16,7 @@ from rooflab.bench.base.system_time import time
 from rooflab.bench.compile.launchers import check_named, function_of, inputs_of, texts_of
 from rooflab.bench.compile.pretended import pretended_card
 from rooflab.bench.core import Failed, FunctionOp, poisoned_allocations
-from rooflab.bench.emulate.one_call import Answer, launch_answer
+from rooflab.bench.emulate.one_call import Answer, launches_answer
 from rooflab.bench.emulate.ours import emulating
 from rooflab.bench.emulator import EmulationError
 
@@ -64,7 +64,10 @@ def run(
     if call_status == "OK" and emulation.races:
         call_status, reason_text = "INCORRECT", str(emulation.findings[0])
     if call_status == "OK" and reference is not None:
-        fp64_inputs = {name: value.double() if _is_float(value) else value for name, value in inputs.items()}
+        fp64_inputs = {
+            name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+            for name, value in inputs.items()
+        }
         with pretended_card():
             expected_result = reference(**fp64_inputs)
         verdicts = FunctionOp.judge(function_result, expected_result)
@@ -72,22 +75,15 @@ def run(
         reason_text = "; ".join(verdict.describe() for verdict in verdicts if call_status == "OK" or not verdict.passed)
     if call_status == "OK" and reference is None:
         reason_text = "no fault and no race; no value was compared, for there is no --reference"
-    call_answer: Answer = {"status": call_status, "reason": reason_text, "seconds": time.perf_counter() - start_s}
-    launches = [launch_answer(launch) for launch in emulation.launches]
-    call_answer["findings"] = [finding.to_dict() for finding in emulation.findings]
-    call_answer["printed"] = emulation.printed
-    return call_answer | {"ran": emulation.ran, "of": emulation.of, "launches": launches}
+    seconds = time.perf_counter() - start_s
+    return {"status": call_status, "reason": reason_text, "seconds": seconds, **launches_answer(emulation)}
 
 
 def answer(request: Mapping[str, Any]) -> Answer:
     """Answers a request of `rooflab emulate` in the worker process.  Raises `ValueError` on an unknown name."""
     function = function_of(f"{request['file']}::{request['kernel']}")
     run_options: dict[str, Any] = {"races": request["races"], "seed": request["schedule"], "ctas": request["sample"]}
-    run_options["save"] = request["save"]
+    run_options |= {"save": request["save"], "views": request["views"]}
     run_options["configs"] = inputs_of(texts_of(request["configs"]), 0) if request["configs"] else None
     reference = function_of(request["reference"]) if request["reference"] else None
     return run(function, reference, inputs_of(request["case"], request["seed"]), **run_options)
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from rooflab.bench.emulator.machine.memory import GlobalMemory
+from rooflab.bench.emulator.machine.view_bounds import ViewBounds
 from rooflab.bench.emulator.text.syntax import Parameter, PtxKernel, SizeTriple
 from rooflab.bench.emulator.tiles.tensor_map import TensorMap
 
@@ -30,6 +31,8 @@ class PtxLaunch:
     dynamic_shared: int = 0
     """Bytes of `extern .shared` memory."""
     cluster: SizeTriple = (1, 1, 1)
+    dependent: bool = False
+    """Whether the kernel may begin before the one before it ends (programmatic dependent launch)."""
     names: tuple[str, ...] = ()
     """The parameters' names in the source, for messages; if empty, messages use the PTX's names."""
 
@@ -70,13 +73,17 @@ def bound_arguments(kernel: PtxKernel, args: Sequence[Any], memory: GlobalMemory
 
 
 def add_tensor(memory: GlobalMemory, tensor: torch.Tensor, name: str) -> int:
-    """Registers a tensor's storage and returns its address.  Raises `ValueError` on a tensor without CPU memory."""
+    """Registers a tensor's storage and returns its address.  If `memory` is bounded by views, also bounds the storage
+    by the elements of the tensor.  Raises `ValueError` on a tensor without CPU memory."""
     if tensor.device.type != "cpu":
         raise ValueError(f"{name}: expected a tensor on the CPU, got one on {tensor.device}")
     if tensor.layout != torch.strided:
         raise ValueError(f"{name}: expected a tensor in plain memory, got one of layout {tensor.layout}")
     tensor_storage = tensor.untyped_storage()
-    memory.add(name, tensor_storage.data_ptr(), tensor_storage.nbytes(), tensor)
+    allocation = memory.add(name, tensor_storage.data_ptr(), tensor_storage.nbytes(), tensor)
+    if memory.by_view and allocation is not None:
+        allocation.bounds = allocation.bounds or ViewBounds(allocation.base, allocation.size)
+        allocation.bounds.add(name, tensor)
     return tensor.data_ptr()
 
 

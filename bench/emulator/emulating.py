@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from rooflab.bench.compile.pretended import OnGpu, pretended_gpu
+from rooflab.bench.emulator.launch_streams import ordered_streams
 from rooflab.bench.emulator.launches import Launches, emulating_launches
 from rooflab.bench.emulator.machine.run import Checks, EmulationError
 from rooflab.bench.emulator.results import LaunchResult
@@ -59,6 +60,7 @@ def emulating(
     memory: Iterable[torch.Tensor] = (),
     seed: int = 0,
     ctas: int | None = None,
+    views: bool = False,
 ) -> Iterator[Emulation]:
     """Runs every launch of Triton and Gluon inside the `with` block in the emulator, as an H100 would.
 
@@ -66,15 +68,18 @@ def emulating(
     with the configs that `configs` selects.  `races=False` skips the race detection, which is faster.  A `seed` above 0
     makes the order of warps and copies random.  `memory` lists tensors that kernels reach through pointers in memory.
     By default, all CTAs of a launch run.  With `ctas`, these run: the first CTA, the last CTA, and `ctas` random CTAs
-    between them.
+    between them.  With `views`, an access must stay among the elements of a view: of an argument of the launch, of
+    `memory`, or of a tensor whose `data_ptr()` the program asked for.  Otherwise it may use their whole storages.
 
     Raises `EmulationError` with the source line if a kernel reads or writes out of bounds, reads unwritten memory, or
     never ends.  Races are in `findings`.  Raises `ValueError` if no config matches `configs`."""
-    launch_emulation = Emulation(checks=Checks(races=races), seed=seed, ctas=ctas, memory=tuple(memory))
+    checks = Checks(races=races)
+    launch_emulation = Emulation(checks=checks, seed=seed, ctas=ctas, memory=tuple(memory), views=views)
     try:
         with (
             emulating_launches(launch_emulation, None if configs is None else _chosen(configs)),
-            pretended_gpu() as launch_emulation.gpu,
+            pretended_gpu(views) as launch_emulation.gpu,
+            ordered_streams(launch_emulation.fresh.order, launch_emulation.gpu),
             launch_emulation.fresh,
         ):
             yield launch_emulation

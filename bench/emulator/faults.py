@@ -14,7 +14,7 @@ from rooflab.bench.emulator.text.syntax import Instruction, SizeTriple
 Rule = Literal[
     "missing-fence", "race", "out-of-bounds", "misaligned", "unwritten-read", "deadlock", "endless", "barrier",
     "mbarrier-phase", "wgmma-registers", "early-exit", "output-not-written", "nondeterministic-sum",
-    "invalid-use", "trap",
+    "dependent-launch", "stream-order", "invalid-use", "trap",
 ]  # fmt: skip
 RULES: dict[Rule, tuple[str, str]] = {
     "missing-fence": (
@@ -22,18 +22,21 @@ RULES: dict[Rule, tuple[str, str]] = {
         "No fence comes between accesses of two proxies to one place, or between a wgmma and a use of its registers",
     ),
     "race": ("Conflict and Data-races", "Nothing orders two accesses to the same memory, of which one is a write"),
-    "out-of-bounds": ("State Spaces", "An access lies outside all tensors and variables, or writes constant memory"),
+    "out-of-bounds": (
+        "State Spaces",
+        "An access lies outside all tensors (or views) and variables, or writes constant memory",
+    ),
     "misaligned": ("Addresses as Operands", "An address is not a multiple of the bytes that the instruction requires"),
     "unwritten-read": ("Initialization", "An instruction reads memory that has not been written"),
     "deadlock": ("barrier, mbarrier.try_wait", "All threads that are left wait for what no thread will do"),
     "endless": ("", "No CTA has ended within the time limit; PTX has no such limit"),
     "barrier": ("barrier, barrier.cluster", "The threads of a barrier do not agree on who comes to it, or how often"),
     "mbarrier-phase": (
-        "Phase of the mbarrier object",
+        "Contents of the mbarrier object; Lifecycle of the mbarrier object",
         "An mbarrier gets more than its phase takes, is used before its init, or may count in another phase",
     ),
     "wgmma-registers": (
-        "wgmma.mma_async",
+        "wgmma.wait_group",
         "An instruction touches a register of a wgmma before a wgmma.wait_group has waited for this wgmma",
     ),
     "early-exit": (
@@ -45,6 +48,11 @@ RULES: dict[Rule, tuple[str, str]] = {
         "atom",
         "Atomics of several warps or CTAs add floats to one address, and the order decides the rounding",
     ),
+    "dependent-launch": (
+        "griddepcontrol",
+        "A dependent launch uses memory of the launch before it, and has not run griddepcontrol.wait",
+    ),
+    "stream-order": ("", "Two streams use the same memory, one writes it, and no event and no wait orders them"),
     "invalid-use": ("the instruction's own", "An operand or a group of threads is one that the instruction forbids"),
     "trap": ("trap", "The kernel stops itself: a trap, or an assertion that failed on the device"),
 }

@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rooflab.bench.emulator.machine.launch_order import LaunchOrder
+
 Flags = npt.NDArray[np.bool_]
 _ATEN = torch.ops.aten
 _ALLOCATORS = (
@@ -46,14 +48,25 @@ class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The tensors by the address of their storage."""
         self.report: Callable[[int, str], None] = lambda launch, text: None
         """A function that gets a launch's number and a sentence: somebody reads elements that nobody wrote."""
+        self.order = LaunchOrder()
+        """What the launches did that run at the same time as other work may."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._tensors and func.overloadpacket not in _ALLOCATORS and not _is_view(func) and not _reads_shape(func):
-            for tensor in tensors_in([value for value, is_written in _arguments(func, args, kwargs) if not is_written]):
+        is_watched = self._tensors or self.order.is_open
+        if is_watched and func.overloadpacket not in _ALLOCATORS and not _is_view(func) and not _reads_shape(func):
+            used = [
+                (tensor, "write" if is_written else "read")
+                for value, is_written in _arguments(func, args, kwargs)
+                for tensor in tensors_in(value)
+            ]
+            self.order.torch_operator(str(func.overloadpacket), used)
+            for tensor in [tensor for tensor, verb in used if verb == "read"]:
                 self.check(tensor, f"a tensor of shape {list(tensor.shape)}, which {func.overloadpacket} reads")
-            self.forget(tensors_in((args, kwargs)))
+            self.forget(tensor for tensor, _ in used)
         result = func(*args, **kwargs)
+        if isinstance(result, bool | int | float):
+            self.order.synchronize([self.order.stream])  # the host has the value
         is_new = func.overloadpacket in _ALLOCATORS and "out" not in kwargs and result.layout == torch.strided
         if is_new and result.device.type == "cpu" and result.untyped_storage().nbytes():
             self._tensors[result.untyped_storage().data_ptr()] = _Fresh(result)
@@ -64,8 +77,9 @@ class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all tensors."""
+        """Forgets all tensors and launches."""
         self._tensors.clear()
+        self.order.clear()
 
     def written(self, tensors: Iterable[torch.Tensor], launch: int) -> dict[int, Flags]:
         """Returns the flags of the recorded tensors in `tensors`, by the address of their storage.

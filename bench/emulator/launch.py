@@ -19,6 +19,7 @@ from rooflab.bench.emulator.arguments import (
 from rooflab.bench.emulator.fresh_memory import Flags
 from rooflab.bench.emulator.loader import load
 from rooflab.bench.emulator.machine.grid import execute
+from rooflab.bench.emulator.machine.launch_order import Turn
 from rooflab.bench.emulator.machine.memory import GlobalMemory
 from rooflab.bench.emulator.machine.run import MOST_THREADS, SHARED_LIMIT, Checks, Run, VariableLayout
 from rooflab.bench.emulator.mended import registers_of
@@ -46,6 +47,8 @@ def emulate(
     memory: Iterable[torch.Tensor] = (),
     printed: list[str] | None = None,
     short_accumulator: bool = False,
+    views: bool = False,
+    turn: Turn | None = None,
 ) -> LaunchResult:
     """Runs a compiled kernel on the CPU.  The kernel reads and writes CPU tensors in place.
 
@@ -58,7 +61,8 @@ def emulate(
     byte of a tensor, by the address of its storage; the kernel's stores set these flags.  `memory` are tensors that the
     kernel reaches through pointers in memory.  `printed` is a list that gets the lines that the kernel prints, even if
     it fails.  With `short_accumulator`, fp8 matrix multiplications accumulate with
-    about 14 bits, as on Hopper.
+    about 14 bits, as on Hopper.  With `views`, an access must stay among the elements of the tensors in `args` and
+    `memory`; otherwise their whole storages may be used.  `turn` tells which earlier launches may still run.
 
     Raises `PtxError` on PTX that is unknown or not for Hopper.  Raises `ValueError` on arguments that do not fit.
     Raises `EmulationError` if the kernel breaks a rule of the GPU."""
@@ -80,7 +84,7 @@ def emulate(
     if not isinstance(checks, Checks):
         raise ValueError(f"checks: expected Checks, got a value of type {type(checks).__name__}")
     unwritten_tensors = checked_tensors("unwritten", unwritten)
-    global_memory = GlobalMemory()
+    global_memory = GlobalMemory(by_view=views)
     params = bound_arguments(program.kernel, args, global_memory, compiled.names)
     for tensor in checked_tensors("memory", memory):
         add_tensor(global_memory, tensor, "memory")
@@ -99,7 +103,13 @@ def emulate(
     run.stored = None if ctas is None else []
     run.printed = run.printed if printed is None else printed
     ptx_text, name = compiled.ptx, program.kernel.name
+    if turn is not None and run.observer is not None:
+        turn.begin(cta_count, compiled.dependent, program.lets_next_begin)
+        if turn.watches:
+            run.turn = run.observer.turn = turn
     execute(run, range(cta_count) if ctas is None else _chosen(ctas, cta_count), lambda: registers_of(ptx_text, name))
+    if turn is not None and not turn.watches:
+        turn.add_sectors(name, global_memory)
     return result_of(run, compiled.ptx)
 
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from rooflab.bench.compile.cases import SM, properties
 from rooflab.bench.compile.pretended_graph import capturing
-from rooflab.bench.emulator.faults import Finding
+from rooflab.bench.emulator.faults import Finding, Rule
 from rooflab.bench.emulator.fresh_memory import FreshMemory, tensors_in
 from rooflab.bench.emulator.launch import emulate
 from rooflab.bench.emulator.machine.run import Checks, EmulationError
@@ -40,6 +40,8 @@ class Launches:
     seed: int = 0
     ctas: int | None = None
     """The number of CTAs that run besides the first CTA and the last CTA; None means that all CTAs run."""
+    views: bool = False
+    """Whether accesses must stay among the elements of the views that a launcher passes."""
     ran: int = 0
     of: int = 0
     """The number of CTAs in the grids of all launches."""
@@ -56,7 +58,8 @@ class Launches:
     def __post_init__(self) -> None:
         if self.ctas is not None and self.ctas < 0:
             raise ValueError(f"ctas: expected 0 or more, got {self.ctas}")
-        self.fresh.report = self._add_note
+        self.fresh.report = partial(self._add, "output-not-written", "note")
+        self.fresh.order.report = partial(self._add, "stream-order", "error")
 
     def run(self, compiled: Any, grid: tuple[int, ...], args: list[Any]) -> None:
         """Emulates one launch.  While a CUDA graph is captured, records the launch instead."""
@@ -83,8 +86,9 @@ class Launches:
                 written_flags = self.fresh.written(tensors, len(self.results))
             else:  # only values are checked: there the poison in fresh memory shows a read of unwritten memory
                 self.fresh.forget(tensors)
+            turn = self.fresh.order.turn(len(self.results)) if self.checks.races and self.checks.counts else None
             try:
-                return emulate(
+                result = emulate(
                     compiled,
                     grid,
                     args,
@@ -94,22 +98,27 @@ class Launches:
                     written=written_flags,
                     memory=self.reached,
                     printed=self.printed,
+                    views=self.views,
+                    turn=turn,
                 )
             except EmulationError as error:
                 self.failed.append(error.fault)
                 raise
+            if turn is not None:
+                self.fresh.order.end(turn)
+            return result
 
     def check_outputs(self, outputs: Any) -> None:
         """Adds a note for each tensor in `outputs` that `torch.empty` made, and of which nobody wrote some elements."""
         for index, tensor in enumerate(tensors_in(outputs)):
             self.fresh.check(tensor, f"output {index} of the launcher", len(self.results) - 1)
 
-    def _add_note(self, launch: int, text: str) -> None:
-        """Adds a note to the launch of number `launch`, unless only some CTAs ran."""
+    def _add(self, rule: Rule, severity: Literal["error", "note"], launch: int, text: str) -> None:
+        """Adds a finding to the launch of number `launch`, unless only some CTAs ran."""
         if self.ran == self.of and 0 <= launch < len(self.results):
             result = self.results[launch]
-            note = Finding("output-not-written", "note", result.kernel, text, grid=result.grid)
-            self.results[launch] = replace(result, findings=tuple(dict.fromkeys((*result.findings, note))))
+            found = Finding(rule, severity, result.kernel, text, grid=result.grid)
+            self.results[launch] = replace(result, findings=tuple(dict.fromkeys((*result.findings, found))))
 
     @property
     def reached(self) -> list[torch.Tensor]:

@@ -49,12 +49,7 @@ def _names() -> dict[str, Any]:
         warps,
     )
     value_by_name: dict[str, Any] = {module.__name__.rsplit(".", 1)[-1]: module for module in modules}
-    numpy_types = {
-        f"{type_letter}{type_bytes}": np.dtype(f"{type_letter}{type_bytes}")
-        for type_letter in "iu"
-        for type_bytes in (1, 2, 4, 8)
-    }
-    numpy_types |= {f"f{type_bytes}": np.dtype(f"f{type_bytes}") for type_bytes in (4, 8)}
+    numpy_types = {name: np.dtype(name) for name in "i1 i2 i4 i8 u1 u2 u4 u8 f4 f8".split()}
     return value_by_name | numpy_types | {"np": np, "bool_": np.bool_, "choose": choose, "waiting_of": waiting_of}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter as Tally
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -137,20 +138,14 @@ def _by_opcode(kernel: PtxKernel, executed: Mapping[int, int]) -> dict[str, int]
 
 
 def _by_line(run: Run, executed: Mapping[int, int]) -> dict[tuple[str, int], dict[str, int]]:
-    kernel = run.program.kernel
-    lines: dict[tuple[str, int], dict[str, int]] = {}
-
-    def at(number: int) -> dict[str, int]:
-        return lines.setdefault(kernel.instructions[number].source_line, {})
-
+    instructions = run.program.kernel.instructions
+    lines: dict[tuple[str, int], Tally[str]] = defaultdict(Tally)
     for number, thread_count in executed.items():
-        line_counts = at(number)
-        line_counts["threads"] = line_counts.get("threads", 0) + thread_count
+        lines[instructions[number].source_line]["threads"] += thread_count
     if run.counter is not None:
         for (number, count_name), counter_value in run.counter.by_instruction.items():
-            line_counts = at(number)
-            line_counts[count_name] = line_counts.get(count_name, 0) + counter_value
-    return dict(sorted(lines.items()))
+            lines[instructions[number].source_line][count_name] += counter_value
+    return {line: dict(lines[line]) for line in sorted(lines)}
 
 
 def _tensor_flops(kernel: PtxKernel, executed: Mapping[int, int]) -> dict[str, int]:
@@ -184,8 +179,11 @@ def _findings(run: Run, ptx: str) -> tuple[Finding, ...]:
     for number in run.uneven_barriers:
         text = f"{name(number)} is met more often by some warps than by others, which have left the loop: a barrier is"
         found.append(name.finding("barrier", f"{text} undefined unless all threads come to it", number))
+    for rule, number, text in run.turn.faults(run.memory) if run.turn is not None else ():
+        found.append(name.finding(rule, f"{name(number)} {text}", number))
     for number in run.unordered_sums:
-        text = _unordered_sum(name(number))
+        text = f"{name(number)} adds floats of several warps or CTAs to one address, and an addition was rounded: the"
+        text += " sum's last bits depend on the order, which differs from run to run"
         found.append(name.finding("nondeterministic-sum", text, number, severity="note"))
     return tuple({finding.text: finding for finding in (*found, *_repairable(run, ptx, name))}.values())
 
@@ -239,13 +237,6 @@ def _repairable(run: Run, ptx: str, name: _Named) -> Iterator[Finding]:
             place, other = "after", access.number
         fence = {"missing": "wgmma.fence", "belongs": f"{place} {(access or wgmma).describe()}"}
         yield finding("missing-fence", FENCE, text, wgmma.number, other, **fence)
-
-
-def _unordered_sum(name: str) -> str:
-    return (
-        f"{name} adds floats of several warps or CTAs to one address, and an addition was rounded: the sum's last bits"
-        " depend on the order, which differs from run to run"
-    )
 
 
 def _unlike(races: Iterable[Race], name: Callable[[int], str]) -> list[Race]:

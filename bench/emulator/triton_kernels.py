@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -63,8 +64,8 @@ def bound(compiled: Any, grid: Sequence[int], args: Sequence[Any]) -> tuple[PtxL
     # The PTX has parameters also for unused arguments; scratch pointers exist only since Triton 3.x.
     values = values[:parameter_count] if len(values) > parameter_count else values
     parameter_names += ["scratch memory"] * (len(values) - len(parameter_names))
-    ptx_launch = PtxLaunch(ptx, metadata.name, None, int(metadata.shared), _cluster(metadata), tuple(parameter_names))
-    return ptx_launch, values, map_tensors
+    sizes, is_dependent = (None, int(metadata.shared), _cluster(metadata)), bool(getattr(metadata, "launch_pdl", False))
+    return PtxLaunch(ptx, metadata.name, *sizes, is_dependent, tuple(parameter_names)), values, map_tensors
 
 
 def _memory(name: str, value: Any, kind: Any) -> Any:
@@ -158,7 +159,6 @@ def emulating_triton(
     from rooflab.bench.compile.capture import FakeDriver, check_internals, driven_by, ptxas_log
 
     check_internals()
-    old_init_handles = CompiledKernel._init_handles
 
     def ready(self: Any) -> None:
         """Prepares a kernel for emulated launches.  Replaces Triton's code that loads a kernel onto a GPU.
@@ -178,15 +178,16 @@ def emulating_triton(
         self.n_regs, self.n_spills, self.n_max_threads = int(usage_match[2]), int(usage_match[1]) // 4, MOST_THREADS
         return int(getattr(self, name))
 
-    CompiledKernel._init_handles, CompiledKernel.__getattr__ = ready, missing
     _launch_handlers.append(handle)
     try:
-        with driven_by(FakeDriver(sm, properties, "cuda:0")), tuned(configs, Counter() if marks is None else marks):
+        with (
+            patch.multiple(CompiledKernel, create=True, _init_handles=ready, __getattr__=missing),
+            driven_by(FakeDriver(sm, properties, "cuda:0")),
+            tuned(configs, Counter() if marks is None else marks),
+        ):
             yield
     finally:
         _launch_handlers.pop()
-        CompiledKernel._init_handles = old_init_handles
-        del CompiledKernel.__getattr__
 
 
 _launch_handlers: list[LaunchHandler] = []

@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
-from scipy.stats import wilcoxon
 
 from rooflab.bench.ab.estimate import adjusted, estimate, p_above
 from rooflab.bench.ab.evidence import drift
@@ -31,7 +30,7 @@ def compared(generator, key="k", pairs=10, **how):
     return Evidence(key, first=first.first, second=simulated(generator, pairs, **how))
 
 
-def rate(verdict, trials=400, seed=0, **how):
+def rate(verdict, trials=150, seed=0, **how):
     generator = np.random.default_rng(seed)
     found = [judge([compared(generator, **how)], RULES)[0].verdict for _ in range(trials)]
     return found.count(verdict) / trials
@@ -40,6 +39,8 @@ def rate(verdict, trials=400, seed=0, **how):
 @pytest.mark.parametrize("pairs", (1, 5, 6, 11))
 @pytest.mark.parametrize("margin", (-0.01, 0.0, 0.02))
 def test_p_value_is_the_exact_signed_rank_test(pairs, margin):
+    from scipy.stats import wilcoxon
+
     effects = np.random.default_rng(pairs).normal(0.01, 0.01, pairs)
     wanted = wilcoxon(effects - margin, alternative="greater", method="exact").pvalue
     assert p_above(list(effects), margin) == pytest.approx(wanted, rel=1e-12)
@@ -74,8 +75,8 @@ def test_power_is_the_published_one():
         (20, 0.01, 0.03, 0.90),
         (20, 0.02, 0.05, 1.0),
     ):
-        # Three standard errors of 400 trials.
-        tolerance = 3 * math.sqrt(max(published * (1 - published), 0.01) / 400) + 0.005
+        # Three standard errors of 150 trials.
+        tolerance = 3 * math.sqrt(max(published * (1 - published), 0.01) / 150) + 0.005
         assert rate("SLOWER", pairs=pairs, between=between, slower=slower) > published - tolerance
 
 

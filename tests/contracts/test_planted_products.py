@@ -64,6 +64,7 @@ def test_planted_sets_are_what_their_labels_say():
         assert get_op("paged_attention").oracle(shared) and shared["block_table"][:, 0].unique().numel() == 1
     drafts = planted("speculative_verify", "B=9,K=4,V=20")["uneven rows: drafts behind the last are padding"]
     assert torch.equal((drafts["draft_tokens"] >= 0).sum(1), drafts["num_drafts"])
+    assert torch.equal(drafts["draft_probs"].isfinite().all(2).sum(1), drafts["num_drafts"])
     for size in (2, 300):
         draws = planted("sample", f"B=2,V={size},temperature=1.0,top_k=0,top_p=1.0,min_p=0.0")
         assert draws["all logits below -10,000"]["logits"].max() < -10_000

@@ -82,10 +82,11 @@ def test_a_change_of_any_argument_and_a_result_a_little_off_are_rejected(op: str
         planted = spec.sets(case, SCHEMES[scheme], CPU, 0) if not number else ()
         for inputs in (usual, *(made for _, made in planted)):
             tried = {name: change for name, change in changes(spec, inputs) if name not in found}
-            right = spec.oracle(inputs) if tried or inputs is usual else ()
+            scaled = inputs is usual and spec.compare is None and not found.issuperset(spec.outputs)
+            right = spec.oracle(inputs) if tried or scaled else ()  # of both, most of this test's time
             found |= {name for name, change in tried.items() if differs(spec, inputs, right, change, scheme)}
             missed |= tried.keys()
-            if inputs is usual and spec.compare is None:
+            if scaled:
                 judged = spec.judge(tuple(factor * x.double() for x in right), right, inputs, SCHEMES[scheme])
                 found |= {error.output for error in judged if not error.passed}
                 missed |= {error.output for error in judged}

@@ -6,35 +6,41 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.attention
 from op_kernels import assert_right
-from torch.nn.attention import varlen
 
 from rooflab.kernels.flash_attention_varlen import torch_varlen
 from rooflab.kernels.registry import get_kernel, get_op
 from rooflab.reference.attention import Scores, attend, seen_keys
 from rooflab.reference.spec import SCHEMES, Case, Inputs
 
-REAL = inspect.signature(varlen.varlen_attn)
 OPS = ("flash_attention_varlen", "paged_attention")
 PAGED = "B=3,context=300,H=4,H_kv=2,D=64,block_size=256,ragged=true"
 
 
+@cache
+def real() -> inspect.Signature:
+    """What torch's function takes; its import takes two seconds."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return inspect.signature(varlen_attn)
+
+
 def with_its_signature(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, looking as if it took what torch's takes."""
-    function.__signature__ = REAL  # type: ignore[attr-defined]
+    function.__signature__ = real()  # type: ignore[attr-defined]
     return function
 
 
-@with_its_signature
 def by_reference(*args: Any, **options: Any) -> Any:
     """`varlen_attn` of torch 2.13 by the reference's formula, with torch's ways: the log-sum-exp is (H, T), and inf
     where a query sees no key."""
-    bound = REAL.bind(*args, **options)
+    bound = real().bind(*args, **options)
     bound.apply_defaults()
     given = bound.arguments
     q, k, v, left = given["query"], given["key"], given["value"], given["window_size"][0]
@@ -73,7 +79,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts a function in the place of `varlen_attn`, and in that of FlashAttention-2 what is named."""
 
     def put(function: Callable[..., Any], active: str | None = None) -> None:
-        monkeypatch.setattr(varlen, "varlen_attn", function)
+        monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", function)
         monkeypatch.setattr(torch.nn.attention, "current_flash_attention_impl", lambda: active)
         torch_varlen.parameters.cache_clear()
 
@@ -88,7 +94,7 @@ def inputs_of(op: str, text: str) -> Inputs:
 @pytest.mark.parametrize("active", [None, "FA3"])
 @pytest.mark.parametrize("op", OPS)
 def test_every_case_is_right_or_refused_by_name(op: str, active: str | None, installed: Any) -> None:
-    installed(by_reference, active)
+    installed(with_its_signature(by_reference), active)
     spec, kernel, taken = get_op(op), get_kernel(op, "torch_varlen"), 0
     for case in (*spec.cases["smoke"], *spec.cases["edge"], *([Case.parse(PAGED)] if op == "paged_attention" else [])):
         inputs = spec.make_inputs(case, SCHEMES["bf16"], torch.device("cpu"), 0)
@@ -120,7 +126,7 @@ def test_flash_attention_2_splits_keys_where_it_packs_a_group_s_heads(
 
     @with_its_signature
     def noted(*args: Any, **options: Any) -> Any:
-        given.update(REAL.bind(*args, **options).arguments)
+        given.update(real().bind(*args, **options).arguments)
         return by_reference(*args, **options)
 
     installed(noted, active)
@@ -153,6 +159,6 @@ def test_what_flash_attention_cannot_take_is_refused_by_name(installed: Any) -> 
         (PAGED.replace("256", "64"), None, "pages of a multiple of 256 tokens for FlashAttention-2, got 64"),
         (PAGED, "FA4", "expected FlashAttention-2 or FA3, got FA4 activated"),
     ]:
-        installed(by_reference, active)
+        installed(with_its_signature(by_reference), active)
         with pytest.raises(ValueError, match=message):
             get_kernel("paged_attention", "torch_varlen").fn(**inputs_of("paged_attention", text))

@@ -115,3 +115,11 @@ def random_floats(rng: np.random.Generator, dtype, count: int) -> np.ndarray:
 def grid(values: np.ndarray, number: int) -> list[np.ndarray]:
     """Every choice of `number` values, as one array an operand."""
     return [x.ravel() for x in np.meshgrid(*[values] * number)]
+
+
+def low_half(packed):
+    return packed.astype(f"u{packed.itemsize // 2}")
+
+
+def high_half(packed):
+    return (packed >> (4 * packed.itemsize)).astype(f"u{packed.itemsize // 2}")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from ptx_lines import SHARED, launch
 
+from rooflab.bench.emulator import EmulationError
 from rooflab.bench.emulator.results import LaunchResult
 
 BARRIER = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
@@ -54,6 +55,34 @@ def test_a_fence_and_a_relaxed_arrival_publish_mbarriers_and_nothing_else(fence:
     assert (races(body.format(""), seed=seed) == []) == clean
     (found,) = races(body.format("ld.shared::cluster.u32 %r1, [%r8];"), seed=seed) if clean else ("ld.shared::cluster",)
     assert "ld.shared::cluster" in found
+
+
+STAY = "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64"
+MULTICAST = """mov.b16 %h0, 3; @%p0 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster
+    [%r2], [%d0], 128, [%r21], %h0;"""
+EXPECT = "@%p0 mbarrier.arrive.expect_tx.shared.b64 _, [%r21], 128;"
+FILLED = f"{EXPECT} bar.sync 0; @!%p1 bra V; {MULTICAST} V: {STAY} %p2, [%r21], 0; @!%p2 bra V;"
+LEAVES = [
+    ("@%p1 ld.shared::cluster.u32 %r1, [%r8];", BARRIER),
+    (f"@%p1 {TELL}", f"@%p1 bra END; {WAIT} END: bar.sync 0;"),
+    (f"@%p1 ld.shared::cluster.u32 %r1, [%r8]; @%p1 {TELL}", f"@%p1 bra END; {WAIT} END: bar.sync 0;"),
+    ("@%p1 st.shared::cluster.u32 [%r8], %r0;", BARRIER),
+    (FILLED.replace("V: ", "V: @!%p1 bra END; ") + "END: bar.sync 0;", ""),
+]
+
+
+@SEEDS
+@pytest.mark.parametrize(("access", "rest"), LEAVES)
+def test_a_cta_stays_until_no_other_uses_its_shared_memory(access: str, rest: str, seed: int) -> None:
+    start = f"st.shared.u32 [%r4], %r0; fence.proxy.async; {BARRIER}"
+    body = start + access
+    try:
+        rules = {finding.rule for finding in run(body, seed=seed)[1].findings}
+    except EmulationError as error:
+        rules = {error.fault.rule}
+    assert rules == {"early-exit"}
+    right = body + rest if rest else start + FILLED
+    assert races(right, seed=seed) == []
 
 
 @SEEDS

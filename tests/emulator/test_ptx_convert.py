@@ -9,9 +9,8 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from ptx_reference import SHAPES, assert_same, edges, random_floats, rounded
+from ptx_reference import SHAPES, assert_same, edges, high_half, low_half, random_floats, rounded
 
-from rooflab.bench.emulator.numbers.bits import high_half, low_half
 from rooflab.bench.emulator.numbers.formats import (
     FORMATS,
     INTEGER_DTYPES,

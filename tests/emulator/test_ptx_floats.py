@@ -7,10 +7,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from ptx_reference import SHAPES, assert_same, edges, expected, grid, random_floats, rounded
+from ptx_reference import SHAPES, assert_same, edges, expected, grid, high_half, low_half, random_floats, rounded
 
 from rooflab.bench.emulator.numbers import approximate, floats, half
-from rooflab.bench.emulator.numbers.bits import F32_NAN, flush, high_half, low_half, pack_pair, saturate
+from rooflab.bench.emulator.numbers.bits import F32_NAN, flush, pack_pair, saturate
 from rooflab.bench.emulator.numbers.formats import decode
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -27,8 +27,8 @@ INF, NAN = np.inf, np.nan
 def operands(name: str, dtype, seed: int = 1) -> list[np.ndarray]:
     """Edges in every choice, then numbers of all sizes, half of them with a result near a cancellation."""
     rng, number = np.random.default_rng(seed), OPERANDS[name]
-    found = [random_floats(rng, dtype, 1500) for _ in range(number)]
-    near = rng.random(1500) < 0.3
+    found = [random_floats(rng, dtype, 500) for _ in range(number)]
+    near = rng.random(500) < 0.3
     if name in ("add", "sub"):
         found[1][near] = (found[0] * dtype(-1.25))[near]
     if name == "fma":
@@ -37,7 +37,7 @@ def operands(name: str, dtype, seed: int = 1) -> list[np.ndarray]:
     return [np.concatenate(pair) for pair in zip(at_edges, found, strict=True)]
 
 
-def codes(kind: str, number: int, seed: int = 1, count: int = 2500) -> list[np.ndarray]:
+def codes(kind: str, number: int, seed: int = 1, count: int = 800) -> list[np.ndarray]:
     """Random codes of 16 bits, half of them of moderate size, and some whose results cancel."""
     rng = np.random.default_rng(seed)
     bias = {"f16": 15 << 10, "bf16": 127 << 7}[kind]
@@ -54,16 +54,16 @@ def test_every_operation_is_rounded_once_in_every_mode(name, rounding, kind):
     """Of vectors; a scalar is one lane of them, and may stand beside them."""
     function, values = getattr(floats, name), operands(name, DTYPES[kind])
     rows = list(zip(*(x.tolist() for x in values), strict=True))
-    made = function(*values, rounding)
+    made = function(*values, rounding=rounding)
     assert made.dtype == DTYPES[kind]
     assert_same(made, [expected(name, rounding, SHAPES[kind], row) for row in rows], *values)
     for lane in range(0, 200, 5):
-        single = function(*(x[lane] for x in values), rounding)
+        single = function(*(x[lane] for x in values), rounding=rounding)
         assert type(single) is DTYPES[kind]
         assert_same([single], made[lane : lane + 1])
     if len(values) > 1:
-        mixed = function(values[0][3], *values[1:], rounding)
-        assert_same(mixed, function(np.full_like(values[0], values[0][3]), *values[1:], rounding))
+        mixed = function(values[0][3], *values[1:], rounding=rounding)
+        assert_same(mixed, function(np.full_like(values[0], values[0][3]), *values[1:], rounding=rounding))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -78,7 +78,7 @@ def test_arithmetic_of_16_bits_is_rounded_once(name, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", [*HALVES, "fmin", "fmax", "absolute", "negative", "ex2", "tanh"])
+@pytest.mark.parametrize("name", [*HALVES, "fmin", "fmax", "fabs", "fneg", "ex2", "tanh"])
 def test_packed_pairs_are_two_single_operations(name, kind):
     function, number = getattr(half, name), OPERANDS.get(name, 2 if name in ("fmin", "fmax") else 1)
     low, high = codes(kind, number, 2, 500), codes(kind, number, 3, 500)
@@ -106,7 +106,7 @@ def test_fma_of_float32_is_right_beside_every_kind_of_tie(scale, rounding):
         rounded(Fraction(x) * Fraction(y) + Fraction(z), SHAPES["f32"], rounding)
         for x, y, z in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
     ]
-    assert_same(floats.fma(a, b, c, rounding), wanted, a, b, c)
+    assert_same(floats.fma(a, b, c, rounding=rounding), wanted, a, b, c)
 
 
 def test_fma_of_float64_is_right_beside_ties_and_where_the_product_overflows_or_vanishes():
@@ -192,19 +192,18 @@ def test_min_and_max_take_the_number_and_order_zeros(dtype):
         number = ~np.isnan(signed)
         wanted = np.where(np.signbit(a) ^ np.signbit(b), -np.abs(magnitudes), np.abs(magnitudes))
         assert_same(signed[number], wanted[number], a[number], b[number])
-        assert_same(function(a, b, absolute=True), magnitudes, a, b)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_signs_of_all_codes_change_as_bits(kind):
     every = np.arange(65536).astype(np.uint16)
-    assert (half.negative(every, kind) == every ^ 0x8000).all()
-    assert (half.absolute(every, kind) == every & 0x7FFF).all()
+    assert (half.fneg(every, kind) == every ^ 0x8000).all()
+    assert (half.fabs(every, kind) == every & 0x7FFF).all()
     small = decode(every, kind)
     denormal = (small != 0) & (np.abs(small) < (2.0**-14 if kind == "f16" else 2.0**-126))
     assert denormal.sum() == {"f16": 2 * 1023, "bf16": 2 * 127}[kind]
     assert (half.flush(every, kind) == np.where(denormal, every & 0x8000, every)).all()
-    assert (half.absolute(every, kind, ftz=True) == half.flush(every, kind) & 0x7FFF).all()
+    assert (half.fabs(every, kind, ftz=True) == half.flush(every, kind) & 0x7FFF).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -239,7 +238,7 @@ CORNERS = {
 
 @pytest.mark.parametrize("name", TRUE)
 def test_approximations_are_the_true_value_to_half_a_last_bit_or_little_more(name):
-    function, rng = getattr(approximate, name), np.random.default_rng(4)
+    function, rng = getattr(approximate, name, None) or getattr(floats, name), np.random.default_rng(4)
     values = np.concatenate([np.ldexp(rng.uniform(1, 2, 500), rng.integers(-20, 7, 500)), rng.uniform(0.4, 2.1, 500)])
     values = values.astype(np.float32)
     signed = values if name in ("lg2", "sqrt", "rsqrt") else values * rng.choice([-1, 1], 1000).astype(np.float32)
@@ -249,20 +248,17 @@ def test_approximations_are_the_true_value_to_half_a_last_bit_or_little_more(nam
     assert_same(function(np.array([-INF, -0.0, 0, INF, NAN], np.float32)), CORNERS[name])
     single = function(signed[0])
     assert isinstance(single, np.float32) and single == function(signed[:1])[0]
-    if name != "tanh":
-        values = np.concatenate([edges(np.float32), np.float32([-130, 2.0**127])])
-        assert_same(function(values, ftz=True), flush(function(flush(values))), values)
+    values = np.concatenate([edges(np.float32), np.float32([-130, 2.0**127])])
+    assert_same(function(values, ftz=True), flush(function(flush(values))), values)
 
 
 def test_division_by_what_is_nearly_infinite_gives_zero_or_no_number():
     far = np.float32(2.0**127)
     assert_same(approximate.div(np.float32([1e30, -1e30, INF, NAN]), far), [0, -0.0, NAN, NAN])
     assert_same([approximate.div(np.float32(3), np.float32(INF))], [0])
-    assert_same([approximate.div_full(np.float32(1e30), far)], [np.float32(1e30) / far])
     a, b = (random_floats(np.random.default_rng(6), np.float32, 500) for _ in range(2))
     near = np.abs(b) <= 2.0**126
     assert_same(approximate.div(a, b)[near], (a / b)[near])
-    assert_same(approximate.div_full(a, b, ftz=True), flush(flush(a) / flush(b)))
 
 
 def test_float64_approximations_keep_the_upper_word():

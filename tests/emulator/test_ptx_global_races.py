@@ -29,10 +29,13 @@ def tile(base: int, number: int = 0) -> np.ndarray:
     return base + 512 * number + np.arange(128) * 4
 
 
+GRANULES = Granules(4, ((PARTIAL, 4096), (OUT, 4096), (COUNTER, 4)))
+
+
 @pytest.fixture
 def races() -> GlobalRaces:
     """Of eight CTAs, in three allocations."""
-    return GlobalRaces(8, Granules(4, ((PARTIAL, 4096), (OUT, 4096), (COUNTER, 4))))
+    return GlobalRaces(8, GRANULES)
 
 
 def kinds(races: GlobalRaces) -> list[str]:
@@ -54,8 +57,8 @@ def run(races: GlobalRaces, words: str) -> list[str]:
         name, cta, number = re.fullmatch(r"(\w+)@(\d)(?:/(\d))?", word).groups()
         if name in orders:
             races.synchronise(int(cta), COUNTER + 4 * int(number or 0), **orders[name])
-        elif name == "fence":
-            races.fence(int(cta))
+        elif name.endswith("fence"):
+            getattr(races, name)(int(cta))
         else:
             getattr(races, name)(lanes(int(cta)), tile(OUT, int(number or 0)), 4, NAMES.index(name))
     return kinds(races)
@@ -78,6 +81,29 @@ def test_what_is_ordered_is_not_reported(races: GlobalRaces, words: str) -> None
 def test_what_is_not_ordered_is_reported_once(races: GlobalRaces, words: str, found: str) -> None:
     assert run(races, words) == [found]
     assert (races.found[0].first_actor, races.found[0].count) == ("CTA 0", 128)
+
+
+ORDERED = "write@0 {} release@0 acquire@1 {} read@1"
+
+
+@pytest.mark.parametrize(
+    ("words", "by_tma", "missing"),
+    [
+        (ORDERED.format("", ""), {READ}, True),
+        (ORDERED.format("", ""), {}, False),
+        (ORDERED.format("", ""), {READ, WRITE}, False),
+        (ORDERED.format("proxy_fence@0", ""), {READ}, False),
+        (ORDERED.format("", "proxy_fence@1"), {READ}, False),
+        ("proxy_fence@0 " + ORDERED.format("", ""), {READ}, True),
+        (ORDERED.format("proxy_fence@0 write@0", ""), {READ}, True),
+        ("write@0 read@0", {READ}, True),
+        ("write@0 proxy_fence@0 read@0", {READ}, False),
+    ],
+)
+def test_tma_needs_a_proxy_fence_after_what_threads_wrote(words: str, by_tma: set, missing: bool) -> None:
+    races = GlobalRaces(8, GRANULES, by_tma=by_tma)
+    assert run(races, words) == ["write-read write read"] * missing
+    assert all(race.proxy and race.rule == "missing-fence" for race in races.found)
 
 
 def test_a_report_says_who_did_what_where(races: GlobalRaces) -> None:

@@ -92,11 +92,6 @@ def _rows(name: str) -> Iterator[tuple[str, Callable[..., int], list[np.ndarray]
     yield "mad_hi", lambda x, y, z: (x * y >> n) + z, [a, b, c], ()
     yield "div", quotient, [a, b], ()
     yield "rem", lambda x, y: -1 if y == 0 else x - quotient(x, y) * y, [a, b], ()
-    yield "imin", min, [a, b], ()
-    yield "imax", max, [a, b], ()
-    if signed:
-        yield "imin", lambda x, y: max(min(x, y), 0), [a, b], (True,)
-        yield "imax", lambda x, y: max(x, y, 0), [a, b], (True,)
     yield "shl", lambda x, k: x << min(k, 70), [a, count], ()
     yield "shr", lambda x, k: x >> min(k, 70), [a, count], ()
     if n < 64:

@@ -18,7 +18,7 @@ def _runs() -> Iterator[object]:
         yield from (pytest.param(name, seed, id=f"{name}-{seed}") for seed in ((0, 1) if case.asynchronous else (0,)))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(6, 30)
 @pytest.mark.parametrize(("name", "seed"), list(_runs()))
 def test_a_compiled_kernel_is_right_and_clean(name: str, seed: int) -> None:
     case = CASES[name]

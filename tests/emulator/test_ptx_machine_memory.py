@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -36,7 +38,7 @@ def test_a_read_of_local_memory_that_its_thread_has_not_written_is_an_error() ->
     text = error("setp.lt.u32 %p1, %r0, 5; @%p1 st.local.u32 [l+4], %r0; ld.local.u32 %r1, [l+4];", declared=LOCAL)
     assert "thread 5: a read of local memory at 0x4, which the thread has not written" in text
     assert launch("st.local.u32 [l+4], %r0; ld.local.u32 %r1, [l+4];", declared=LOCAL)[0] == list(range(32))
-    unchecked = launch("ld.local.u32 %r1, [l];", declared=LOCAL, checks=Checks.none())[0]
+    unchecked = launch("ld.local.u32 %r1, [l];", declared=LOCAL, checks=Checks(False, False, False, False))[0]
     assert unchecked == [-1] * 32
 
 
@@ -44,6 +46,11 @@ def test_every_byte_of_a_vector_has_to_be_written() -> None:
     to = torch.zeros(64, dtype=torch.int32)
     body = "st.global.u32 [%d0], 1; st.global.u32 [%d0+8], 1; ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%d0];"
     assert "a read of byte 4 of to" in error(body, to=to, unwritten=[to])
+
+
+def test_some_lanes_load_a_vector_from_one_address() -> None:
+    body = "setp.lt.u32 %p1, %r0, 5; mov.u32 %r1, 9; mov.u32 %r2, 9; @%p1 ld.global.v2.u32 {%r2, %r1}, [%d0+40];"
+    assert launch(body, to=torch.arange(32, dtype=torch.int32))[0] == [11] * 5 + [9] * 27
 
 
 def test_a_store_to_constant_memory_and_a_jump_to_nowhere_are_errors() -> None:
@@ -80,7 +87,7 @@ def test_atomics_of_many_threads_go_one_by_one(space: str, at: str, operation: s
         st.shared.u32 [%r2], 5; bar.sync 0; add.u32 %r4, %r0, 3; atom.{space}.{operation} %r1, [{at}], %r4;"""
     for grid in (1, 2) if space == "shared" else (1,):
         to = torch.full((300,), 5, dtype=torch.int32)
-        found, _ = launch(body, declared=SHARED, block=96, grid=grid, to=to, checks=Checks.none())
+        found, _ = launch(body, declared=SHARED, block=96, grid=grid, to=to, checks=Checks(False, False, False, False))
         assert found[: 96 * grid] == want * grid
 
 
@@ -206,3 +213,26 @@ def test_a_long_loop_and_one_that_looks_at_the_clock_end() -> None:
         "mov.u32 %r2, %clock; L: mov.u32 %r3, %clock; sub.u32 %r3, %r3, %r2; setp.lt.u32 %p1, %r3, 20000; @%p1 bra L;"
     )
     launch(body + "mov.u32 %r1, 1;")
+
+
+VIEWS = [
+    (lambda x: x[:2], 32, 128, 256, "[2, 32] and strides [32, 1]"),
+    (lambda x: x.view(2, 64)[:, :32], 32, 256, 128, "[2, 32] and strides [64, 1]"),
+    (lambda x: x.view(2, 64)[:, :31], 16, 256, 64, "[2, 31] and strides [64, 1]"),
+    (lambda x: x[::2], 32, 256, 128, "[2, 32] and strides [64, 1]"),
+    (lambda x: x.t()[:16], 16, 128, 64, "[16, 4] and strides [1, 32]"),
+]
+"""A view of 4 times 32 elements, the threads, a byte from which on they read inside of it, and one outside."""
+
+
+@pytest.mark.parametrize(("view", "block", "inside", "outside", "shape"), VIEWS)
+def test_an_access_stays_among_the_elements_of_the_view_on_request(
+    view: Callable[[torch.Tensor], torch.Tensor], block: int, inside: int, outside: int, shape: str
+) -> None:
+    given = view(x := torch.zeros(4, 32, dtype=torch.int32))
+    body, more = "ld.global.u32 %r1, [%d2+{}];", {"block": block, "to": given}
+    launch(body.format(inside), views=True, **more)
+    launch(body.format(outside), **more)
+    launch(body.format(outside), views=True, memory=[x], **more)  # another view has the elements
+    said = error(body.format(outside), views=True, **more)
+    assert "[out-of-bounds]" in said and "4 bytes out of the view of shape " + shape in said

@@ -81,7 +81,7 @@ REFUSED = [
       for instruction in ("add.u32 %r2, %r1", "shfl.b32 %r2, %r1, 1, 2", "vote.any.pred %p1, %p1", "mov.u32 %r2")],
     *[(f"mbarrier.{instruction}, [s], %d5", "expected an mbarrier that orders memory, got 'mbarrier")
       for instruction in ("arrive.relaxed.cluster.shared::cta.b64 _", "test_wait.relaxed.cta.b64 %p1")],
-    ("sub.u16x2 %r2, %r1, %r1", "an instruction that is known, got 'sub.u16x2"),
+    ("sub.u16x2 %r2, %r1, %r1", "the operands and modifiers of .sub, got 'sub.u16x2"),
     ("lg2.approx.f16 %h2, %h1", "known, got 'lg2.approx.f16"),
     ("isspacep.const %p1, %d0", "a space that addresses tell apart"),
     ("mov.u32 %r2, 08", "got '08'"),

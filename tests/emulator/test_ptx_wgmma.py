@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from rooflab.bench.emulator.numbers.formats import decode
-from rooflab.bench.emulator.tiles.mma import (
-    a_from_registers,
-    matrix_to_registers,
-    registers_to_matrix,
-    truncated_wgmma,
-    wgmma,
-)
+from rooflab.bench.emulator.tiles.mma import a_matrix, matrix_to_registers, registers_to_matrix, truncated_wgmma, wgmma
 from rooflab.bench.emulator.tiles.shared_layout import read_operand
 
 SIZES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}
@@ -132,8 +126,8 @@ def test_a_comes_from_registers_in_rows_of_16_per_warp(element):
             row = lane // 32 * 16 + lane % 32 // 4 + 8 * (register % 2)
             for i in range(per):
                 registers[register, lane, i] = raw[row, lane % 4 * per + 4 * per * (register // 2) + i]
-    found = a_from_registers(list(registers.reshape(4, -1).view(np.uint32)), element)
-    assert found.shape == (2, 64, 32 // size)
+    found = a_matrix(list(registers.reshape(4, -1).view(np.uint32)), 256, element)
+    assert found.shape == (8, 16, 32 // size)
     assert np.array_equal(found.reshape(128, -1), values_of(raw, element), equal_nan=True)
 
 
@@ -145,8 +139,7 @@ def test_d_is_added_once_and_operands_can_be_negated():
     product = a.astype(np.int64) @ b.astype(np.int64).T
     assert np.array_equal(wgmma(d, a, b), product + d)
     assert np.array_equal(wgmma(None, a, b), product)
-    assert np.array_equal(wgmma(d, a, b, scale_a=-1), d - product)
-    assert np.array_equal(wgmma(d, a, b, scale_a=-1, scale_b=-1), product + d)
+    assert np.array_equal(wgmma(d, a, b, is_negative=True), d - product)
     assert np.array_equal(wgmma(np.stack([d, d]), np.stack([a, a]), b)[1], product + d)
     assert np.array_equal(d, kept)
 
@@ -207,3 +200,8 @@ def test_short_sums_are_those_of_exact_fractions(element, lowest, bits):
     assert found.dtype == np.float32
     assert np.array_equal(found, np.array(wanted, np.float32))
     assert not np.array_equal(found, wgmma(d, a, b))
+
+
+def test_a_short_sum_of_negative_zeros_is_a_positive_zero():
+    a, b = np.full((64, 32), -0.0, np.float32), np.ones((8, 32), np.float32)
+    assert not np.signbit(truncated_wgmma(np.full((64, 8), -0.0, np.float32), a, b, "e4m3", "e4m3")).any()

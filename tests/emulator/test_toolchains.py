@@ -105,8 +105,9 @@ def test_a_version_that_pip_cannot_bring_is_named(monkeypatch, tmp_path):
     assert not list((tmp_path / "triton").iterdir()) and toolchains.folder_of(triton.__version__) is None
 
 
+@pytest.mark.more
 def test_a_version_that_computes_something_else_is_named(rooflab, monkeypatch, tmp_path):
-    """A folder that only sets a variable stands for another version."""
+    """A folder that only sets a variable stands for another version.  Processes of both versions take 15 s to start."""
     monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
     planted = tmp_path / "cache/triton/99.0.1"
     planted.mkdir(parents=True)

@@ -13,7 +13,7 @@ from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.load.model_files import fetch
 
 pytestmark = pytest.mark.needs("C++ compiler")
-GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = {path: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 RESULTS = [ROOT / "results/README.md", *sorted((ROOT / "results").glob("*/README.md"))]
-RESULTS.remove(ROOT / "results/faults/README.md")  # its commands plant faults, and it shows the form of a test's name
 MORE = {path: path.read_text() for path in (*RESULTS, ROOT / "CONTRIBUTING.md")}
 
 

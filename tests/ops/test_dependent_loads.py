@@ -11,6 +11,7 @@ from test_targets import record
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.compile.sass import parse_code
 from rooflab.bench.compile.static import compile_kernels
+from rooflab.bench.compile.store import Store
 from rooflab.bench.core import record_files
 from rooflab.bench.core.noise import Samples
 from rooflab.bench.emulate.ours import emulating_cuda
@@ -68,7 +69,7 @@ def test_the_floor_is_as_deep_as_the_rungs(entry):
     op, case = entry.arguments["op"], Case.parse(entry.arguments["case"])
     names = ("fused",) if op == OP else ("fused", "cluster")
     asked = [KernelCase(op, name, get_op(op).check_case(case), get_scheme("bf16")) for name in names]
-    for (found,) in compile_kernels(asked):
+    for (found,) in compile_kernels(asked, Store()):
         depth = waits_for_loads(parse_code(found.sass))
         assert depth == pytest.approx(entry.arguments["depth"], abs=0.01), found.name
     assert entry.arguments["depth"] == one_token.DEPTHS[op]

@@ -11,7 +11,7 @@ from rooflab.kernels.speculative_verify.fused import fused
 from rooflab.kernels.speculative_verify.naive import naive
 from rooflab.reference.distribution import chi_square
 from rooflab.reference.sample import settings
-from rooflab.reference.spec import Case, get_scheme
+from rooflab.reference.spec import get_scheme
 from rooflab.reference.speculative_verify import SPEC
 
 FP32 = get_scheme("fp32")
@@ -69,9 +69,9 @@ def test_tokens_follow_the_target_law_where_sample_drew_the_drafts():
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_an_identical_draft_is_accepted_whole(kernel):
-    inputs = _many(30, draft=TARGET[:2])
+    inputs = _many(16, draft=TARGET[:2])
     tokens, accepted = kernel(**inputs)
-    assert accepted.tolist() == [2] * 30 and torch.equal(tokens[:, :2], inputs["draft_tokens"])
+    assert accepted.tolist() == [2] * 16 and torch.equal(tokens[:, :2], inputs["draft_tokens"])
     assert ((tokens[:, 2] >= 0) & (tokens[:, 2] < 4)).all() and len(tokens[:, 2].unique()) == 4
 
 
@@ -79,8 +79,8 @@ def test_an_identical_draft_is_accepted_whole(kernel):
 @pytest.mark.parametrize("ngram", [False, True])
 def test_a_certain_target_gives_the_greedy_tokens(kernel, ngram):
     greedy = torch.tensor([2, 0, 3])
-    inputs = _many(30, target=torch.nn.functional.one_hot(greedy, 4).float())
-    inputs["num_drafts"] = torch.arange(30, dtype=torch.int32) % 3
+    inputs = _many(12, target=torch.nn.functional.one_hot(greedy, 4).float())
+    inputs["num_drafts"] = torch.arange(12, dtype=torch.int32) % 3
     if ngram:
         inputs["draft_probs"] = None
     tokens, accepted = kernel(**inputs)
@@ -88,13 +88,6 @@ def test_a_certain_target_gives_the_greedy_tokens(kernel, ngram):
         drafts = inputs["draft_tokens"][row, : int(inputs["num_drafts"][row])].tolist()
         right = next((i for i, token in enumerate(drafts) if token != greedy[i]), len(drafts))
         assert count == right and tokens[row].tolist() == greedy[: right + 1].tolist() + [-1] * (2 - right)
-
-
-def test_every_draft_behind_the_last_is_padding():
-    case = Case(B=40, K=3, V=60)
-    inputs = dict(SPEC.planted(case, FP32, CPU, 0))["uneven rows: drafts behind the last are padding"]
-    assert torch.equal((inputs["draft_tokens"] >= 0).sum(1), inputs["num_drafts"])
-    assert torch.equal(inputs["draft_probs"].isfinite().all(2).sum(1), inputs["num_drafts"])
 
 
 BAD = [

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rooflab.bench.emulator.emit.generator import Generator, emits, unknown
 from rooflab.bench.emulator.numbers.bitfields import lop3_function
+from rooflab.bench.emulator.numbers.floats import TESTS
 from rooflab.bench.emulator.text.kinds import DTYPES, dtype_of
 from rooflab.bench.emulator.text.syntax import Immediate, Instruction, PtxError
 
 ROUNDINGS = ("rn", "rz", "rm", "rp", "rna")
 _PYTHON_OPERATORS = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^"}
-_FLOAT_TYPES = ("f16", "f16x2", "bf16", "bf16x2", "f32", "f64", "f32x2")
+HALF_TYPES = ("f16", "f16x2", "bf16", "bf16x2")
+_FLOAT_FUNCTIONS = {"mad": "fma", "min": "fmin", "max": "fmax", "abs": "fabs", "neg": "fneg"}
+_INTEGER_FUNCTIONS = {"min": "np.minimum", "max": "np.maximum", "abs": "np.abs", "neg": "np.negative"}
+_INTEGER_FUNCTIONS |= {"div": "integers.div", "rem": "integers.rem"}
+_FLAGS = {"ftz": "ftz", "sat": "sat", "relu": "relu", "nan": "NaN", "xorsign_abs": "xorsign"}
+"""By parameter of a function in `numbers`, the modifier that makes it true."""
 
 
 def rounding_of(parts: list[str]) -> str:
@@ -17,97 +25,64 @@ def rounding_of(parts: list[str]) -> str:
     return next((modifier for modifier in parts if modifier in ROUNDINGS), "")
 
 
-def emit_float(g: Generator, instruction: Instruction, kind: str) -> None:
+def _flags(instruction: Instruction) -> dict[str, Any]:
+    return {name: True for name, modifier in _FLAGS.items() if modifier in instruction.parts}
+
+
+def _float(g: Generator, instruction: Instruction, kind: str) -> None:
     """Emits Python code for `add`, `sub`, `mul`, `fma`, `mad`, `div`, `min`, `max`, `abs`, `neg` of floats."""
-    if kind in ("f16", "bf16", "f16x2", "bf16x2"):
-        _half(g, instruction, kind)
-        return
-    opcode_parts, operands, dtype = instruction.parts, instruction.operands, dtype_of(kind)
-    op_name = "fma" if opcode_parts[0] == "mad" else opcode_parts[0]
-    value_texts = [g.value(operand, dtype) for operand in operands[1:]]
-    rounding, has_ftz, has_sat = rounding_of(opcode_parts) or "rn", "ftz" in opcode_parts, "sat" in opcode_parts
-    uses_defaults = rounding == "rn" and not has_ftz and not has_sat
-    if op_name in _PYTHON_OPERATORS and uses_defaults:
-        g.define(operands[0], f"{value_texts[0]} {_PYTHON_OPERATORS[op_name]} {value_texts[1]}", dtype)
-    elif op_name == "fma" and uses_defaults:
-        g.define(operands[0], f"floats.fma_rn_{kind}({', '.join(value_texts)})", dtype)
-    elif op_name == "div" and ("full" in opcode_parts or "approx" in opcode_parts):
-        function_name = "div_full" if "full" in opcode_parts else "div"
-        g.define(operands[0], f"approximate.{function_name}({', '.join(value_texts)}, {has_ftz})", dtype)
-    elif op_name in ("min", "max"):
-        _extreme(g, instruction, dtype, value_texts)
-    elif op_name in ("neg", "abs"):
-        g.define(operands[0], f"floats.f{op_name}({value_texts[0]}, {has_ftz})", dtype)
-    else:
-        call_text = f"floats.{op_name}({', '.join(value_texts)}, rounding={rounding!r}, ftz={has_ftz}, sat={has_sat})"
-        g.define(operands[0], call_text, dtype)
-
-
-def _extreme(g: Generator, instruction: Instruction, dtype: str, values: list[str]) -> None:
-    opcode_parts = instruction.parts
-    flag_by_name = {
-        "ftz": "ftz" in opcode_parts,
-        "nan": "NaN" in opcode_parts,
-        "xorsign_abs": "xorsign" in opcode_parts,
-        "absolute": "abs" in opcode_parts and "xorsign" not in opcode_parts,
-    }
-    modifiers = "".join(f", {name}=True" for name, value in flag_by_name.items() if value)
-    call_text = f"floats.f{opcode_parts[0]}({values[0]}, {values[1]}{modifiers})"
-    for value in values[2:]:
-        call_text = f"floats.f{opcode_parts[0]}({call_text}, {value}{modifiers})"
-    g.define(instruction.operands[0], call_text, dtype)
-
-
-def _half(g: Generator, instruction: Instruction, kind: str) -> None:
-    parts, operands, dtype = instruction.parts, instruction.operands, dtype_of(kind)
-    half_type = kind.removesuffix("x2")
-    values_text = ", ".join(g.value(operand, dtype) for operand in operands[1:])
-    function_name = {"min": "fmin", "max": "fmax", "abs": "absolute", "neg": "negative"}.get(parts[0], parts[0])
-    if function_name not in ("add", "sub", "mul", "fma", "fmin", "fmax", "absolute", "negative"):
+    opcode_parts, dtype, flags = instruction.parts, dtype_of(kind), _flags(instruction)
+    name = _FLOAT_FUNCTIONS.get(opcode_parts[0], opcode_parts[0])
+    rounding = rounding_of(opcode_parts) or "rn"
+    if name == "rem" or (kind in HALF_TYPES and opcode_parts[0] in ("mad", "div")):
         raise unknown(instruction)
-    flag_by_name = {"ftz": "ftz" in parts, "sat": "sat" in parts, "relu": "relu" in parts, "nan": "NaN" in parts}
-    flag_by_name["xorsign_abs"] = "xorsign" in parts
-    modifiers = "".join(f", {flag_name}=True" for flag_name, flag_value in flag_by_name.items() if flag_value)
-    g.define(operands[0], f"half.{function_name}({values_text}, {half_type!r}{modifiers})", dtype)
+    if kind in HALF_TYPES:
+        g.apply(instruction, f"half.{name}", dtype, kind.removesuffix("x2"), **flags)
+    elif name in _PYTHON_OPERATORS and rounding == "rn" and not flags:
+        a, b = (g.value(operand, dtype) for operand in instruction.operands[1:])
+        g.define(instruction.operands[0], f"{a} {_PYTHON_OPERATORS[name]} {b}", dtype)
+    elif name == "fma" and rounding == "rn" and not flags:
+        g.apply(instruction, f"floats.fma_rn_{kind}", dtype)
+    elif "approx" in opcode_parts:
+        g.apply(instruction, "approximate.div", dtype, **flags)
+    elif name in ("fmin", "fmax", "fabs", "fneg"):
+        g.apply(instruction, f"floats.{name}", dtype, **flags)
+    else:  # div.full too, of which the hardware's error is at most 2 ulp
+        g.apply(instruction, f"floats.{name}", dtype, rounding=rounding, **flags)
 
 
 @emits("rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh")
 def special_functions(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for reciprocals, roots, exponentials, logarithms and trigonometric functions."""
-    opcode_parts, operands = instruction.parts, instruction.operands
-    ptx_type = next(modifier for modifier in reversed(opcode_parts) if modifier in DTYPES)
-    op_name, dtype, has_ftz = opcode_parts[0], dtype_of(ptx_type), "ftz" in opcode_parts
-    value_text = g.value(operands[1], dtype)
-    if ptx_type in ("f16", "bf16", "f16x2", "bf16x2"):
-        if op_name not in ("ex2", "tanh"):
+    opcode_parts, ptx_type, flags = instruction.parts, kind_of(instruction), _flags(instruction)
+    name, dtype = opcode_parts[0], dtype_of(ptx_type)
+    if ptx_type in HALF_TYPES:
+        if name not in ("ex2", "tanh"):
             raise unknown(instruction)
-        flag_text = f", ftz={has_ftz}" if op_name == "ex2" else ""
-        g.define(operands[0], f"half.{op_name}({value_text}, {ptx_type.removesuffix('x2')!r}{flag_text})", dtype)
-    elif "approx" not in opcode_parts:
-        call_text = f"floats.{op_name}({value_text}, rounding={rounding_of(opcode_parts) or 'rn'!r}, ftz={has_ftz})"
-        g.define(operands[0], call_text, dtype)
+        g.apply(instruction, f"half.{name}", dtype, ptx_type.removesuffix("x2"), **flags)
+    elif "approx" not in opcode_parts or (name in ("rcp", "sqrt") and ptx_type == "f32"):
+        # The hardware's error of rcp.approx is at most 1 ulp, and that of sqrt.approx 2**-23; here both are rounded.
+        g.apply(instruction, f"floats.{name}", dtype, rounding=rounding_of(opcode_parts) or "rn", **flags)
     elif ptx_type == "f64":
-        function_name = {"rcp": "rcp_ftz_f64", "rsqrt": "rsqrt_ftz_f64" if has_ftz else "rsqrt_f64"}[op_name]
-        g.define(operands[0], f"approximate.{function_name}({value_text})", dtype)
+        name = {"rcp": "rcp_ftz_f64", "rsqrt": "rsqrt_ftz_f64" if flags else "rsqrt_f64"}[name]
+        g.apply(instruction, f"approximate.{name}", dtype)
     else:
-        flag_text = "" if op_name == "tanh" else f", {has_ftz}"
-        g.define(operands[0], f"approximate.{op_name}({value_text}{flag_text})", dtype)
+        g.apply(instruction, f"approximate.{name}", dtype, **flags)
 
 
 @emits("copysign")
 def copy_sign(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `copysign`, which copies the sign of one float to another float."""
-    dtype = dtype_of(instruction.parts[-1])
-    values_text = ", ".join(g.value(operand, dtype) for operand in instruction.operands[1:])
-    g.define(instruction.operands[0], f"floats.copysign({values_text})", dtype)
+    g.apply(instruction, "floats.copysign", dtype_of(instruction.parts[-1]))
 
 
 @emits("testp")
 def test_property(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `testp`, which tests a property of a float, such as being finite."""
     _, property_name, ptx_type = instruction.parts
-    value_text = g.value(instruction.operands[1], dtype_of(ptx_type))
-    g.define(instruction.operands[0], f"floats.testp({value_text}, {property_name!r})", "?")
+    if property_name not in TESTS:
+        raise unknown(instruction)
+    g.apply(instruction, f"floats.TESTS[{property_name!r}]", dtype_of(ptx_type), result="?")
 
 
 def kind_of(instruction: Instruction) -> str:
@@ -126,66 +101,39 @@ def _unsigned(kind: str) -> str:
 def arithmetic(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for arithmetic that exists for integers and for floats."""
     ptx_type = kind_of(instruction)
-    if ptx_type in _FLOAT_TYPES:
-        emit_float(g, instruction, ptx_type)
-        return
-    opcode_parts, operands = instruction.parts, instruction.operands
-    name, target_operand = opcode_parts[0], operands[0]
-    if "cc" in opcode_parts:
+    if "f" in ptx_type:
+        _float(g, instruction, ptx_type)
+    elif "cc" in instruction.parts:
         with_carry(g, instruction)
-        return
-    if "x2" in ptx_type:
-        _pairs(g, instruction, ptx_type)
-        return
-    signed_dtype, unsigned_dtype = dtype_of(ptx_type), _unsigned(ptx_type)
-    if name in ("mul", "mad") and ("wide" in opcode_parts or "hi" in opcode_parts):
-        _wide(g, instruction, signed_dtype)
-        return
-    if name in ("add", "sub") and "sat" in opcode_parts:
-        a, b = (g.value(operand, signed_dtype) for operand in operands[1:3])
-        g.define(target_operand, f"integers.{name}_sat_s32({a}, {b})", signed_dtype)
-    elif name in ("add", "sub", "mul"):
-        a, b = (g.value(operand, unsigned_dtype) for operand in operands[1:3])
-        g.define(target_operand, f"{a} {_PYTHON_OPERATORS[name]} {b}", unsigned_dtype)
-    elif name == "mad":
-        a, b, c = (g.value(operand, unsigned_dtype) for operand in operands[1:4])
-        g.define(target_operand, f"{a} * {b} + {c}", unsigned_dtype)
-    elif name in ("min", "max", "div", "rem"):
-        function_name = {"min": "np.minimum", "max": "np.maximum", "div": "integers.div", "rem": "integers.rem"}[name]
-        a, b = (g.value(operand, signed_dtype) for operand in operands[1:3])
-        call_text = f"integers.i{name}({a}, {b}, True)" if "relu" in opcode_parts else f"{function_name}({a}, {b})"
-        g.define(target_operand, call_text, signed_dtype)
     else:
-        function_name = {"abs": "np.abs", "neg": "np.negative"}[name]
-        g.define(target_operand, f"{function_name}({g.value(operands[1], signed_dtype)})", signed_dtype)
+        _integer(g, instruction, ptx_type)
 
 
-def _wide(g: Generator, instruction: Instruction, signed: str) -> None:
-    opcode_parts, operands = instruction.parts, instruction.operands
-    a, b = (g.value(operand, signed) for operand in operands[1:3])
-    if "hi" in opcode_parts:
-        if opcode_parts[0] == "mad":
-            c = g.value(operands[3], signed)
-            g.define(operands[0], f"integers.mad_hi({a}, {b}, {c}, {'sat' in opcode_parts})", signed)
-        else:
-            g.define(operands[0], f"integers.mul_hi({a}, {b})", signed)
-        return
-    wide_type = signed[0] + str(2 * int(signed[1]))
-    product_text = f"{a}.astype({wide_type}) * {b}.astype({wide_type})"
-    if opcode_parts[0] == "mad":
-        product_text += f" + {g.value(operands[3], wide_type)}"
-    g.define(operands[0], product_text, wide_type)
-
-
-def _pairs(g: Generator, instruction: Instruction, kind: str) -> None:
-    """Emits Python code for a PTX `add`, `min` or `max` of two packed 16-bit integers."""
-    name, half_type = instruction.parts[0], dtype_of(kind.removesuffix("x2"))
-    function_name = {"add": "np.add", "min": "integers.imin", "max": "integers.imax"}.get(name)
-    if function_name is None:
-        raise unknown(instruction)
-    a, b = (g.value(operand, "u4") for operand in instruction.operands[1:3])
-    relu_argument = ", True" if "relu" in instruction.parts else ""
-    g.define(instruction.operands[0], f"integers.pairs({function_name}, {a}, {b}, {half_type}{relu_argument})", "u4")
+def _integer(g: Generator, instruction: Instruction, kind: str) -> None:
+    opcode_parts, (target_operand, *operands), flags = instruction.parts, instruction.operands, _flags(instruction)
+    name, dtype = opcode_parts[0], dtype_of(kind)
+    if kind.endswith("x2"):
+        function = {"add": "np.add", "min": "np.minimum", "max": "np.maximum"}[name]
+        a, b = (g.value(operand, "u4") for operand in operands)
+        half_type = dtype_of(kind.removesuffix("x2"))
+        g.define(target_operand, f"integers.pairs({function}, {a}, {b}, {half_type}, {'relu' in flags})", "u4")
+    elif name in ("mul", "mad") and "hi" in opcode_parts:
+        g.apply(instruction, f"integers.{name}_hi", dtype, **flags)
+    elif name in ("add", "sub") and "sat" in flags:
+        g.apply(instruction, f"integers.{name}_sat_s32", dtype)
+    elif name in ("add", "sub", "mul", "mad"):
+        result, cast = _unsigned(kind), ""
+        if "wide" in opcode_parts:
+            result = dtype[0] + str(2 * int(dtype[1]))
+            cast = f".astype({result})"
+        a, b = (g.value(operand, dtype if cast else result) + cast for operand in operands[:2])
+        text = f"{a} {_PYTHON_OPERATORS.get(name, '*')} {b}"
+        g.define(target_operand, f"{text} + {g.value(operands[2], result)}" if name == "mad" else text, result)
+    elif "relu" in flags:
+        a, b = (g.value(operand, dtype) for operand in operands)
+        g.define(target_operand, f"np.maximum({_INTEGER_FUNCTIONS[name]}({a}, {b}), 0)", dtype)
+    else:
+        g.apply(instruction, _INTEGER_FUNCTIONS[name], dtype)
 
 
 @emits("addc", "subc", "madc")
@@ -236,9 +184,7 @@ def shifts(g: Generator, instruction: Instruction) -> None:
 @emits("shf")
 def funnel_shift(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `shf`, the funnel shift."""
-    values_text = ", ".join(g.value(operand, "u4") for operand in instruction.operands[1:])
-    is_left_shift, has_clamp = "l" in instruction.parts, "clamp" in instruction.parts
-    g.define(instruction.operands[0], f"integers.shf({values_text}, {is_left_shift}, {has_clamp})", "u4")
+    g.apply(instruction, "integers.shf", "u4", "l" in instruction.parts, "clamp" in instruction.parts)
 
 
 @emits("bfe", "bfi")
@@ -258,65 +204,49 @@ def bit_fields(g: Generator, instruction: Instruction) -> None:
         shifted_text = f"({g.value(value_operands[0], dtype)} >> {g.constant(first_bit.value, dtype)})"
         g.define(instruction.operands[0], f"{shifted_text} & {mask_name}", dtype)
         return
-    argument_text = ", ".join(
-        [*(g.value(item, dtype) for item in value_operands), g.value(first_bit, "u4"), g.value(bit_count, "u4")]
-    )
-    g.define(instruction.operands[0], f"bitfields.{instruction.parts[0]}({argument_text})", dtype)
+    g.apply(instruction, f"bitfields.{instruction.parts[0]}", (*[dtype] * len(value_operands), "u4", "u4"))
 
 
 @emits("popc", "clz", "brev", "bfind")
 def bit_counts(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for instructions that count, find or reverse bits."""
     name, dtype = instruction.parts[0], dtype_of(kind_of(instruction))
-    flag_text = ", True" if "shiftamt" in instruction.parts else ""
-    result = dtype if name == "brev" else "u4"
-    g.define(instruction.operands[0], f"bitfields.{name}({g.value(instruction.operands[1], dtype)}{flag_text})", result)
+    flags = {"shift_amount": True} if "shiftamt" in instruction.parts else {}
+    g.apply(instruction, f"bitfields.{name}", dtype, result=dtype if name == "brev" else "u4", **flags)
 
 
 @emits("fns", "bmsk", "szext")
 def masks(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `fns`, `bmsk` and `szext`, which find a set bit, make a bit mask, and extend a sign."""
-    op_name, dtype = instruction.parts[0], dtype_of(kind_of(instruction))
-    if op_name == "fns":
-        mask_operand, base_operand, offset_operand = instruction.operands[1:]
-        arguments = ", ".join((g.value(mask_operand, "u4"), g.value(base_operand, "u4"), g.value(offset_operand, "i4")))
-        g.define(instruction.operands[0], f"bitfields.fns({arguments})", "u4")
-        return
-    first_operand = g.value(instruction.operands[1], dtype if op_name == "szext" else "u4")
-    arguments = f"{first_operand}, {g.value(instruction.operands[2], 'u4')}, {'clamp' in instruction.parts}"
-    g.define(instruction.operands[0], f"bitfields.{op_name}({arguments})", dtype if op_name == "szext" else "u4")
+    name, dtype = instruction.parts[0], dtype_of(kind_of(instruction))
+    dtypes = {"fns": ("u4", "u4", "i4"), "bmsk": ("u4", "u4"), "szext": (dtype, "u4")}[name]
+    g.apply(instruction, f"bitfields.{name}", dtypes, *(() if name == "fns" else ("clamp" in instruction.parts,)))
 
 
 @emits("lop3", "prmt")
 def permutations(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `lop3` (a logic function of three operands) and `prmt` (a permutation of bytes)."""
-    values_text = ", ".join(g.value(input_operand, "u4") for input_operand in instruction.operands[1:4])
-    if instruction.parts[0] == "lop3":
-        table_operand = instruction.operands[4]
-        if not isinstance(table_operand, Immediate):
-            raise PtxError(f"PTX: expected a constant table in {instruction.text!r}")
-        function_name = g.bind(lop3_function(table_operand.value), ("lop3", table_operand.value))
-        g.define(instruction.operands[0], f"{function_name}({values_text})", "u4")
+    if instruction.parts[0] == "prmt":
+        g.apply(instruction, "bitfields.prmt", "u4", *instruction.parts[2:])
         return
-    mode_name = instruction.parts[2] if len(instruction.parts) > 2 else ""
-    g.define(instruction.operands[0], f"bitfields.prmt({values_text}, {mode_name!r})", "u4")
+    table_operand = instruction.operands[4]
+    if not isinstance(table_operand, Immediate):
+        raise PtxError(f"PTX: expected a constant table in {instruction.text!r}")
+    function_name = g.bind(lop3_function(table_operand.value), ("lop3", table_operand.value))
+    values_text = ", ".join(g.value(operand, "u4") for operand in instruction.operands[1:4])
+    g.define(instruction.operands[0], f"{function_name}({values_text})", "u4")
 
 
 @emits("sad", "dp4a", "dp2a", "mul24", "mad24")
 def dots(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for dot products (`dp4a`, `dp2a`), 24-bit multiplications (`mul24`, `mad24`) and `sad`."""
-    opcode_parts, operands = instruction.parts, instruction.operands
+    opcode_parts, high = instruction.parts, "hi" in instruction.parts
     name, dtype = opcode_parts[0], dtype_of(kind_of(instruction))
     if name in ("dp4a", "dp2a"):
         int_types = [modifier for modifier in opcode_parts if modifier in ("u32", "s32")]
-        high_argument = f", {'hi' in opcode_parts}" if name == "dp2a" else ""
-        result_dtype = "i4" if "s32" in int_types else "u4"
-        a, b, c = g.value(operands[1], "u4"), g.value(operands[2], "u4"), g.value(operands[3], result_dtype)
-        call_text = f"integers.{name}({a}, {b}, {c}, {int_types[0] == 's32'}, {int_types[1] == 's32'}{high_argument})"
-        g.define(operands[0], call_text, result_dtype)
-        return
-    values_text = ", ".join(g.value(input_operand, dtype) for input_operand in operands[1:])
-    flag_text = f", {'hi' in opcode_parts}" if name.endswith("24") else ""
-    if name == "mad24":
-        flag_text += f", {'sat' in opcode_parts}"
-    g.define(operands[0], f"integers.{name}({values_text}{flag_text})", dtype)
+        signs = [int_type == "s32" for int_type in int_types]
+        result = "i4" if any(signs) else "u4"
+        more = (high,) if name == "dp2a" else ()
+        g.apply(instruction, f"integers.{name}", ("u4", "u4", result), *signs, *more, result=result)
+    else:
+        g.apply(instruction, f"integers.{name}", dtype, *(() if name == "sad" else (high,)), **_flags(instruction))

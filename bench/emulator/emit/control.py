@@ -1,20 +1,11 @@
-"""Emits Python code for branches, barriers, mbarriers, register counts and shuffles (PTX ISA 8.7, 9.7.12, 13, 20)."""
+"""Emits Python code for branches, barriers, mbarriers, register counts and shuffles (PTX ISA 8.7, 9.7.12, 13, 19)."""
 
 from __future__ import annotations
 
 from rooflab.bench.emulator.emit.generator import Generator, emits, unknown
 from rooflab.bench.emulator.emit.memory_access import located
 from rooflab.bench.emulator.text.kinds import dtype_of
-from rooflab.bench.emulator.text.syntax import (
-    Address,
-    Immediate,
-    Instruction,
-    OperandGroup,
-    PtxError,
-    Register,
-    Sink,
-    quoted,
-)
+from rooflab.bench.emulator.text.syntax import Address, Immediate, Instruction, PtxError, Register, Sink, quoted
 
 _REDUCTIONS = ("popc", "and", "or")
 
@@ -22,7 +13,7 @@ _REDUCTIONS = ("popc", "and", "or")
 @emits("bra", "ret", "exit")
 def branch(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `bra`, `ret` and `exit`.  The lanes of a warp may take different branches."""
-    (target_number,) = g.flow.targets(instruction.number)
+    (target_number,) = g.flow.targets[instruction.number]
     next_number = instruction.number + 1
     if g.guard is None:
         g.line(f"return {target_number}")
@@ -38,7 +29,7 @@ def branch(g: Generator, instruction: Instruction) -> None:
 @emits("brx")
 def many_ways(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `brx.idx`, a branch with several targets."""
-    target_numbers = g.flow.targets(instruction.number)
+    target_numbers = g.flow.targets[instruction.number]
     index_text = g.value(instruction.operands[0], "u4")
     if g.guard is not None:  # lanes whose predicate is false go on after the branch
         index_text = f"choose({g.guard}, {index_text}, {g.constant(len(target_numbers), 'u4')})"
@@ -84,7 +75,6 @@ def barrier(g: Generator, instruction: Instruction) -> None:
         g.unguarded(instruction)
         if name == "cluster_wait":
             g.line(f"return waiting_of(c.group).clusters.wait(c, {next_pc}, {instruction.number})")
-            g.ends()
         else:
             g.line(f"waiting_of(c.group).clusters.arrive(c, {has_release}, {instruction.number})")
     elif "red" in opcode_parts:
@@ -96,7 +86,6 @@ def barrier(g: Generator, instruction: Instruction) -> None:
         g.line(
             f"return synchronising.{name}(c, {bar_id}, {count}, {next_pc}, {instruction.number}, {g.guard or 'None'})"
         )
-        g.ends()
 
 
 def _reduction(g: Generator, instruction: Instruction) -> None:
@@ -111,7 +100,6 @@ def _reduction(g: Generator, instruction: Instruction) -> None:
         f"return synchronising.reduce(c, {target.index}, {operation!r}, {g.value(barrier_operand, 'u4')}, {threads},"
         f" {predicate_text}, {instruction.number + 1}, {instruction.number})"
     )
-    g.ends()
 
 
 @emits("mbarrier")
@@ -131,20 +119,18 @@ def mbarrier(g: Generator, instruction: Instruction) -> None:
     mask, number = g.guard or "None", instruction.number
     value_texts = [g.value(operand, "u4") for operand in operands]
     default_count = g.constant(1, "u4")
-    if operation_name == "init":
-        g.line(f"waiting_of(c.group).mbarriers.init(c, {address}, {value_texts[0]}, {mask}, {number})")
-    elif operation_name == "inval":
-        g.line(f"waiting_of(c.group).mbarriers.inval(c, {address}, {mask}, {number})")
+    if operation_name in ("init", "inval"):
+        arguments = ", ".join([address, *value_texts])
+        g.line(f"waiting_of(c.group).mbarriers.{operation_name}(c, {arguments}, {mask}, {number})")
     elif operation_name in ("arrive", "arrive_drop"):
         n_bytes = value_texts[0] if "expect_tx" in opcode_parts else "None"
         count = value_texts[0] if value_texts and "expect_tx" not in opcode_parts else default_count
         options = f"drop={operation_name == 'arrive_drop'}, may_complete={'noComplete' not in opcode_parts}"
         code = f"synchronising.update_mbarrier(c, 'arrive', {address}, {count}, {n_bytes}, {mask}, {number}, {options})"
         g.define(target_operand, code, "u8")
-    elif operation_name == "expect_tx":
-        g.line(f"synchronising.update_mbarrier(c, 'expect', {address}, {value_texts[0]}, {mask}, {number})")
-    elif operation_name == "complete_tx":
-        g.line(f"synchronising.update_mbarrier(c, 'complete', {address}, {value_texts[0]}, {mask}, {number})")
+    elif operation_name in ("expect_tx", "complete_tx"):
+        method = operation_name.removesuffix("_tx")
+        g.line(f"synchronising.update_mbarrier(c, {method!r}, {address}, {value_texts[0]}, {mask}, {number})")
     else:
         raise unknown(instruction)
 
@@ -181,15 +167,10 @@ def shuffle(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `shfl.sync`."""
     shuffle_mode = instruction.parts[2]
     target_operand, value_operand, source_lane, clamp_operand, _ = instruction.operands  # the scheduler reads the mask
-    has_predicate = isinstance(target_operand, OperandGroup)
-    result_register = target_operand.items[0] if isinstance(target_operand, OperandGroup) else target_operand
+    targets = g.items(target_operand)
     dtype = g.dtypes[value_operand.index] if isinstance(value_operand, Register) else "u4"
     arguments = f"{g.value(value_operand, dtype)}, {g.value(source_lane, 'u4')}, {g.value(clamp_operand, 'u4')}"
-    result_name, predicate_name = g.temporary(), g.temporary()
-    g.line(f"{result_name}, {predicate_name} = warps.shuffle(c, {shuffle_mode!r}, {arguments}, {has_predicate})")
-    g.define(result_register, result_name, dtype)
-    if isinstance(target_operand, OperandGroup):
-        g.define(target_operand.items[1], predicate_name, "?")
+    g.define_many(targets, f"warps.shuffle(c, {shuffle_mode!r}, {arguments}, {len(targets) > 1})", (dtype, "?"))
 
 
 @emits("vote")
@@ -207,11 +188,8 @@ def match(g: Generator, instruction: Instruction) -> None:
     match_mode = instruction.parts[1]
     target_operand, value, mask = instruction.operands
     dtype = dtype_of(instruction.parts[-1])
-    name, predicate_name = g.temporary(), g.temporary()
-    g.line(f"{name}, {predicate_name} = warps.match(c, {match_mode!r}, {g.value(value, dtype)}, {g.value(mask, 'u4')})")
-    g.define(target_operand.items[0] if isinstance(target_operand, OperandGroup) else target_operand, name, "u4")
-    if isinstance(target_operand, OperandGroup):
-        g.define(target_operand.items[1], predicate_name, "?")
+    call_text = f"warps.match(c, {match_mode!r}, {g.value(value, dtype)}, {g.value(mask, 'u4')})"
+    g.define_many(g.items(target_operand), call_text, ("u4", "?"))
 
 
 @emits("redux")
@@ -228,12 +206,7 @@ def reduce(g: Generator, instruction: Instruction) -> None:
 def elect(g: Generator, instruction: Instruction) -> None:
     """Emits Python code for `elect.sync`, which selects the lowest lane in a mask."""
     target_operand, mask_operand = instruction.operands
-    lane_name, leader_name = g.temporary(), g.temporary()
-    g.line(f"{lane_name}, {leader_name} = warps.elect(c, {g.value(mask_operand, 'u4')})")
-    result_items = g.items(target_operand)
-    if isinstance(result_items[0], Register):
-        g.define(result_items[0], lane_name, "u4")
-    g.define(result_items[1], leader_name, "?")
+    g.define_many(g.items(target_operand), f"warps.elect(c, {g.value(mask_operand, 'u4')})", ("u4", "?"))
 
 
 @emits("activemask")

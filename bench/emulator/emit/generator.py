@@ -8,13 +8,13 @@ for both.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from rooflab.bench.emulator.text import syntax
-from rooflab.bench.emulator.text.flow import BRANCH_FAMILIES, BasicBlock, Flow
+from rooflab.bench.emulator.text.flow import BasicBlock, Flow
 from rooflab.bench.emulator.text.kinds import storage
 from rooflab.bench.emulator.text.program import BlockFunction
 from rooflab.bench.emulator.text.wgmma_registers import accumulators
@@ -116,9 +116,9 @@ class Generator:
         """Registers that are already Python locals in the function of the current basic block."""
         self._changed: set[int] = set()
         self._views: dict[tuple[int, str], str] = {}
-        self._guard: str | None = None
+        self.guard: str | None = None
+        """The Python expression of the current instruction's predicate, or None without a predicate."""
         self._temporaries = 0
-        self._ended = False
         self._accumulators = accumulators(flow.kernel)
         self._perhaps_unwritten = self._live(0)
         self._looked_at: set[int] = set()
@@ -129,11 +129,6 @@ class Generator:
     def line(self, text: str) -> None:
         """Adds a line of Python to the function of the current basic block."""
         self._lines.append(text)
-
-    @property
-    def guard(self) -> str | None:
-        """Returns the Python expression of the current instruction's predicate, or None without a predicate."""
-        return self._guard
 
     def temporary(self) -> str:
         """Returns an unused variable name for the current function."""
@@ -182,32 +177,52 @@ class Generator:
         register_dtype, register_name = self.dtypes[operand.index], f"r{operand.index}"
         if register_dtype != dtype:
             expression = self._convert(expression, dtype, register_dtype)
-        if self._guard is not None:
+        if self.guard is not None:
             old_text = self._register(operand, register_dtype)
-            expression = f"choose({self._guard}, {expression}, {old_text})"
+            expression = f"choose({self.guard}, {expression}, {old_text})"
         self.line(f"{register_name} = {expression}")
         self._locals.add(operand.index)
         self._changed.add(operand.index)
         for view_key in [view_key for view_key in self._views if view_key[0] == operand.index]:
             del self._views[view_key]
 
-    def define_many(self, targets: tuple[syntax.Operand, ...], expression: str, dtype: str) -> None:
-        """Emits an assignment of the results of an expression to several registers, in order."""
-        temporary_names = [self.temporary() for _ in targets]
+    def apply(
+        self,
+        instruction: syntax.Instruction,
+        function: str,
+        dtypes: str | Sequence[str],
+        *more: object,
+        result: str | None = None,
+        **named: object,
+    ) -> None:
+        """Emits a call of `function`, whose result the first operand gets.  Its arguments are the other operands, then
+        `more` and `named`.
+
+        `dtypes` is the NumPy type of all arguments, or of each one.  `result` is that of the result, by default the
+        first argument's."""
+        target_operand, *operands = instruction.operands
+        dtypes = [dtypes] * len(operands) if isinstance(dtypes, str) else dtypes
+        arguments = [self.value(operand, dtype) for operand, dtype in zip(operands, dtypes, strict=True)]
+        arguments += [*map(repr, more), *(f"{name}={value!r}" for name, value in named.items())]
+        self.define(target_operand, f"{function}({', '.join(arguments)})", result or dtypes[0])
+
+    def define_many(self, targets: tuple[syntax.Operand, ...], expression: str, dtypes: str | Sequence[str]) -> None:
+        """Emits an assignment of the results of an expression to several registers, in order.
+
+        `dtypes` is the NumPy type of all results, or of each one.  An expression of more results than `targets` drops
+        the last ones; `dtypes` then has one for each."""
+        dtypes = [dtypes] * len(targets) if isinstance(dtypes, str) else dtypes
+        temporary_names = [self.temporary() for _ in dtypes]
         self.line(f"{', '.join(temporary_names)}{',' if len(temporary_names) == 1 else ''} = {expression}")
-        for target_operand, temporary_name in zip(targets, temporary_names, strict=True):
+        for target_operand, temporary_name, dtype in zip(targets, temporary_names, dtypes, strict=False):
             if not isinstance(target_operand, syntax.Sink):
                 self.define(target_operand, temporary_name, dtype)
 
     def unguarded(self, instruction: syntax.Instruction) -> None:
         """Raises `PtxError` if the instruction has a predicate.  Emitters that do not support predicates call this."""
-        if self._guard is not None:
+        if self.guard is not None:
             instruction_text = syntax.quoted(instruction.text, instruction.place)
             raise syntax.PtxError(f"PTX: expected {instruction.parts[0]} without a predicate, got {instruction_text}")
-
-    def ends(self) -> None:
-        """Records that the last emitted line leaves the basic block."""
-        self._ended = True
 
     def is_local(self, name: str) -> bool:
         """Returns whether a variable is in local memory.  Parameters of function calls are there too."""
@@ -225,7 +240,8 @@ class Generator:
             raise syntax.PtxError("PTX: expected predicates where they are wanted alone, got one beside a number")
         if dtype[1] == target[1]:
             return f"({expression}).view({target})"
-        # A result narrower than its register is extended by zeros or by its sign, as its own type says (ld, cvt).
+        # A result narrower than its register is extended by zeros or by its sign, as its own type says (ld, cvt).  Of a
+        # wider register the low bits count.
         wide_type = f"i{target[1]}" if dtype[0] == "i" else f"u{target[1]}"
         bits_text = f"({expression}).view(u{dtype[1]})" if dtype[0] == "f" else f"({expression})"
         cast_text = f"{bits_text}.astype({wide_type})"
@@ -246,12 +262,7 @@ class Generator:
             if "?" in (dtype, register_dtype):
                 raise syntax.PtxError(f"PTX: expected {register.name} to be used as what it is, a .{register.type}")
             name = self.temporary()
-            if dtype[1] == register_dtype[1]:
-                self.line(f"{name} = r{register_index}.view({dtype})")
-            else:  # the low bits of a wider register
-                unsigned_dtype = f"u{dtype[1]}"
-                low_bits = f"r{register_index}.view(u{register_dtype[1]}).astype({unsigned_dtype})"
-                self.line(f"{name} = {low_bits}" if dtype == unsigned_dtype else f"{name} = {low_bits}.view({dtype})")
+            self.line(f"{name} = {self._convert(f'r{register_index}', register_dtype, dtype)}")
             self._views[view_key] = name
         return self._views[view_key]
 
@@ -263,14 +274,13 @@ class Generator:
     def source(self, block: BasicBlock) -> str:
         """Returns the Python source code of the function for a basic block."""
         self._lines, self._locals, self._changed, self._views = [], set(), set(), {}
-        self._temporaries, self._ended, self._looked_at = 0, False, set()
+        self._temporaries, self._looked_at = 0, set()
         for instruction in self.kernel.instructions[block.start : block.end]:
             self._instruction(instruction)
-        has_branch = self._ended
         live_registers = set[int]().union(*(self._live(block_start) for block_start in block.following))
         store_lines = [f"R[{index}] = r{index}" for index in sorted(self._changed & live_registers)]
         body_lines = self._lines
-        if has_branch:
+        if body_lines and body_lines[-1].startswith("return "):
             # The branch is the last line, so registers that the next block needs are stored before it.
             body_lines = [*body_lines[:-1], *store_lines, body_lines[-1]]
         else:
@@ -293,21 +303,19 @@ class Generator:
         except (ValueError, IndexError, KeyError, StopIteration) as error:
             # An emitter raises these errors when it unpacks operands or looks up modifiers.
             raise syntax.PtxError(f"PTX: expected the operands and modifiers of .{op_name}, got {location}") from error
-        if op_name in BRANCH_FAMILIES:
-            self._ended = True
 
     def _emit(self, emitter: Emitter, instruction: syntax.Instruction) -> None:
-        self._guard = None
+        self.guard = None
         if instruction.predicate is not None:
             predicate_text = self._register(instruction.predicate, "?")
-            self._guard = f"~{predicate_text}" if instruction.negated else predicate_text
+            self.guard = f"~{predicate_text}" if instruction.negated else predicate_text
             if instruction.predicate in syntax.definitions(instruction):
-                guard_text, self._guard = self._guard, self.temporary()
-                self.line(f"{self._guard} = {guard_text}")
+                guard_text, self.guard = self.guard, self.temporary()
+                self.line(f"{self.guard} = {guard_text}")
         if self._accumulators:
             self._look_at(instruction)
         emitter(self, instruction)
-        self._guard = None
+        self.guard = None
 
     def _look_at(self, instruction: syntax.Instruction) -> None:
         """Emits a check that a wgmma has finished, for each accumulator register that the instruction reads. A plain

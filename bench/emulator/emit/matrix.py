@@ -48,8 +48,8 @@ def multiply(g: Generator, instruction: Instruction) -> None:
     a, b = (", ".join(g.value(item, input_dtype) for item in g.items(operand)) for operand in instruction.operands[1:3])
     c = ", ".join(g.value(item, dtype_by_ptx_type.get(c_type, "u4")) for item in g.items(instruction.operands[3]))
     call_text = (
-        f"matrices.multiply(c, {shape_text!r}, {a_type!r}, {b_type!r}, {d_type!r}, ({a},), ({b},), ({c},),"
-        f" {'satfinite' in opcode_parts}, {instruction.number})"
+        f"matrices.multiply(c, {instruction.number}, {'satfinite' in opcode_parts},"
+        f" {shape_text!r}, {a_type!r}, {b_type!r}, {d_type!r}, ({a},), ({b},), ({c},))"
     )
     g.define_many(g.items(instruction.operands[0]), call_text, result_dtype)
 
@@ -84,12 +84,16 @@ def _multiply_async(g: Generator, instruction: Instruction) -> None:
             f"PTX: expected a K of {K_BYTES // ELEMENT_BYTES[a_type]} for {a_type}, got {instruction.text!r}"
         )
     constant_values = [operand.value if isinstance(operand, Immediate) else None for operand in operands[4:]]
-    scale_a, scale_b = (1, 1) if d_type == "s32" else (_scale(constant_values[0]), _scale(constant_values[1]))
-    transpose_flags = [bool(constant_value) for constant_value in constant_values[2:]] if d_type != "s32" else []
+    scales = [1, 1] if d_type == "s32" else constant_values[:2]
+    if any(scale not in (1, -1) for scale in scales):
+        raise PtxError(f"PTX: expected scales of 1 or -1 in wgmma, got {scales}")
     a_in_registers = isinstance(operands[1], OperandGroup)
-    a_transposed = transpose_flags[0] if transpose_flags and not a_in_registers else False
-    b_transposed = transpose_flags[-1] if transpose_flags else False
-    shape = WgmmaShape(n, d_type, a_type, b_type, scale_a, scale_b, a_transposed, b_transposed, "satfinite" in op_parts)
+    transposes = [bool(constant_value) for constant_value in constant_values[2:]] if d_type != "s32" else []
+    # A in registers has no flag of its own.
+    a_transposed, b_transposed = [*([False] if a_in_registers else []), *transposes, False, False][:2]
+    shape = WgmmaShape(
+        n, d_type, a_type, b_type, scales[0] != scales[1], a_transposed, b_transposed, "satfinite" in op_parts
+    )
     result_dtype = {"f32": "f4"}.get(d_type, "u4")
     d = ", ".join(g.value(operand, result_dtype) for operand in g.items(operands[0]))
     if isinstance(operands[1], OperandGroup):
@@ -103,9 +107,3 @@ def _multiply_async(g: Generator, instruction: Instruction) -> None:
         f"matrices.multiply_async(c, ({d},), {a}, {g.value(operands[2], 'u8')}, {keep_d}, {name}, {instruction.number})"
     )
     g.define_many(g.items(operands[0]), call_text, result_dtype)
-
-
-def _scale(value: int | None) -> int:
-    if value not in (1, -1):
-        raise PtxError(f"PTX: expected a scale of 1 or -1 in wgmma, got {value}")
-    return value

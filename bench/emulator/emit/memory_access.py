@@ -9,8 +9,8 @@ from rooflab.bench.emulator.text.kinds import DTYPES, dtype_of
 STRONG_ORDERS = frozenset(("volatile", "relaxed", "acquire", "mmio"))
 """The memory orders of loads with which a thread may wait for another thread's store."""
 SPACES = ("global", "shared", "local", "param", "const")
-_ATOMIC_OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+_ATOMIC_OPERATIONS = (*_REDUCTIONS, "exch", "cas")
 
 
 def space_of(instruction: syntax.Instruction) -> str:
@@ -53,8 +53,6 @@ def load(g: Generator, instruction: syntax.Instruction) -> None:
     if kind == "b128":
         raise syntax.PtxError(f"PTX: expected a type of at most 64 bits in {instruction.text!r}")
     items = g.items(target_operand)
-    value_names = [g.temporary() for _ in items]
-    lhs = ", ".join(value_names) + ("," if len(value_names) == 1 else "")
     ptr_text = address(g, source_address, space)
     mask = g.guard or "None"
     if not STRONG_ORDERS.isdisjoint(opcode_parts):
@@ -62,11 +60,12 @@ def load(g: Generator, instruction: syntax.Instruction) -> None:
         g.line(f"{address_name} = {ptr_text}")
         g.line(f"c.polls({instruction.number}, {address_name})")
         ptr_text = address_name
-    g.line(f"{lhs} = access.load(c, {space!r}, {ptr_text}, {mask}, {width(kind)}, {len(items)}, {instruction.number})")
-    dtype = dtype_of(kind)
-    for operand, value_name in zip(items, value_names, strict=True):
-        if not isinstance(operand, syntax.Sink):
-            g.define(operand, value_name if dtype[0] == "u" else f"{value_name}.view({dtype})", dtype)
+    dtype, size = dtype_of(kind), width(kind)
+    call_text = f"access.load(c, {space!r}, {ptr_text}, {mask}, {size}, {len(items)}, {instruction.number})"
+    if dtype[0] == "i":
+        g.define_many(items, f"(value.view({dtype}) for value in {call_text})", dtype)
+    else:
+        g.define_many(items, call_text, f"u{size}")
 
 
 @emits("st")
@@ -135,11 +134,17 @@ def fence(g: Generator, instruction: syntax.Instruction) -> None:
         g.line(f"synchronising.fence(c, {instruction.number})")
 
 
-@emits("prefetch", "prefetchu", "applypriority", "discard", "createpolicy", "griddepcontrol", "pmevent")
+@emits("prefetch", "prefetchu", "applypriority", "discard", "createpolicy", "pmevent")
 def hints(g: Generator, instruction: syntax.Instruction) -> None:
     """Emits Python code for instructions that do not change results, such as `prefetch`."""
     if instruction.parts[0] == "createpolicy":
         g.define(instruction.operands[0], g.constant(0, "u8"), "u8")
+
+
+@emits("griddepcontrol")
+def depend(g: Generator, instruction: syntax.Instruction) -> None:
+    """Emits Python code for `griddepcontrol`."""
+    g.line(f"synchronising.depend(c, {instruction.parts[1]!r}, {g.guard or 'None'})")
 
 
 def located(g: Generator, operand: syntax.Operand, space: str, instruction: syntax.Instruction) -> str:
@@ -163,15 +168,10 @@ def copy(g: Generator, instruction: syntax.Instruction) -> None:
     elif opcode.startswith("cp.async.mbarrier.arrive"):
         barrier_text = located(g, operands[0], "shared", instruction)
         g.line(f"copying.arrive_after(c, {barrier_text}, {'noinc' in instruction.parts}, {mask}, {instruction_number})")
-    elif opcode == "cp.async.commit_group":
+    elif opcode in ("cp.async.commit_group", "cp.async.wait_group", "cp.async.wait_all"):
         g.unguarded(instruction)
-        g.line("copying.commit(c)")
-    elif opcode == "cp.async.wait_group":
-        g.unguarded(instruction)
-        g.line(f"copying.wait(c, {_constant(operands[0])})")
-    elif opcode == "cp.async.wait_all":
-        g.unguarded(instruction)
-        g.line("copying.wait(c, None)")
+        newest = _constant(operands[0]) if operands else None
+        g.line("copying.commit(c)" if "commit_group" in opcode else f"copying.wait(c, {newest})")
     elif opcode.startswith("cp.async.c"):
         target, source = located(g, operands[0], "shared", instruction), located(g, operands[1], "global", instruction)
         size = _constant(operands[2])
@@ -208,10 +208,7 @@ def _bulk(g: Generator, instruction: syntax.Instruction, mask: str, number: int)
         g.line(f"bulk.wait_bulk(c, {_constant(operands[0])}, {'read' in op_parts}, {mask})")
         return
     op_name = next((part for part in op_parts if part in _REDUCTIONS), None) if opcode.startswith("cp.reduce") else None
-    if ".global" not in opcode:
-        _between(g, instruction, mask)
-        return
-    is_load = opcode.index(".shared") < opcode.index(".global")
+    is_load = ".global" not in opcode or opcode.index(".shared") < opcode.index(".global")
     if "tensor" in op_parts:
         if any(part.startswith(("im2col", "tile::")) for part in op_parts):
             raise unknown(instruction)
@@ -219,23 +216,19 @@ def _bulk(g: Generator, instruction: syntax.Instruction, mask: str, number: int)
         return
     size = g.value(operands[2], "u4")
     if is_load:
-        target, source = located(g, operands[0], "shared", instruction), located(g, operands[1], "global", instruction)
-        barrier_text = located(g, operands[3], "shared", instruction)
+        from_shared = ".global" not in opcode
+        if from_shared and (op_name or len(operands) != 4):
+            raise unknown(instruction)
+        spaces = ("shared", "shared" if from_shared else "global", "shared")
+        pointers = zip((*operands[:2], operands[3]), spaces, strict=True)
+        target, source, barrier = (located(g, operand, space, instruction) for operand, space in pointers)
         cta_mask = g.value(operands[4], "u2") if "multicast::cluster" in opcode else "None"
-        g.line(f"bulk.bulk_load(c, {target}, {source}, {size}, {barrier_text}, {cta_mask}, {mask}, {number})")
+        arguments = f"{target}, {source}, {size}, {barrier}, {cta_mask}, {mask}, {number}, {from_shared}"
+        g.line(f"bulk.bulk_load(c, {arguments})")
     else:
         target, source = located(g, operands[0], "global", instruction), located(g, operands[1], "shared", instruction)
         kind = op_parts[-1] if op_name else ""
         g.line(f"bulk.bulk_store(c, {target}, {source}, {size}, {op_name!r}, {kind!r}, {mask}, {number})")
-
-
-def _between(g: Generator, instruction: syntax.Instruction, mask: str) -> None:
-    operands = instruction.operands
-    if instruction.opcode.startswith("cp.reduce") or len(operands) != 4:
-        raise unknown(instruction)
-    target_text, source_text, barrier_text = (located(g, operands[index], "shared", instruction) for index in (0, 1, 3))
-    size = g.value(operands[2], "u4")
-    g.line(f"bulk.copy_between(c, {target_text}, {source_text}, {size}, {barrier_text}, {mask}, {instruction.number})")
 
 
 def _tensor(g: Generator, instruction: syntax.Instruction, into_shared: bool, operation: str | None, mask: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rooflab.bench.emulator.emit.arithmetic import ROUNDINGS, rounding_of
 from rooflab.bench.emulator.emit.generator import Generator, emits, unknown
 from rooflab.bench.emulator.machine.memory import LOCAL_WINDOW, PARAM_WINDOW, RANK_SHIFT, SHARED_WINDOW
@@ -11,19 +9,24 @@ from rooflab.bench.emulator.text.kinds import DTYPES, dtype_of
 from rooflab.bench.emulator.text.syntax import Instruction, Operand, OperandGroup, PtxError, Register, Sink
 
 _COMPARISONS = {
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "lo": "<",
-    "ls": "<=",
-    "hi": ">",
-    "hs": ">=",
+    **dict.fromkeys(("lt", "lo"), "{a} < {b}"),
+    **dict.fromkeys(("le", "ls"), "{a} <= {b}"),
+    **dict.fromkeys(("gt", "hi"), "{a} > {b}"),
+    **dict.fromkeys(("ge", "hs"), "{a} >= {b}"),
+    "eq": "{a} == {b}",
+    **dict.fromkeys(("ne", "neu"), "{a} != {b}"),
+    # These are also true for NaN, as neu is.
+    "equ": "({a} == {b}) | ({a} != {a}) | ({b} != {b})",
+    "ltu": "~({a} >= {b})",
+    "leu": "~({a} > {b})",
+    "gtu": "~({a} <= {b})",
+    "geu": "~({a} < {b})",
+    "num": "({a} == {a}) & ({b} == {b})",
+    "nan": "({a} != {a}) | ({b} != {b})",
 }
-_NEGATED_COMPARISONS = {"ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}
-"""For a comparison that is also true for NaN, except equ and neu: the opposite comparison, which is false for NaN."""
+"""By comparison, the Python expression of its operands."""
+_ORDERED_NE = "({a} < {b}) | ({a} > {b})"
+"""The comparison `ne` of floats, which is false for NaN."""
 _BASE_BY_SPACE = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW}
 
 
@@ -108,22 +111,10 @@ def _compared(name: str, kind: str, left: str, right: str) -> str:
         raise PtxError(f"PTX: expected a comparison of single numbers, got one of .{kind}")
     if is_half:
         left, right = (f"formats.decode({value}, {kind!r})" for value in (left, right))
-    if name == "num":
-        return f"({left} == {left}) & ({right} == {right})"
-    if name == "nan":
-        return f"({left} != {left}) | ({right} != {right})"
-    if name == "equ":
-        return f"({left} == {right}) | ({left} != {left}) | ({right} != {right})"
-    if name == "neu":
-        return f"{left} != {right}"
-    if name in _NEGATED_COMPARISONS:
-        return f"~({left} {_NEGATED_COMPARISONS[name]} {right})"
-    if (name == "ne" and dtype[0] == "f") or (is_half and name == "ne"):
-        # An ordered comparison: false if an operand is NaN.
-        return f"({left} < {right}) | ({left} > {right})"
     if name not in _COMPARISONS:
         raise PtxError(f"PTX: expected a comparison that is known, got {name}")
-    return f"{left} {_COMPARISONS[name]} {right}"
+    is_ordered_ne = name == "ne" and (is_half or dtype[0] == "f")
+    return (_ORDERED_NE if is_ordered_ne else _COMPARISONS[name]).format(a=left, b=right)
 
 
 @emits("setp")
@@ -180,49 +171,39 @@ def convert(g: Generator, instruction: Instruction) -> None:
     ptx_types = [part for part in op_parts if part in DTYPES]
     target, source = ptx_types[0], ptx_types[-1]
     if "pack" in op_parts:
-        target = op_parts[op_parts.index("sat") + 1]
-        values_text = ", ".join(g.value(operand, "i4") for operand in operands[1:3])
-        extra_argument = f", {g.value(operands[3], 'u4')}" if len(operands) == 4 else ""
-        g.define(operands[0], f"formats.cvt_pack({values_text}, {target!r}{extra_argument})", "u4")
+        dtypes = ("i4", "i4", "u4")[: len(operands) - 1]
+        g.apply(instruction, "formats.cvt_pack", dtypes, to=op_parts[op_parts.index("sat") + 1], result="u4")
         return
-    active_flags = [name for name in ("ftz", "sat", "relu", "satfinite") if name in op_parts]
-    modifiers = "".join(f", {name}=True" for name in active_flags)
+    flags = {name: True for name in ("ftz", "sat", "relu", "satfinite") if name in op_parts}
     round_mode = rounding_of(op_parts) or next((part for part in op_parts if part in ("rni", "rzi", "rmi", "rpi")), "")
     result_dtype = dtype_of(target)
     if target[0] in "us" and source[0] not in "us" and round_mode in ROUNDINGS:
         raise PtxError(f"PTX: expected cvt.rni, .rzi, .rmi or .rpi from {source} to {target}, got {instruction.text!r}")
     if target.endswith("x2"):
         _check_packed(instruction, target, source, round_mode)
-    if target.endswith("x2") and source == "f32":
-        inputs = ", ".join(g.value(operand, "f4") for operand in operands[1:3])
-        option_text = f"{target!r}, {round_mode!r}{_only(active_flags, 'relu', 'satfinite')}"
-        is_plain = target == "bf16x2" and round_mode == "rn" and not active_flags
-        call_text = f"formats.cvt_rn_bf16x2_f32({inputs})" if is_plain else f"formats.cvt_pair({inputs}, {option_text})"
-        g.define(operands[0], call_text, result_dtype)
+    if target == "bf16x2" and source == "f32" and round_mode == "rn" and not flags:
+        g.apply(instruction, "formats.cvt_rn_bf16x2_f32", "f4", result="u4")
+    elif target.endswith("x2") and source == "f32":
+        g.apply(instruction, "formats.cvt_pair", "f4", target, round_mode, result=result_dtype, **flags)
     elif target.endswith("x2"):
-        value = g.value(operands[1], dtype_of(source))
-        name = "cvt_fp8x2_f16x2" if source == "f16x2" else "cvt_f16x2_fp8x2"
-        fp8_kind = target if source == "f16x2" else source
-        g.define(operands[0], f"formats.{name}({value}, {fp8_kind!r}{_only(active_flags, 'relu')})", result_dtype)
-    elif target[0] in "us" and source[0] in "us" and not active_flags:
-        value = g.value(operands[1], dtype_of(source))
-        g.define(operands[0], f"{value}.astype({result_dtype})", result_dtype)
+        function, kind = ("cvt_fp8x2_f16x2", target) if source == "f16x2" else ("cvt_f16x2_fp8x2", source)
+        relu = "relu" in flags
+        g.apply(instruction, f"formats.{function}", dtype_of(source), kind, result=result_dtype, relu=relu)
+    elif target[0] in "us" and source[0] in "us" and not flags:
+        g.define(operands[0], f"{g.value(operands[1], dtype_of(source))}.astype({result_dtype})", result_dtype)
     else:
-        value = g.value(operands[1], dtype_of(source))
-        g.define(operands[0], f"formats.cvt({value}, {target!r}, {source!r}, {round_mode!r}{modifiers})", result_dtype)
+        g.apply(instruction, "formats.cvt", dtype_of(source), target, source, round_mode, result=result_dtype, **flags)
 
 
 def _check_packed(instruction: Instruction, to: str, source: str, rounding: str) -> None:
     """Raises `PtxError` if a conversion to two packed values (`cvt`) lacks a modifier that PTX requires."""
+    if {"ftz", "sat"} & {*instruction.parts}:
+        raise unknown(instruction)
     is_fp8 = to.startswith("e")
     allowed_roundings = ("rn",) if is_fp8 or source != "f32" else ("rn", "rz")
     if rounding not in allowed_roundings or (is_fp8 and "satfinite" not in instruction.parts):
         suffix = " or ".join(f".{name}" for name in allowed_roundings) + (".satfinite" if is_fp8 else "")
         raise PtxError(f"PTX: expected cvt{suffix} into a pair of {to.removesuffix('x2')}, got {instruction.text!r}")
-
-
-def _only(flags: Sequence[str], *names: str) -> str:
-    return "".join(f", {name}=True" for name in names if name in flags)
 
 
 @emits("cvta", "isspacep", "mapa", "getctarank")

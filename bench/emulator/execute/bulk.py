@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,21 +41,28 @@ def _destinations(group: CtaGroup, slot: int, barrier_slot: int, multicast: int 
     return [cta_rank for cta_rank in range(len(group.ctas)) if multicast >> cta_rank & 1]
 
 
-def _place_of(slot: int, address: int) -> tuple[int, int]:
-    """Splits a shared::cluster address into the CTA's index and the address in this CTA. An address without a CTA
-    belongs to CTA `slot`."""
-    rank_field = address >> RANK_SHIFT
-    return (rank_field - 1 if rank_field else slot), address & ((1 << RANK_SHIFT) - 1)
+def _place_of(c: LaneContext, addresses: Any, lane: int) -> tuple[int, int]:
+    """Splits a lane's shared::cluster address into the CTA's index and the address in this CTA. An address without a
+    CTA belongs to the lane's own."""
+    rank_field, offset = divmod(value_of(addresses, lane), 1 << RANK_SHIFT)
+    return (rank_field - 1 if rank_field else int(c.slots[lane])), offset
 
 
-def _tensor(c: LaneContext, address: int, lane: int, instruction: int) -> tensor_map.TensorMap:
-    if address % MAP_ALIGNMENT:
-        text = f"a tensor map at 0x{address:x}, not a multiple of {MAP_ALIGNMENT} bytes"
+def _box(
+    c: LaneContext, lane: int, tensor: Any, coordinates: tuple[Any, ...], shared: Any, instruction: int
+) -> tuple[tensor_map.TensorMap, TileIndex, tuple[int, int]]:
+    """Returns the tensor map and the addresses of a lane's copy, and the CTA and the address in it where the box is."""
+    map_address, place = value_of(tensor, lane), _place_of(c, shared, lane)
+    if map_address % MAP_ALIGNMENT:
+        text = f"a tensor map at 0x{map_address:x}, not a multiple of {MAP_ALIGNMENT} bytes"
         raise Fault(text, instruction, rule="misaligned")
     try:
-        return tensor_map.unpack(tensor_maps.read_map(c, address, lane, instruction))
+        box = tensor_map.unpack(tensor_maps.read_map(c, map_address, lane, instruction))
+        tile = tile_index(box, [value_of(coordinate, lane) for coordinate in coordinates], place[1])
     except ValueError as error:
         raise Fault(str(error), instruction) from None
+    _check_room(c.group, place[1], box.box_bytes, instruction)
+    return box, tile, place
 
 
 def tensor_load(
@@ -69,66 +76,60 @@ def tensor_load(
     instruction: int,
 ) -> None:
     """Runs `cp.async.bulk.tensor` from global to shared memory."""
-    cta_group = c.group
     for lane in map(int, c.lanes_under(guard)):
-        lane_slot = int(c.slots[lane])
-        box = _tensor(c, value_of(tensor, lane), lane, instruction)
-        cta_slot, offset = _place_of(lane_slot, value_of(shared, lane))
-        box_coordinates = [value_of(coordinate, lane) for coordinate in coordinates]
-        barrier_slot, mbar_start = _place_of(lane_slot, value_of(barrier, lane))
-        cta_mask = None if multicast is None else value_of(multicast, lane)
-        tile = _tile(box, box_coordinates, offset, instruction)
-        read_data = cache(partial(_gathered, c, box, tile, lane, instruction))  # reads once, even for several receivers
-        _check_room(cta_group, offset, box.box_bytes, instruction)
-        for target_cta in _destinations(cta_group, cta_slot, barrier_slot, cta_mask, instruction):
-            cta_base, unit = target_cta * cta_group.shared_size, tile.unit_bytes
-            unit_ids = (tile.shared_addresses + cta_base) >> SHIFT[unit]
-            _start_load(
-                c, lane, cta_base + offset, box.box_bytes, unit, unit_ids, read_data, cta_base + mbar_start, instruction
-            )
+        box, tile, target = _box(c, lane, tensor, coordinates, shared, instruction)
+        read = partial(_gathered, c, box, tile, lane, instruction)
+        unit, places = tile.unit_bytes, tile.shared_addresses
+        _start_loads(c, lane, target, box.box_bytes, unit, places, read, barrier, multicast, instruction)
 
 
-def _tile(tensor: tensor_map.TensorMap, coords: list[int], shared: int, instruction: int) -> TileIndex:
-    try:
-        return tile_index(tensor, coords, shared)
-    except ValueError as error:
-        raise Fault(str(error), instruction) from None
-
-
-def _chunks(start: int, size: int) -> slice:
-    """Returns the slice of 16-byte units of shared memory from byte `start` on, for `size` bytes."""
-    return slice(start >> 4, (start + size) >> 4)
-
-
-def _start_load(
+def _start_loads(
     c: LaneContext,
     lane: int,
-    start: int,
+    target: tuple[int, int],
     size: int,
     unit: int,
-    index: Any,
+    places: npt.NDArray[np.int64],
     read: Callable[[], UnitArray],
-    barrier: int,
+    barrier: Any,
+    multicast: Any,
     instruction: int,
 ) -> None:
-    """Starts a bulk copy of `size` bytes to the byte offset `start` in shared memory.
+    """Starts a bulk copy of `size` bytes to an address in each CTA that receives it.  `target` is the CTA's index and
+    the address.
 
-    The copy runs later.  It then calls `read`, which returns the data in units of `unit` bytes.  `index` gives the
-    units' positions in shared memory.  Last, the mbarrier at the offset `barrier` counts the copied bytes."""
-    cta_group, observer = c.group, c.group.run.observer
-    race_record = None if observer is None else observer.load_begins(c, lane, start, size, barrier, instruction)
-    if cta_group.run.checks.asynchronous:
-        cta_group.shared[start : start + size] = POISON
-    if cta_group.written is not None:
-        cta_group.written[start : start + size] = True
+    The copies run later.  They call `read` once, which returns the data in units of `unit` bytes, for the addresses
+    `places`.  Last, an mbarrier of the same CTA counts the copied bytes."""
+    group, observer, read = c.group, c.group.run.observer, cache(read)
+    barrier_slot, barrier_offset = _place_of(c, barrier, lane)
+    cta_mask = None if multicast is None else value_of(multicast, lane)
+    for slot in _destinations(group, target[0], barrier_slot, cta_mask, instruction):
+        base = slot * group.shared_size
+        start, mbarrier = base + target[1], base + barrier_offset
+        race_record = None if observer is None else observer.load_begins(c, lane, start, size, mbarrier, instruction)
+        if group.run.checks.asynchronous:
+            group.shared[start : start + size] = POISON
+        if group.written is not None:
+            group.written[start : start + size] = True
+        index = (places + base) >> SHIFT[unit]
+        run = partial(_end_load, group, unit, index, read, race_record, mbarrier, size, instruction)
+        waiting_of(group).transfers.start(Transfer(run, instruction))
 
-    def run() -> None:
-        cta_group.views[unit][index] = read()
-        if race_record is not None and cta_group.run.observer is not None:
-            cta_group.run.observer.load_ends(cta_group, race_record, barrier)
-        waiting_of(cta_group).mbarriers.complete_bytes(barrier, size, instruction)
 
-    waiting_of(cta_group).transfers.start(Transfer(run, instruction))
+def _end_load(
+    group: CtaGroup,
+    unit: int,
+    index: npt.NDArray[np.int64],
+    read: Callable[[], UnitArray],
+    record: Any,
+    mbarrier: int,
+    size: int,
+    instruction: int,
+) -> None:
+    group.views[unit][index] = read()
+    if record is not None and group.run.observer is not None:
+        group.run.observer.load_ends(group, record, mbarrier)
+    waiting_of(group).mbarriers.complete_bytes(mbarrier, size, instruction)
 
 
 def _check_room(group: CtaGroup, shared: int, size: int, instruction: int) -> None:
@@ -164,32 +165,29 @@ def tensor_store(
     instruction: int,
 ) -> None:
     """Runs `cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor` from shared to global memory."""
-    cta_group = c.group
     for lane in map(int, c.lanes_under(guard)):
-        tensor_box = _tensor(c, value_of(tensor, lane), lane, instruction)
-        cta_slot, box_offset = _place_of(int(c.slots[lane]), value_of(shared, lane))
-        tile = _tile(tensor_box, [value_of(coordinate, lane) for coordinate in coordinates], box_offset, instruction)
-        _check_room(cta_group, box_offset, tensor_box.box_bytes, instruction)
-        shared_base = cta_slot * cta_group.shared_size
-        _start_store(c, lane, shared_base + box_offset, tile, shared_base, tensor_box, operation, instruction)
+        box, tile, (cta_slot, offset) = _box(c, lane, tensor, coordinates, shared, instruction)
+        base = cta_slot * c.group.shared_size
+        _start_store(c, lane, base + offset, box.box_bytes, tile, base, box.element, operation, instruction)
 
 
 def _start_store(
     c: LaneContext,
     lane: int,
     start: int,
+    size: int,
     tile: TileIndex,
     base: int,
-    tensor: tensor_map.TensorMap,
+    element: str,
     operation: str | None,
     instruction: int,
 ) -> None:
-    cta_group, unit = c.group, tile.unit_bytes
-    if operation is not None and tensor.element not in tensor_map.REDUCIBLE_TYPES[operation]:
-        raise Fault(f"a reduction that there is not: {operation} of {tensor.element}", instruction)
+    cta_group, unit, element_bytes = c.group, tile.unit_bytes, tensor_map.ELEMENT_BYTES[element]
+    if operation is not None and element not in tensor_map.REDUCIBLE_TYPES[operation]:
+        raise Fault(f"a reduction that there is not: {operation} of {element}", instruction)
     race_record = None
     if cta_group.run.observer is not None:
-        race_record = cta_group.run.observer.store_begins(c, lane, start, tensor.box_bytes, instruction)
+        race_record = cta_group.run.observer.store_begins(c, lane, start, size, instruction)
     addresses, shared_addresses = tile.global_addresses.astype(np.uint64), tile.shared_addresses + base
     if tile.inside is not None:
         addresses, shared_addresses = addresses[tile.inside], shared_addresses[tile.inside]
@@ -205,14 +203,14 @@ def _start_store(
                 if len(np.unique(addresses)) < len(addresses):
                     raise Fault("a reduction into a tensor whose elements overlap, which is not emulated", instruction)
                 old_units = tensor_maps.load_bytes(c, addresses, unit, instruction, lane=lane, reduces=True)
-                dtype = f"u{tensor.element_bytes}"
-                if operation == "add" and tensor.element in FLOATS:
-                    element_offsets = np.arange(0, unit, tensor.element_bytes, dtype=np.uint64)
+                dtype = f"u{element_bytes}"
+                if operation == "add" and element in FLOATS:
+                    element_offsets = np.arange(0, unit, element_bytes, dtype=np.uint64)
                     places = (addresses[:, None] + element_offsets).ravel()
                     values = old_units.view(dtype), data.view(dtype)
                     lanes = np.full(len(places), lane)
-                    record_sum(c, "global", places, lanes, values, tensor.element, instruction)
-                new_units = tensor_map.reduce_values(operation, old_units.view(dtype), data.view(dtype), tensor.element)
+                    record_sum(c, "global", places, lanes, values, element, instruction)
+                new_units = tensor_map.reduce_values(operation, old_units.view(dtype), data.view(dtype), element)
                 data = np.ascontiguousarray(new_units).view(UNIT_DTYPES[unit])
             tensor_maps.store_bytes(c, addresses, data, unit, instruction, lane=lane, reduces=operation is not None)
 
@@ -226,24 +224,38 @@ def _check_aligned(size: int, target: int, source: int, instruction: int) -> Non
 
 
 def bulk_load(
-    c: LaneContext, shared: Any, source: Any, size: Any, barrier: Any, multicast: Any, guard: Any, instruction: int
+    c: LaneContext,
+    shared: Any,
+    source: Any,
+    size: Any,
+    barrier: Any,
+    multicast: Any,
+    guard: Any,
+    instruction: int,
+    from_shared: bool,
 ) -> None:
-    """Runs `cp.async.bulk` from global to shared memory."""
-    group = c.group
+    """Runs `cp.async.bulk` into shared memory: from global memory, or from shared memory of the cluster."""
     for lane in map(int, c.lanes_under(guard)):
-        lane_slot, n_bytes = int(c.slots[lane]), value_of(size, lane)
-        cta_slot, offset = _place_of(lane_slot, value_of(shared, lane))
-        _check_aligned(n_bytes, offset, value_of(source, lane), instruction)
+        n_bytes, target = value_of(size, lane), _place_of(c, shared, lane)
+        _check_aligned(n_bytes, target[1], value_of(source, lane), instruction)
         if not n_bytes:
             continue
-        _check_room(group, offset, n_bytes, instruction)
-        barrier_slot, mbar_start = _place_of(lane_slot, value_of(barrier, lane))
-        cta_mask = None if multicast is None else value_of(multicast, lane)
-        addresses = np.arange(0, n_bytes, 16, dtype=np.uint64) + np.uint64(value_of(source, lane))
-        read_data = cache(partial(tensor_maps.load_bytes, c, addresses, 16, instruction, lane=lane))
-        for target_cta in _destinations(group, cta_slot, barrier_slot, cta_mask, instruction):
-            start, barrier_offset = target_cta * group.shared_size + offset, target_cta * group.shared_size + mbar_start
-            _start_load(c, lane, start, n_bytes, 16, _chunks(start, n_bytes), read_data, barrier_offset, instruction)
+        _check_room(c.group, target[1], n_bytes, instruction)
+        places = np.arange(0, n_bytes, 16)
+        if from_shared:
+            read = _shared_reader(c, _place_of(c, source, lane), n_bytes, instruction)
+        else:
+            addresses = places.astype(np.uint64) + np.uint64(value_of(source, lane))
+            read = partial(tensor_maps.load_bytes, c, addresses, 16, instruction, lane=lane)
+        _start_loads(c, lane, target, n_bytes, 16, places + target[1], read, barrier, multicast, instruction)
+
+
+def _shared_reader(c: LaneContext, source: tuple[int, int], size: int, instruction: int) -> Callable[[], UnitArray]:
+    _check_room(c.group, source[1], size, instruction)
+    offsets = np.arange(0, size, 16) + source[0] * c.group.shared_size + source[1]
+    if c.group.written is not None:
+        check_written(c, offsets, 16, instruction)
+    return lambda: c.group.views[16].take(offsets >> 4)
 
 
 def bulk_store(
@@ -252,7 +264,7 @@ def bulk_store(
     """Runs `cp.async.bulk` and `cp.reduce.async.bulk` from shared to global memory."""
     cta_group = c.group
     for lane in map(int, c.lanes_under(guard)):
-        n_bytes, (cta_slot, source_offset) = value_of(size, lane), _place_of(int(c.slots[lane]), value_of(shared, lane))
+        n_bytes, (cta_slot, source_offset) = value_of(size, lane), _place_of(c, shared, lane)
         _check_aligned(n_bytes, source_offset, value_of(target, lane), instruction)
         if not n_bytes:
             continue
@@ -261,16 +273,7 @@ def bulk_store(
         addresses = np.arange(0, n_bytes, 16, dtype=np.uint64) + np.uint64(value_of(target, lane))
         element_type = {"b": "u"}.get(kind[:1], kind[:1]) + kind[1:] if kind else "u8"
         copy_tile = TileIndex(addresses.view(np.int64), np.arange(source_start, source_start + n_bytes, 16), None, 16)
-        flat_copy = _Flat(element_type, n_bytes, tensor_map.ELEMENT_BYTES[element_type])
-        _start_store(c, lane, source_start, copy_tile, 0, flat_copy, operation, instruction)  # type: ignore[arg-type]
-
-
-class _Flat(NamedTuple):
-    """Describes a flat copy, which has no tensor map.  Has the fields that a store reads from a tensor map."""
-
-    element: str
-    box_bytes: int
-    element_bytes: int
+        _start_store(c, lane, source_start, n_bytes, copy_tile, 0, element_type, operation, instruction)
 
 
 def commit_bulk(c: LaneContext, guard: Any) -> None:
@@ -283,31 +286,6 @@ def wait_bulk(c: LaneContext, newest: int, only_reads: bool, guard: Any) -> None
     bulk_copies = waiting_of(c.group).transfers.wait_bulk(c.lanes[c.lanes_under(guard)], newest, only_reads=only_reads)
     if bulk_copies and c.group.run.observer is not None:
         c.group.run.observer.stores_done(c.group, [(bulk_copy.lane, bulk_copy.mark) for bulk_copy in bulk_copies])
-
-
-def copy_between(
-    c: LaneContext, target: Any, source: Any, size: Any, barrier: Any, guard: Any, instruction: int
-) -> None:
-    """Runs `cp.async.bulk.shared::cluster.shared::cta`, a copy into another CTA's shared memory."""
-    cta_group = c.group
-    for lane in map(int, c.lanes_under(guard)):
-        lane_slot, count = int(c.slots[lane]), value_of(size, lane)
-        target_slot, target_offset = _place_of(lane_slot, value_of(target, lane))
-        source_slot, start = _place_of(lane_slot, value_of(source, lane))
-        _check_aligned(count, target_offset, start, instruction)
-        _check_room(cta_group, target_offset, count, instruction)
-        _check_room(cta_group, start, count, instruction)
-        first = source_slot * cta_group.shared_size + start
-        if cta_group.written is not None:
-            check_written(c, np.arange(first, first + count, 16), 16, instruction)
-        barrier_slot, mbar_offset = _place_of(lane_slot, value_of(barrier, lane))
-
-        def read(first: int = first, count: int = count) -> UnitArray:
-            return cta_group.views[16][_chunks(first, count)].copy()
-
-        barrier_offset = barrier_slot * cta_group.shared_size + mbar_offset
-        target_start = target_slot * cta_group.shared_size + target_offset
-        _start_load(c, lane, target_start, count, 16, _chunks(target_start, count), read, barrier_offset, instruction)
 
 
 def store_remote(

@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from rooflab.bench.emulator.execute.warps import in_warps
 from rooflab.bench.emulator.machine.access import WRITTEN_UNITS, check_written, shared_offsets
-from rooflab.bench.emulator.machine.context import LaneContext
+from rooflab.bench.emulator.machine.context import LaneContext, chain_in_flight
 from rooflab.bench.emulator.machine.run import CtaGroup, Fault
 from rooflab.bench.emulator.tiles import mma, shared_layout
 from rooflab.bench.emulator.tiles.mma import (
     WARPGROUP,
-    a_from_registers,
+    a_matrix,
     check_shape,
     matrix_to_registers,
     registers_to_matrix,
@@ -36,8 +36,8 @@ class WgmmaShape(NamedTuple):
     d_type: str
     a_type: str
     b_type: str
-    scale_a: int
-    scale_b: int
+    is_negative: bool
+    """Whether one of the scales of A and B is -1, and not both."""
     a_transposed: bool
     b_transposed: bool
     saturates: bool
@@ -84,22 +84,11 @@ def _rows(
     return row_offsets, np.flatnonzero(lane_in_warp < 8 * number)
 
 
-def multiply(
-    c: LaneContext,
-    shape: str,
-    a_type: str,
-    b_type: str,
-    d_type: str,
-    a: tuple[Any, ...],
-    b: tuple[Any, ...],
-    old: tuple[Any, ...],
-    saturates: bool,
-    instruction: int,
-) -> list[Any]:
-    """Runs `mma.sync`."""
+def multiply(c: LaneContext, instruction: int, saturates: bool, *product: Any) -> list[Any]:
+    """Runs `mma.sync`.  `product` are the arguments of `mma.mma`."""
     _check_warps(c, instruction)
     try:
-        return mma.mma(shape, a_type, b_type, d_type, a, b, old, saturate=saturates, lanes=c.size)
+        return mma.mma(*product, saturate=saturates, lanes=c.size)
     except ValueError as error:
         raise Fault(str(error), instruction) from None
 
@@ -127,6 +116,11 @@ class Accumulators:
         """Copies the matrix of the warpgroup with index `place` into the accumulator registers."""
         register_values = matrix_to_registers(self.matrices[place], self.d_type)
         self.buffer[:, place * WARPGROUP : (place + 1) * WARPGROUP] = register_values.view(self.buffer.dtype)
+
+    def fill_all(self) -> None:
+        """Copies the matrices of all warpgroups."""
+        for place in range(len(self.matrices)):
+            self.fill(place)
 
 
 @dataclass
@@ -219,9 +213,8 @@ def _fresh(group: CtaGroup, results: list[Any], shape: WgmmaShape, lanes: int) -
 
 def _product(group: CtaGroup, old: Any, a: Any, b: Any, shape: WgmmaShape) -> npt.NDArray[Any]:
     if shape.a_type in ("e4m3", "e5m2") and group.run.short_accumulator:
-        product_sign = np.float32(shape.scale_a * shape.scale_b)
-        return truncated_wgmma(old, a * product_sign, b, shape.a_type, shape.b_type, shape.d_type)
-    return wgmma(old, a, b, shape.d_type, scale_a=shape.scale_a, scale_b=shape.scale_b, saturate=shape.saturates)
+        return truncated_wgmma(old, -a if shape.is_negative else a, b, shape.a_type, shape.b_type, shape.d_type)
+    return wgmma(old, a, b, shape.d_type, is_negative=shape.is_negative, saturate=shape.saturates)
 
 
 def _operands(
@@ -229,7 +222,9 @@ def _operands(
 ) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
     """Returns the wgmma operands `A[64, K]` and `B[N, K]` of each warpgroup."""
     if isinstance(a, tuple):
-        a_matrices = list(a_from_registers(a, shape.a_type, c.size))
+        if len(a) != 4:
+            raise ValueError(f"wgmma: expected 4 registers of A, got {len(a)}")
+        a_matrices = list(a_matrix(a, c.size, shape.a_type).reshape(count, 64, -1))
     else:
         a_matrices = _read(c, a, 64, shape.a_type, shape.a_transposed, count, instruction)
     b_matrices = _read(c, b, shape.n, shape.b_type, shape.b_transposed, count, instruction)
@@ -294,9 +289,7 @@ def check_settled(c: LaneContext, value: Any, instruction: int) -> None:
 
     The instruction still gets the right result, because ptxas detects such reads and adds a wait (ptxas note C7517).
     Triton 3.7 relies on this wait if `tl.dot` has `max_num_imprecise_acc`."""
-    base_array = value.base if isinstance(value, np.ndarray) else None
-    wgmma_chain = c.group.accumulators.get(id(base_array)) if base_array is not None else None
-    if wgmma_chain is not None and any(wgmma_chain.in_flight):
+    wgmma_chain = chain_in_flight(c.group, value)
+    if wgmma_chain is not None:
         c.group.run.register_races[instruction] = None
-        for matrix_index in range(len(wgmma_chain.matrices)):
-            wgmma_chain.fill(matrix_index)
+        wgmma_chain.fill_all()

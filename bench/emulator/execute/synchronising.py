@@ -103,6 +103,17 @@ def fence(c: LaneContext, instruction: int) -> None:
         observer.fence(c, instruction)
 
 
+def depend(c: LaneContext, action: str, guard: Any) -> None:
+    """Runs `griddepcontrol`.  A CTA has waited as soon as one thread has; copies that began before may end before."""
+    turn, lanes = c.group.run.turn, c.lanes_under(guard)
+    if turn is not None and len(lanes):
+        if action == "wait":
+            waiting_of(c.group).transfers.finish()
+            waiting_of(c.group).wake_mbarriers()
+        slots = np.arange(len(c.group.ctas)) if c.group.run.has_clusters else np.unique(c.slots[lanes])
+        turn.control(action, np.asarray(c.group.ctas)[slots])
+
+
 def rank_of(c: LaneContext, address: Any) -> Any:
     """Runs `getctarank`: returns the rank of the CTA that owns a shared memory address."""
     rank_fields = (address >> address.dtype.type(RANK_SHIFT)) & address.dtype.type(0xFF)

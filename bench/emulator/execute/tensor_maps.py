@@ -14,6 +14,8 @@ from rooflab.bench.emulator.machine.memory import PARAM_WINDOW, SHARED_WINDOW
 from rooflab.bench.emulator.machine.run import Fault
 from rooflab.bench.emulator.tiles import tensor_map
 
+_CHUNK_OFFSETS = np.arange(0, tensor_map.MAP_BYTES, 16, dtype=np.uint64)
+
 
 def load_bytes(
     c: LaneContext, addresses: Any, size: int, instruction: int, *, lane: int = 0, reduces: bool = False
@@ -47,49 +49,39 @@ def read_map(c: LaneContext, address: int, lane: int, instruction: int) -> bytes
 
 
 def map_bytes(c: LaneContext, address: int, lane: int, instruction: int) -> bytes:
-    """Returns the bytes of a tensor map at a generic address."""
-    address_window = address >> 60
+    """Returns the bytes of a tensor map at a generic address.  Unwritten bytes of shared memory count as zero."""
+    address_window, group = address >> 60, c.group
     if address_window == PARAM_WINDOW >> 60:
         map_start = address & ((1 << 40) - 1)
-        return bytes(c.group.run.parameter_bytes[map_start : map_start + tensor_map.MAP_BYTES])
-    if address_window == SHARED_WINDOW >> 60:
-        return shared_map(c, address & 0xFFFFFFFF, lane, instruction)
-    chunk_addresses = np.uint64(address) + np.arange(0, tensor_map.MAP_BYTES, 16, dtype=np.uint64)
-    return load_bytes(c, chunk_addresses, 16, instruction, lane=lane).tobytes()
-
-
-def shared_map(c: LaneContext, address: int, lane: int, instruction: int) -> bytes:
-    """Returns the bytes of a tensor map in the shared memory of the lane's CTA.  Unwritten bytes count as zero."""
-    map_start = _shared_start(c, address, lane, instruction)
-    cta_group, chunk_offsets = c.group, np.arange(map_start, map_start + tensor_map.MAP_BYTES, 16)
-    if cta_group.run.observer is not None:
-        cta_group.run.observer.shared_read(c, np.full(len(chunk_offsets), lane), chunk_offsets, 16, instruction)
-    map_copy = cta_group.shared[map_start : map_start + tensor_map.MAP_BYTES].copy()
-    if cta_group.written is not None:
-        map_copy[~cta_group.written[map_start : map_start + tensor_map.MAP_BYTES]] = 0
+        return bytes(group.run.parameter_bytes[map_start : map_start + tensor_map.MAP_BYTES])
+    if address_window != SHARED_WINDOW >> 60:
+        return load_bytes(c, np.uint64(address) + _CHUNK_OFFSETS, 16, instruction, lane=lane).tobytes()
+    map_range = _shared_range(c, address, lane, instruction)
+    if group.run.observer is not None:
+        chunk_offsets = map_range.start + _CHUNK_OFFSETS.astype(np.int64)
+        group.run.observer.shared_read(c, np.full(len(chunk_offsets), lane), chunk_offsets, 16, instruction)
+    map_copy = group.shared[map_range].copy()
+    if group.written is not None:
+        map_copy[~group.written[map_range]] = 0
     return map_copy.tobytes()
 
 
 def write_map(c: LaneContext, address: int, data: bytes, lane: int, instruction: int) -> None:
     """Writes a tensor map to a generic address."""
-    if address >> 60 == SHARED_WINDOW >> 60:
-        write_shared_map(c, address & 0xFFFFFFFF, data, lane, instruction)
+    group = c.group
+    if address >> 60 != SHARED_WINDOW >> 60:
+        if group.maps is not None:
+            group.maps.write(*_warp(c, lane), address, instruction)
+        chunks = np.frombuffer(data, np.complex128)
+        store_bytes(c, np.uint64(address) + _CHUNK_OFFSETS, chunks, 16, instruction, lane=lane)
         return
-    if c.group.maps is not None:
-        c.group.maps.write(*_warp(c, lane), address, instruction)
-    chunk_addresses = np.uint64(address) + np.arange(0, tensor_map.MAP_BYTES, 16, dtype=np.uint64)
-    store_bytes(c, chunk_addresses, np.frombuffer(data, np.complex128), 16, instruction, lane=lane)
-
-
-def write_shared_map(c: LaneContext, address: int, data: bytes, lane: int, instruction: int) -> None:
-    """Writes a tensor map into the shared memory of the lane's CTA."""
-    map_start = _shared_start(c, address, lane, instruction)
-    chunk_offsets = np.arange(map_start, map_start + tensor_map.MAP_BYTES, 16)
-    if c.group.run.observer is not None:
-        c.group.run.observer.shared_write(c, np.full(len(chunk_offsets), lane), chunk_offsets, 16, instruction, None)
-    c.group.shared[map_start : map_start + tensor_map.MAP_BYTES] = np.frombuffer(data, np.uint8)
-    if c.group.written is not None:
-        c.group.written[map_start : map_start + tensor_map.MAP_BYTES] = True
+    map_range = _shared_range(c, address, lane, instruction)
+    if group.run.observer is not None:
+        chunk_offsets = map_range.start + _CHUNK_OFFSETS.astype(np.int64)
+        group.run.observer.shared_write(c, np.full(len(chunk_offsets), lane), chunk_offsets, 16, instruction, None)
+    group.shared[map_range] = np.frombuffer(data, np.uint8)
+    if group.written is not None:
+        group.written[map_range] = True
 
 
 def _warp(c: LaneContext, lane: int) -> tuple[int, int]:
@@ -98,11 +90,13 @@ def _warp(c: LaneContext, lane: int) -> tuple[int, int]:
     return divmod(int(c.warps[lane]), c.group.race_warps)
 
 
-def _shared_start(c: LaneContext, address: int, lane: int, instruction: int) -> int:
-    if address + tensor_map.MAP_BYTES > c.group.run.shared_limit:
-        text = f"a tensor map at shared address 0x{address:x} ends outside the CTA's memory"
+def _shared_range(c: LaneContext, address: int, lane: int, instruction: int) -> slice:
+    offset = address & 0xFFFFFFFF
+    if offset + tensor_map.MAP_BYTES > c.group.run.shared_limit:
+        text = f"a tensor map at shared address 0x{offset:x} ends outside the CTA's memory"
         raise Fault(text, instruction, rule="out-of-bounds")
-    return int(c.slots[lane]) * c.group.shared_size + address
+    start = int(c.slots[lane]) * c.group.shared_size + offset
+    return slice(start, start + tensor_map.MAP_BYTES)
 
 
 def replace(
@@ -110,22 +104,21 @@ def replace(
 ) -> None:
     """Runs `tensormap.replace`."""
     for lane in map(int, c.lanes_under(guard)):
-        address = value_of(addresses, lane)
-        reader, writer = (shared_map, write_shared_map) if space == "shared" else (map_bytes, write_map)
+        address = value_of(addresses, lane) | (SHARED_WINDOW if space == "shared" else 0)
         stride_unit = 16 if c.group.run.old_strides else 1
         try:
             new_map = tensor_map.replace(
-                reader(c, address, lane, instruction), field, ordinal, value_of(value, lane), stride_unit=stride_unit
+                map_bytes(c, address, lane, instruction), field, ordinal, value_of(value, lane), stride_unit=stride_unit
             )
         except ValueError as error:
             raise Fault(str(error), instruction) from None
-        writer(c, address, new_map, lane, instruction)
+        write_map(c, address, new_map, lane, instruction)
 
 
 def copy(c: LaneContext, targets: Any, sources: Any, guard: Any, instruction: int) -> None:
     """Runs `tensormap.cp_fenceproxy`: copies a tensor map from shared to global memory, once for each warp."""
     for lane in _one_lane_each(c, targets, guard):
-        map_data = shared_map(c, value_of(sources, lane) & 0xFFFFFFFF, lane, instruction)
+        map_data = map_bytes(c, value_of(sources, lane) & 0xFFFFFFFF | SHARED_WINDOW, lane, instruction)
         write_map(c, value_of(targets, lane), map_data, lane, instruction)
 
 

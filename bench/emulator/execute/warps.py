@@ -1,4 +1,4 @@
-"""Runs instructions that move values between the lanes of a warp (PTX ISA 8.7, sections 9.7.9.6, 9.7.13.7 to 12)."""
+"""Runs instructions that move values between the lanes of a warp (PTX ISA 8.7, sections 9.7.9.6, 9.7.13.9 to 14)."""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ Values are unsigned integers of the element's width.  The instruction decides ho
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,7 +46,10 @@ def load(c: LaneContext, space: str, addresses: Any, mask: Any, width: int, coun
     values = _unpacked(lane_data, width, count)
     if active_lanes is None:
         return values
-    return tuple(_scattered(element_value, active_lanes, c.size) for element_value in values)
+    scattered_values = np.zeros((count, c.size), _UNSIGNED_DTYPES[width])
+    for lane_values, element_value in zip(scattered_values, values, strict=True):
+        lane_values[active_lanes] = element_value
+    return tuple(scattered_values)
 
 
 def store(c: LaneContext, space: str, addresses: Any, values: Values, mask: Any, width: int, instruction: int) -> None:
@@ -66,12 +71,6 @@ def _active(mask: Any, size: int) -> npt.NDArray[np.int64] | None:
         return None if mask is None or mask else np.empty(0, np.int64)
     active_lanes = np.flatnonzero(mask)
     return None if len(active_lanes) == size else active_lanes
-
-
-def _scattered(value: Any, active: npt.NDArray[np.int64], size: int) -> Any:
-    lane_values = np.zeros(size, value.dtype)
-    lane_values[active] = value
-    return lane_values
 
 
 def _unpacked(raw: Any, width: int, count: int) -> Values:
@@ -162,13 +161,18 @@ def load_shared(c: LaneContext, addresses: Any, size: int, active: Any, instruct
     return shared_view.take(unit_index)
 
 
+def _first_unwritten(flags: npt.NDArray[np.bool_], offsets: Any, size: int) -> int | None:
+    """Returns the index of the first unit with a byte that was never written, or None."""
+    unit_flags = flags.view(UNIT_DTYPES[size]).take(offsets >> SHIFT[size]).view(np.bool_)
+    return None if unit_flags.all() else int(unit_flags.argmin()) // size
+
+
 def check_written(c: LaneContext, offsets: Any, size: int, instruction: int) -> None:
     """Raises `Fault` on a read of shared memory that was never written."""
     written_flags = c.group.written
     assert written_flags is not None
-    unit_flags = np.take(written_flags.view(UNIT_DTYPES[size]), np.atleast_1d(offsets) >> SHIFT[size]).view(np.bool_)
-    if not unit_flags.all():
-        address = int(np.atleast_1d(offsets)[int(np.flatnonzero(~unit_flags)[0]) // size]) % c.group.shared_size
+    if (unit := _first_unwritten(written_flags, np.atleast_1d(offsets), size)) is not None:
+        address = int(np.atleast_1d(offsets)[unit]) % c.group.shared_size
         text = f"a read of shared memory at 0x{address:x}, which nobody has written"
         raise Fault(text, instruction, rule="unwritten-read")
 
@@ -216,17 +220,17 @@ def load_local(c: LaneContext, addresses: Any, size: int, active: Any, instructi
     """Loads units of `size` bytes of each lane's local memory.  Raises `Fault` on bytes that the lane never wrote."""
     byte_offsets = _local_offsets(c, addresses, size, active, instruction)
     assert c.group.local is not None
-    unit_index, written_flags = byte_offsets >> SHIFT[size], c.group.local_written
+    written_flags = c.group.local_written
     # The result of a call (`ld.param`) is written by the function, which is not emulated.
-    if written_flags is not None and ".param" not in c.group.program.kernel.instructions[instruction].opcode:
-        unit_flags = written_flags.view(UNIT_DTYPES[size]).take(unit_index).view(np.bool_)
-        if not unit_flags.all():
-            first_bad_lane = int(np.flatnonzero(~unit_flags)[0]) // size
-            lane = int((c.lanes if active is None else c.lanes[active])[first_bad_lane])
-            address = int(byte_offsets[first_bad_lane]) % c.group.run.local_size
-            text = f"a read of local memory at 0x{address:x}, which the thread has not written"
-            raise Fault(text, instruction, lane, "unwritten-read")
-    return c.group.local.view(UNIT_DTYPES[size]).take(unit_index)
+    if written_flags is None or ".param" in c.group.program.kernel.instructions[instruction].opcode:
+        bad_lane = None
+    else:
+        bad_lane = _first_unwritten(written_flags, byte_offsets, size)
+    if bad_lane is not None:
+        lane = int((c.lanes if active is None else c.lanes[active])[bad_lane])
+        text = f"a read of local memory at 0x{int(byte_offsets[bad_lane]) % c.group.run.local_size:x}"
+        raise Fault(f"{text}, which the thread has not written", instruction, lane, "unwritten-read")
+    return c.group.local.view(UNIT_DTYPES[size]).take(byte_offsets >> SHIFT[size])
 
 
 def store_local(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
@@ -250,20 +254,26 @@ def load_param(c: LaneContext, addresses: Any, size: int, active: Any, instructi
     return lane_data if isinstance(lane_data, np.ndarray) and lane_data.ndim else lane_data[()]
 
 
-def store_param(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
-    """Raises `Fault`, because the kernel's parameters are constant."""
-    raise Fault("a store to a kernel's parameter", instruction, rule="out-of-bounds")
-
-
-def _store_const(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
-    raise Fault("a store to constant memory", instruction, rule="out-of-bounds")
+def _refused(what: str, c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
+    raise Fault(f"a store to {what}", instruction, rule="out-of-bounds")
 
 
 # Generic addresses
 
 
-def _spaces(addresses: Any) -> Any:
-    return np.asarray(addresses) >> np.uint64(60)
+def _windows(addresses: Any) -> Iterator[tuple[str, Any]]:
+    """Yields each state space of generic addresses with the indices of its lanes; None if one space has all lanes."""
+    lane_windows = np.asarray(addresses) >> np.uint64(60)
+    first_window = int(lane_windows.flat[0])
+    if (lane_windows == first_window).all():
+        yield _SPACE_NAMES.get(first_window, "global"), None
+        return
+    for window in np.unique(lane_windows):
+        yield _SPACE_NAMES.get(int(window), "global"), np.flatnonzero(lane_windows == window)
+
+
+def _of(lanes: Any, values: Any) -> Any:
+    return values if lanes is None or isinstance(values, np.generic) else values[lanes]
 
 
 def _inner(space: str, addresses: Any) -> Any:
@@ -274,30 +284,20 @@ def _inner(space: str, addresses: Any) -> Any:
 
 
 def _load_generic(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> Any:
-    lane_windows = _spaces(addresses)
-    first_window = int(lane_windows) if not lane_windows.ndim else int(lane_windows[0])
-    if not lane_windows.ndim or (lane_windows == first_window).all():
-        space = _SPACE_NAMES.get(first_window, "global")
-        return _LOADERS[space](c, _inner(space, addresses), size, active, instruction)
-    lane_data = np.empty(len(addresses), UNIT_DTYPES[size])
-    for window in np.unique(lane_windows):
-        lane_indices = np.flatnonzero(lane_windows == window)
-        space, lanes = _SPACE_NAMES.get(int(window), "global"), lane_indices if active is None else active[lane_indices]
-        lane_data[lane_indices] = _LOADERS[space](c, _inner(space, addresses[lane_indices]), size, lanes, instruction)
+    lane_data = np.empty(np.size(addresses), UNIT_DTYPES[size])
+    for space, lanes in _windows(addresses):
+        space_lanes = lanes if active is None else _of(lanes, active)
+        loaded = _LOADERS[space](c, _inner(space, _of(lanes, addresses)), size, space_lanes, instruction)
+        if lanes is None:
+            return loaded
+        lane_data[lanes] = loaded
     return lane_data
 
 
 def _store_generic(c: LaneContext, addresses: Any, value: Any, size: int, active: Any, instruction: int) -> None:
-    lane_windows = _spaces(addresses)
-    for window_number in np.unique(lane_windows):
-        space_name = _SPACE_NAMES.get(int(window_number), "global")
-        if not lane_windows.ndim or (lane_windows == window_number).all():
-            _STORERS[space_name](c, _inner(space_name, addresses), value, size, active, instruction)
-            return
-        lane_indices = np.flatnonzero(lane_windows == window_number)
-        lane_values = value if isinstance(value, np.generic) else value[lane_indices]
-        lanes = lane_indices if active is None else active[lane_indices]
-        _STORERS[space_name](c, _inner(space_name, addresses[lane_indices]), lane_values, size, lanes, instruction)
+    for space, lanes in _windows(addresses):
+        space_lanes = lanes if active is None else _of(lanes, active)
+        _STORERS[space](c, _inner(space, _of(lanes, addresses)), _of(lanes, value), size, space_lanes, instruction)
 
 
 _LOADERS = {
@@ -308,11 +308,11 @@ _LOADERS = {
     "param": load_param,
     "generic": _load_generic,
 }
-_STORERS = {
+_STORERS: dict[str, Callable[..., None]] = {
     "global": store_located,
-    "const": _store_const,
+    "const": partial(_refused, "constant memory"),
     "shared": store_shared,
     "local": store_local,
-    "param": store_param,
+    "param": partial(_refused, "a kernel's parameter"),
     "generic": _store_generic,
 }

@@ -1,4 +1,4 @@
-"""Implements barriers of CTAs (`bar`, `barrier`) and clusters, and `setmaxnreg` (PTX ISA 8.7, sections 9.7.13, 20)."""
+"""Implements barriers of CTAs (`bar`, `barrier`) and clusters, and `setmaxnreg` (PTX ISA 8.7, sections 9.7.13, 19)."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ class Barriers:
 
 
 class ClusterBarrier:
-    """Implements `barrier.cluster` (PTX ISA 8.7, section 9.7.13.4): all threads of a cluster arrive, then wait."""
+    """Implements `barrier.cluster` (PTX ISA 8.7, section 9.7.13.3): all threads of a cluster arrive, then wait."""
 
     def __init__(self, group: CtaGroup, resume: Callable[[list[LaneContext]], None]):
         self._group = group
@@ -331,7 +331,7 @@ class ClusterBarrier:
 
 
 class Registers:
-    """Implements `setmaxnreg` (PTX ISA 8.7, section 9.7.20.5), which moves a CTA's registers between its warps.
+    """Implements `setmaxnreg` (PTX ISA 8.7, section 9.7.19.5), which moves a CTA's registers between its warps.
 
     The order in which warps release registers depends on timing.  So only the total at the end is checked."""
 

@@ -177,7 +177,7 @@ def merged(contexts: Sequence[LaneContext]) -> LaneContext:
     return LaneContext(first_context.group, lanes if is_sorted else lanes[lane_order], registers, first_context.place)
 
 
-def _in_flight(group: CtaGroup, value: Any) -> Any:
+def chain_in_flight(group: CtaGroup, value: Any) -> Any:
     """Returns the chain of unfinished wgmmas that will write the register `value`, or None if there is none."""
     base_array = value.base if isinstance(value, np.ndarray) else None
     wgmma_chain = group.accumulators.get(id(base_array)) if base_array is not None else None
@@ -187,16 +187,16 @@ def _in_flight(group: CtaGroup, value: Any) -> Any:
 def _land(group: CtaGroup, values: Sequence[Any]) -> None:
     """Writes the results of unfinished wgmmas into their registers. Registers need this before they are copied, because
     a later wait does not fill the copy."""
-    for chain in {id(chain): chain for value in values if (chain := _in_flight(group, value)) is not None}.values():
-        for matrix_index in range(len(chain.matrices)):
-            chain.fill(matrix_index)
+    for chain in dict.fromkeys(chain_in_flight(group, value) for value in values):
+        if chain is not None:
+            chain.fill_all()
 
 
 def _whole_row(group: CtaGroup, values: Sequence[Any]) -> Any:
     """Joins pieces of an accumulator register, if an unfinished wgmma will still write this register.  Each piece in
     `values` holds the values of some lanes.  Returns the whole register.  Returns None if lanes are missing, or if the
     pieces do not belong to one such register."""
-    chain = _in_flight(group, values[0])
+    chain = chain_in_flight(group, values[0])
     if chain is None or sum(np.size(value) for value in values) != chain.buffer.shape[1]:
         return None
     buffer_start, stride = chain.buffer.ctypes.data, chain.buffer.strides[0]

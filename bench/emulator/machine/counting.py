@@ -7,6 +7,7 @@ cached: counting then takes 2 us per access instead of 20 us.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,8 +42,7 @@ class Counter:
         """The number of lanes that ran a basic block, by the block's first instruction and the context's grain."""
         self.totals: dict[str, int] = defaultdict(int)
         self.by_instruction: dict[tuple[int, str], int] = defaultdict(int)
-        self._sectors: dict[tuple[int, ...], int] = {}
-        self._wavefronts: dict[tuple[int, ...], tuple[int, int]] = {}
+        self._patterns: dict[tuple[int, ...], Any] = {}
 
     def add(self, what: str, amount: int, instruction: int) -> None:
         """Adds `amount` to the counter `what`: to its total, and to its count for this `instruction` (a number)."""
@@ -72,13 +72,21 @@ class Counter:
         if len(address_array) == 1:
             sectors = len(np.unique(warps)) * max(1, size // SECTOR)
         else:
-            relative_addresses = address_array - address_array[0]
-            sector_offset = int(address_array[0]) % SECTOR
-            cache_key = _key(c, active, instruction, sector_offset, relative_addresses)
-            if cache_key not in self._sectors:
-                self._sectors[cache_key] = _sectors(relative_addresses.astype(np.int64) + sector_offset, warps, size)
-            sectors = self._sectors[cache_key]
+            count = lambda near: _sectors(near, warps, size)
+            sectors = self._of_pattern(c, active, instruction, address_array, SECTOR, count)
         self.add(f"global_{kind}_sector_bytes", SECTOR * sectors, instruction)
+
+    def _of_pattern(
+        self, c: Acting, active: Any, instruction: int, places: Any, period: int, count: Callable[[Any], Any]
+    ) -> Any:
+        """Returns `count` of the places, moved down by a multiple of `period`.  The key of a pattern contains hashes
+        instead of places, which keeps it small."""
+        relative, phase = places - places[0], int(places[0]) % period
+        lanes = 0 if active is None else hash(active.tobytes())
+        key = instruction, phase, hash(relative.tobytes()), lanes, c.size, hash(c.pattern)
+        if key not in self._patterns:
+            self._patterns[key] = count(relative.astype(np.int64) + phase)
+        return self._patterns[key]
 
     def atomic(self, memory: GlobalMemory, addresses: Any, size: int, instruction: int) -> None:
         """Counts atomic operations on global memory.  Each atomic operation counts as a read and a write."""
@@ -98,12 +106,9 @@ class Counter:
         if len(offset_array) == 1:
             wavefronts = min_wavefronts = len(np.unique(_lanes(c, active) // (32 // max(1, size // BANK_BYTES))))
         else:
-            offset_deltas = offset_array - offset_array[0]
-            bank_byte = int(offset_array[0]) % (BANK_COUNT * BANK_BYTES)
-            key = _key(c, active, instruction, bank_byte, offset_deltas)
-            if key not in self._wavefronts:
-                self._wavefronts[key] = _wavefronts(offset_deltas.astype(np.int64) + bank_byte, _lanes(c, active), size)
-            wavefronts, min_wavefronts = self._wavefronts[key]
+            count = lambda near: _wavefronts(near, _lanes(c, active), size)
+            period = BANK_COUNT * BANK_BYTES
+            wavefronts, min_wavefronts = self._of_pattern(c, active, instruction, offset_array, period, count)
         self.add("shared_wavefronts", wavefronts, instruction)
         self.add("shared_wavefronts_least", min_wavefronts, instruction)
 
@@ -111,13 +116,6 @@ class Counter:
 def _lanes(c: Acting, active: Any) -> Ints:
     lanes: Ints = c.lanes if active is None else c.lanes[active]
     return lanes
-
-
-def _key(c: Acting, active: Any, instruction: int, phase: int, relative: npt.NDArray[Any]) -> tuple[int, ...]:
-    """Returns the cache key of a pattern of memory addresses. It contains hashes instead of addresses, which keeps it
-    small."""
-    lanes = 0 if active is None else hash(active.tobytes())
-    return instruction, phase, hash(relative.tobytes()), lanes, c.size, hash(c.pattern)
 
 
 def _sectors(addresses: npt.NDArray[np.int64], warps: Ints, size: int) -> int:

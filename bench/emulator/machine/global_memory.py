@@ -88,9 +88,13 @@ def store_located(
 
 def _located(c: LaneContext, addresses: Any, size: int, active: Any, instruction: int) -> tuple[Allocation, Any] | None:
     try:
-        return c.group.memory.locate(addresses, size)
+        located = c.group.memory.locate(addresses, size)
     except BadAccess as bad:
         raise Fault(str(bad), instruction, lane_of(c, addresses, bad.address, active), bad.rule) from None
+    bounds = None if located is None else located[0].bounds
+    if bounds is not None and (outside := bounds.outside(addresses, size)) is not None:
+        raise Fault(outside[1], instruction, lane_of(c, addresses, outside[0], active), "out-of-bounds")
+    return located
 
 
 def _each(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -68,10 +70,15 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
     """
     batch_iterator = _lots(run, ctas)
     batches: list[tuple[Schedule, Iterator[bool]]] = []
-    gpu_room, next_batch, idle_rounds, started_count = _Places(run, registers), next(batch_iterator, None), 0, 0
+    fits = partial(_resident, run)
+    room, has_exact_room = fits(None), fits(None) == fits(1)  # registers count only where CTAs could be too many
+    next_batch, idle_rounds, started_count = next(batch_iterator, None), 0, 0
     with np.errstate(all="ignore"):
         while batches or next_batch is not None:
-            free_ctas = gpu_room.free(sum(len(schedule.group.ctas) for schedule, _ in batches), len(next_batch or ()))
+            taken = sum(len(schedule.group.ctas) for schedule, _ in batches)
+            if taken + len(next_batch or ()) > room and not has_exact_room:
+                room, has_exact_room = fits(registers()), True
+            free_ctas = room - taken
             if next_batch is not None and (not batches or free_ctas >= (len(next_batch) if run.has_clusters else 1)):
                 batch_ctas = next_batch if run.has_clusters else next_batch[:free_ctas]
                 batches.append(_begin(run, batch_ctas))
@@ -103,28 +110,9 @@ def _wait_again(run: Run, going: Sequence[object]) -> None:
     run.deadline = time.thread_time() + most_seconds() * min(len(going), MAX_TIME_FACTOR)
 
 
-class _Places:
-    """Computes how many CTAs an H100 can run at the same time."""
-
-    def __init__(self, run: Run, registers: Callable[[], int]):
-        self._run, self._registers = run, registers
-        self._room = self._with(None)
-        """The CTAs that the H100 holds: at first without regard to registers, later with the kernel's registers."""
-        self._exact = self._room == self._with(1)
-
-    def _with(self, registers: int | None) -> int:
-        x, y, z = self._run.block
-        return resident_ctas(x * y * z, registers, self._run.shared_limit)
-
-    def free(self, taken: int, more: int) -> int:
-        """Returns how many more CTAs fit on an H100 while `taken` CTAs run.  `more` is the number of CTAs that the
-        caller wants to start.
-
-        At first, the maximum number of registers per thread is assumed.  If `more` CTAs do not fit, the kernel's real
-        number of registers is used."""
-        if taken + more > self._room and not self._exact:
-            self._room, self._exact = self._with(self._registers()), True
-        return self._room - taken
+def _resident(run: Run, registers: int | None) -> int:
+    """Returns how many CTAs an H100 runs at once.  None stands for a number of registers that limits nothing."""
+    return resident_ctas(math.prod(run.block), registers, run.shared_limit)
 
 
 def _waits_for_ever(schedules: Sequence[Schedule]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.emulator.faults import Rule
+from rooflab.bench.emulator.machine.view_bounds import ViewBounds
 
 Bytes = npt.NDArray[np.uint8]
 UNIT_DTYPES = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
@@ -66,6 +67,8 @@ class Allocation:
     written: npt.NDArray[np.bool_] | None = None
     """For each byte, whether it was written; None if all bytes were written before the launch."""
     read_only: bool = False
+    bounds: ViewBounds | None = None
+    """The views that accesses must stay in; None if all bytes may be used."""
     sectors_read: npt.NDArray[np.bool_] | None = None
     sectors_written: npt.NDArray[np.bool_] | None = None
 
@@ -86,9 +89,10 @@ class Allocation:
 
 
 class GlobalMemory:
-    """Holds the allocations of a launch."""
+    """Holds the allocations of a launch.  With `by_view`, an access to a tensor must stay among a view's elements."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_view: bool = False) -> None:
+        self.by_view = by_view
         self.allocations: list[Allocation] = []
         self._bases: list[int] = []
         self._last: Allocation | None = None

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.emulator.machine.counting import Acting, Counter
+from rooflab.bench.emulator.machine.launch_order import Turn
 from rooflab.bench.emulator.machine.memory import Allocation, GlobalMemory
 from rooflab.bench.emulator.races.global_races import GlobalRaces
-from rooflab.bench.emulator.races.lane_stores import LaneStores, Stored
+from rooflab.bench.emulator.races.lane_stores import LaneStores, StoreMarks
 from rooflab.bench.emulator.races.shared_races import SharedRaces
 from rooflab.bench.emulator.races.vector_clocks import BULK, TMA_LOAD, WGMMA, AsyncOperation
 from rooflab.bench.emulator.races.warp_races import WarpLanes, WarpRaces
@@ -63,6 +64,8 @@ class Observer:
         self._actors_per_cta, self._has_clusters = actors_per_cta, has_clusters
         self.counter = counter
         self.global_races, self._warp_races = global_races, warp_races
+        self.turn: Turn | None = None
+        """The launch's turn, if its accesses must be noted for other launches."""
 
     # Shared memory
 
@@ -111,8 +114,12 @@ class Observer:
         """Reports a proxy fence, which orders generic accesses and asynchronous copies."""
         if "mbarrier_init" in kind:
             self._each_slot(c, lambda races, slot, warps: races.fence_mbarrier_init(slot, warps), active)
-        elif "async" in kind and "global" not in kind:
+            return
+        if "async" in kind and "global" not in kind:
             self._each_slot(c, lambda races, slot, warps: races.fence_proxy_async(slot, warps), active)
+        if "async" in kind and "shared" not in kind and self.global_races is not None:
+            for actor_id in np.unique(self._actors(c, active)):
+                self.global_races.proxy_fence(int(actor_id))
 
     def _order_by_memory(self, c: Watched, active: Any) -> None:
         """Reports strong or atomic accesses, which may order the warps' later arrivals at barriers."""
@@ -231,6 +238,8 @@ class Observer:
         """Reports that lanes or an asynchronous copy read global memory."""
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "read", copy)
+        if self.turn is not None and not reduces:
+            self.turn.access(c, active, addresses, size, instruction, "read")
         # The read of a reduction is reported with its write, which is atomic.
         if allocation.read_only or reduces:
             return
@@ -269,6 +278,8 @@ class Observer:
         """Reports that lanes or a copy write `value` to global memory.  `old()` returns the overwritten values."""
         if self.counter is not None:
             self.counter.global_access(c, active, allocation, addresses, size, instruction, "write", copy)
+        if self.turn is not None:
+            self.turn.access(c, active, addresses, size, instruction, "atomic" if reduces else "write")
         races, warp_races = self.global_races, self._warp_races
         if instruction in self._strong:
             self._order_by_memory(c, active)
@@ -332,6 +343,8 @@ class Observer:
         if self.counter is not None:
             self.counter.atomic(c.group.memory, addresses, size, instruction)
         self._order_by_memory(c, active)
+        if self.turn is not None:
+            self.turn.access(c, active, addresses, size, instruction, "atomic")
         races = self.global_races
         if races is None and self._warp_races is None:
             return
@@ -352,7 +365,7 @@ class Observer:
         self._released(c, active, instruction)
 
     @staticmethod
-    def _stored(c: Watched, active: Any, stored: Stored, instruction: int, copy: bool = False) -> None:
+    def _stored(c: Watched, active: Any, stored: StoreMarks, instruction: int, copy: bool = False) -> None:
         if c.group.lane_stores is not None and not copy:
             c.group.lane_stores.add(c.lanes if active is None else c.lanes[active], stored, instruction)
 

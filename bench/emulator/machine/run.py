@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import random
 import re
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from rooflab.bench.emulator.faults import Finding, Rule
 from rooflab.bench.emulator.machine.counting import Counter
+from rooflab.bench.emulator.machine.launch_order import Turn
 from rooflab.bench.emulator.machine.memory import POISON, UNIT_DTYPES, GlobalMemory
 from rooflab.bench.emulator.machine.observe import Observer
 from rooflab.bench.emulator.machine.sums import Sums
@@ -86,11 +88,6 @@ class Checks:
     counts: bool = True
     """Whether to count bytes, sectors, bank conflicts and instructions."""
 
-    @classmethod
-    def none(cls) -> Checks:
-        """Returns settings with all checks off: the emulator only computes values."""
-        return cls(False, False, False, False)
-
 
 class VariableLayout(NamedTuple):
     """Holds the addresses of a kernel's variables and parameters, and the sizes of its shared and local memory."""
@@ -142,7 +139,6 @@ class Run:
         """The lines that the kernel printed so far, each with its CTA and thread."""
         self.changes = 0
         """The number of stores, and of atomics that changed a value, in this launch so far."""
-        self.strong = program.strong
         ptx_version = [int(version_part) for version_part in program.version.split(".")]
         self.old_strides = ptx_version < [8, 6]
         """Whether the PTX is older than 8.6: ptxas took the strides of `tensormap.replace` in 16-byte units."""
@@ -153,7 +149,11 @@ class Run:
         self.actors_per_cta = warps_per_cta if self.orders_ctas else 1
         """The number of race-detector actors of a CTA: its warps if CTAs may wait for one another, else 1."""
         self.global_races, self.warp_races = self._detectors(cta_count, warps_per_cta) if checks.races else (None, None)
-        self.observer = self._observer() if self.counter is not None or checks.races else None
+        watchers = self.counter, self.global_races, self.warp_races
+        is_watched = self.counter is not None or checks.races
+        facts = program.kernel, program.strong, self.actors_per_cta, self.has_clusters
+        self.observer = Observer(*facts, *watchers) if is_watched else None
+        self.turn: Turn | None = None
         self.sums: dict[int, Sums] = {}
         """By address of an allocation: the sums of floats that atomics compute there."""
         self.unordered_sums: dict[int, None] = {}
@@ -168,22 +168,13 @@ class Run:
         self.map_races: dict[tuple[int, int], None] = {}
         """Uses of tensor maps that lack a fence, each with the instruction that made the map."""
 
-    def _observer(self) -> Observer:
-        return Observer(
-            self.program.kernel,
-            self.strong,
-            self.actors_per_cta,
-            self.has_clusters,
-            self.counter,
-            self.global_races,
-            self.warp_races,
-        )
-
     def _detectors(self, ctas: int, warps: int) -> tuple[GlobalRaces | None, WarpRaces | None]:
         """Makes the detectors of races on global memory: between CTAs, and between the warps of a CTA."""
         allocations = ((allocation.base, allocation.size) for allocation in self.memory.allocations)
         granules = Granules(self.program.granules["global"], allocations)
-        between_ctas = GlobalRaces(ctas, granules, warps=self.actors_per_cta) if ctas > 1 else None
+        instructions = self.program.kernel.instructions
+        by_tma = {each.number for each in instructions if each.parts[0] == "cp" and "bulk" in each.parts}
+        between_ctas = GlobalRaces(ctas, granules, warps=self.actors_per_cta, by_tma=by_tma) if ctas > 1 else None
         stores_of = cache(self.program.flow.stores_of)
         is_small = granules.count <= MOST_GRANULES
         return between_ctas, WarpRaces(granules, ctas, warps, stores_of) if warps > 1 and is_small else None
@@ -234,7 +225,6 @@ class CtaGroup:
         self.warpgroups: dict[int, Any] = {}
         """By warpgroup: its groups of wgmmas."""
         self._specials: dict[str, Any] = {}
-        self._live: dict[int, list[int]] = {}
 
     def race_slot(self, slot: int) -> int:
         """Returns the race detector's index for CTA `slot` of this group.  All CTAs of a cluster have index 0."""
@@ -249,11 +239,9 @@ class CtaGroup:
         """Returns the lanes of all threads that have not ended."""
         return np.flatnonzero(self.alive)
 
-    def live(self, place: int) -> list[int]:
+    def live(self, place: int) -> frozenset[int]:
         """Returns the registers that are live at the instruction number `place`."""
-        if place not in self._live:
-            self._live[place] = sorted(self.program.flow.live.get(place, ()))
-        return self._live[place]
+        return self.program.flow.live.get(place, frozenset())
 
     def pieces(self, lanes: Lanes, grain: int) -> Lanes:
         """Returns for each lane the number of its warp (`grain` 32) or of its warpgroup (`grain` 128)."""
@@ -287,88 +275,61 @@ class CtaGroup:
 
     def special(self, name: str, lanes: Lanes, slots: Lanes) -> Any:
         """Returns the value of the special register `name` for `lanes`.  `slots` gives the CTA of each lane."""
-        if (constant_value := self._fixed(name)) is not None:
-            return constant_value
+        register_name, _, axis_name = name.partition(".")
+        axis, cluster = "xyz".index(axis_name), self.run.cluster
+        clusters: SizeTriple = tuple(map(operator.floordiv, self.grid, cluster))
+        sizes = {"ntid": self.block, "nctaid": self.grid, "cluster_nctaid": cluster, "nclusterid": clusters}
+        values = {
+            "nwarpid": self.lanes_per_cta // 32,
+            "nsmid": SMS,
+            "gridid": 0,
+            "cluster_nctarank": math.prod(cluster),
+            "dynamic_smem_size": self.run.dynamic_shared,
+            "total_smem_size": self.shared_size,
+        }
+        if register_name in sizes or register_name in values:
+            return np.uint32(sizes[register_name][axis] if register_name in sizes else values[register_name])
+        if name == "is_explicit_cluster":
+            return np.bool_(self.run.has_clusters)
         lane_offsets = lanes % self.lanes_per_cta
         if name == "laneid":
             return (lane_offsets & 31).astype(np.uint32)
         if name == "warpid":
-            return _scalar_if_same((lane_offsets >> 5).astype(np.uint32))
+            return _scalar_if_same(lane_offsets >> 5)
         if name.startswith("lanemask_"):
-            return _lane_mask(name.removeprefix("lanemask_"), (lane_offsets & 31).astype(np.uint64))
-        register_name, _, axis_name = name.partition(".")
+            return _lane_mask(name.removeprefix("lanemask_"), (lane_offsets & 31).astype(np.uint32))
         if register_name == "tid":
-            return _axis(lane_offsets, self.block, axis_name)
-        return self._of_cta(register_name, axis_name, slots)
+            return _axis(lane_offsets, self.block, axis).astype(np.uint32)
+        return _scalar_if_same(self._of_cta(register_name, axis, np.asarray(self.ctas)[slots]))
 
-    def _of_cta(self, base: str, axis: str, slots: Lanes) -> Any:
-        cta_numbers = np.asarray(self.ctas)[slots]
+    def _of_cta(self, name: str, axis: int, ctas: Lanes) -> Lanes:
         cluster = self.run.cluster
-        if base == "ctaid":
-            return _scalar_if_same(_axis(cta_numbers, self.grid, axis))
-        grid_position = [
-            cta_numbers % self.grid[0],
-            cta_numbers // self.grid[0] % self.grid[1],
-            cta_numbers // self.grid[0] // self.grid[1],
-        ]
-        cluster_position = [cta_coordinate % size for cta_coordinate, size in zip(grid_position, cluster, strict=True)]
-        if base == "cluster_ctaid":
-            return _scalar_if_same(cluster_position["xyz".index(axis)].astype(np.uint32))
-        if base == "cluster_ctarank":
-            cta_rank = cluster_position[0] + cluster[0] * (cluster_position[1] + cluster[1] * cluster_position[2])
-            return _scalar_if_same(cta_rank.astype(np.uint32))
-        if base == "clusterid":
-            axis_index = "xyz".index(axis)
-            return _scalar_if_same((grid_position[axis_index] // cluster[axis_index]).astype(np.uint32))
-        if base == "smid":
-            return _scalar_if_same((cta_numbers % SMS).astype(np.uint32))
-        raise PtxError(f"PTX: expected a special register that is known, got %{base}")
-
-    def _fixed(self, name: str) -> Any:
-        register_name, _, axis_name = name.partition(".")
-        size_by_name: dict[str, SizeTriple] = {
-            "ntid": self.block,
-            "nctaid": self.grid,
-            "cluster_nctaid": self.run.cluster,
-            "nclusterid": tuple(grid_size // ctas for grid_size, ctas in zip(self.grid, self.run.cluster, strict=True)),  # type: ignore[dict-item]
-        }
-        if register_name in size_by_name:
-            return np.uint32(size_by_name[register_name]["xyz".index(axis_name)])
-        cluster_sizes = self.run.cluster
-        register_values = {
-            "nwarpid": self.lanes_per_cta // 32,
-            "nsmid": SMS,
-            "gridid": 0,
-            "cluster_nctarank": cluster_sizes[0] * cluster_sizes[1] * cluster_sizes[2],
-            "dynamic_smem_size": self.run.dynamic_shared,
-            "total_smem_size": self.shared_size,
-        }
-        if name == "is_explicit_cluster":
-            return np.bool_(cluster_sizes != (1, 1, 1))
-        return np.uint32(register_values[name]) if name in register_values else None
+        if name == "smid":
+            return ctas % SMS
+        if name == "ctaid":
+            return _axis(ctas, self.grid, axis)
+        if name == "clusterid":
+            return _axis(ctas, self.grid, axis) // cluster[axis]
+        x, y, z = position = [_axis(ctas, self.grid, index) % size for index, size in enumerate(cluster)]
+        if name == "cluster_ctaid":
+            return position[axis]
+        if name == "cluster_ctarank":
+            rank: Lanes = x + cluster[0] * (y + cluster[1] * z)
+            return rank
+        raise PtxError(f"PTX: expected a special register that is known, got %{name}")
 
 
-def _axis(numbers: npt.NDArray[np.int64], sizes: SizeTriple, axis: str) -> npt.NDArray[np.uint32]:
-    x_size, y_size, _ = sizes
-    if axis == "x":
-        return (numbers % x_size).astype(np.uint32)
-    if axis == "y":
-        return (numbers // x_size % y_size).astype(np.uint32)
-    return (numbers // (x_size * y_size)).astype(np.uint32)
+def _axis(numbers: Lanes, sizes: SizeTriple, axis: int) -> Lanes:
+    coordinates: Lanes = numbers // math.prod(sizes[:axis]) % sizes[axis]
+    return coordinates
 
 
-def _scalar_if_same(values: npt.NDArray[np.uint32]) -> Any:
-    return values[0] if (values == values[0]).all() else values
+def _scalar_if_same(values: Lanes) -> Any:
+    words = values.astype(np.uint32)
+    return words[0] if (words == words[0]).all() else words
 
 
-def _lane_mask(kind: str, lane: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
-    one, warp_mask = np.uint64(1), np.uint64(0xFFFFFFFF)
-    lt_mask = (one << lane) - one
-    mask_by_name = {
-        "eq": one << lane,
-        "lt": lt_mask,
-        "le": lt_mask | one << lane,
-        "gt": warp_mask & ~(lt_mask | one << lane),
-        "ge": warp_mask & ~lt_mask,
-    }
-    return mask_by_name[kind].astype(np.uint32)
+def _lane_mask(kind: str, lane: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    own = np.uint32(1) << lane
+    below = own - np.uint32(1)
+    return {"eq": own, "lt": below, "le": below | own, "gt": ~(below | own), "ge": ~below}[kind]

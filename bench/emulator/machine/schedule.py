@@ -70,7 +70,7 @@ class Schedule:
     def __init__(self, group: CtaGroup, seed: int | None):
         self.group = group
         self.program = group.program
-        self.waiting = Waiting(group, self._resume)
+        self.waiting = Waiting(group, lambda contexts: self.ready.extend(contexts))
         group.waiting = self.waiting
         self._random = random.Random(seed) if seed else None
         self.ready: list[LaneContext] = self._first()
@@ -93,9 +93,6 @@ class Schedule:
         warps = np.unique(lanes >> 5)
         first_warps = [warp for warp in warps[1:] if self._random.random() < 0.5]
         return [lane_set for lane_set in np.split(lanes, np.searchsorted(lanes >> 5, first_warps)) if len(lane_set)]
-
-    def _resume(self, contexts: list[LaneContext]) -> None:
-        self.ready += contexts
 
     def run(self) -> Iterator[bool]:
         """Runs all lanes of some CTAs to their end.  Pauses from time to time, so that other CTAs can run.
@@ -219,7 +216,8 @@ class Schedule:
         try:
             next_pc = program.function(entry_pc, context.grain)(context, context.registers)
         except Fault as fault:
-            raise EmulationError(self._where(context, fault)) from None
+            ctas = sorted({self.group.ctas[cta_slot] for cta_slot in np.unique(context.slots)})
+            raise EmulationError(self.finding(fault, ctas)) from None
         if next_pc >= program.size:
             self._end(context)
             return False
@@ -239,6 +237,10 @@ class Schedule:
 
     def _end(self, context: LaneContext) -> None:
         self.group.end(context.lanes)
+        if self.group.run.has_clusters and self.group.races is not None:
+            for slot in np.unique(context.slots):
+                if not self.group.alive.reshape(-1, self.group.lanes_per_cta)[slot].any():
+                    self.group.races.leave(int(slot))
         for other_context in (*self.ready, *self.meeting):
             other_context.regrain()
         self.waiting.ended()
@@ -276,17 +278,15 @@ class Schedule:
             context_groups.append((piece_numbers, peer_contexts))
         return [peer_contexts for _, peer_contexts in context_groups]
 
-    def _where(self, context: LaneContext, fault: Fault) -> Finding:
-        if fault.lane is None:
-            return self.finding(fault, sorted({self.group.ctas[cta_slot] for cta_slot in np.unique(context.slots)}))
-        cta_slot, thread = divmod(fault.lane, self.group.lanes_per_cta)
-        return self.finding(fault, [self.group.ctas[cta_slot]], f", thread {thread}")
-
-    def finding(self, fault: Fault, ctas: list[int], who: str = "") -> Finding:
-        """Describes a fault.  The text names the source line and the CTAs."""
-        instruction = self.program.kernel.instructions[fault.instruction]
+    def finding(self, fault: Fault, ctas: list[int]) -> Finding:
+        """Describes a fault of one of the CTAs `ctas`.  The text names the source line, the CTAs, and the thread if it
+        is known."""
+        instruction, thread_name = self.program.kernel.instructions[fault.instruction], ""
+        if fault.lane is not None:
+            cta_slot, thread = divmod(fault.lane, self.group.lanes_per_cta)
+            ctas, thread_name = [self.group.ctas[cta_slot]], f", thread {thread}"
         cta_names = ", ".join(map(str, ctas[:3])) + (", ..." if len(ctas) > 3 else "")
-        text = f"{instruction.describe()}, CTA {cta_names}{who}: {fault}"
+        text = f"{instruction.describe()}, CTA {cta_names}{thread_name}: {fault}"
         return Finding.at(fault.rule, self.program.kernel.name, text, instruction, grid=self.group.grid)
 
     def _states(self) -> list[tuple[LaneContext, str, int]]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rooflab.bench.emulator.numbers.bits import sum_and_error
 from rooflab.bench.emulator.numbers.formats import decode
 
 Lanes = npt.NDArray[np.int64]
@@ -61,9 +62,7 @@ def _values(codes: Any, kind: str) -> npt.NDArray[np.float64]:
 
 def _rounded(old: Any, added: Any, kind: str) -> npt.NDArray[np.bool_]:
     """Tells for each lane whether the sum of two values is not exact in the type `kind`."""
-    total = old + added
-    part = total - old
-    error = (old - (total - part)) + (added - part)  # of the fp64 sum, exactly
+    total, error = sum_and_error(old, added)
     is_exact = (error == 0) & _fits(total, kind)
     rounded: npt.NDArray[np.bool_] = (~is_exact & np.isfinite(total)).any(axis=0)
     return rounded

@@ -16,6 +16,8 @@ from rooflab.bench.emulator.machine.context import LaneContext
 from rooflab.bench.emulator.machine.run import CtaGroup, Fault
 
 Lanes = npt.NDArray[np.int64]
+_ALL_GROUPS = np.iinfo(np.int64).max
+"""A number that is above that of each copy group."""
 
 
 @dataclass(eq=False)
@@ -53,6 +55,23 @@ class Copies:
     """The number of the copy group: one number for all lanes, or a vector with one number for each lane."""
     run: Callable[[npt.NDArray[np.bool_] | None], None]
     """Carries out the copies of the lanes in a mask; None means all lanes."""
+    pending: npt.NDArray[np.bool_] | None = None
+    """The lanes whose copies are not yet carried out; None means all lanes."""
+
+    def finish(self, limits: Any) -> bool:
+        """Carries out the copies whose groups are below a limit: one number for all lanes, or one for each lane of the
+        CTAs.  Returns whether none are left."""
+        is_awaited = self.group < (limits if isinstance(limits, int) else limits[self.lanes])
+        if self.pending is not None:
+            is_awaited = is_awaited & self.pending
+        if not np.any(is_awaited):
+            return False
+        if np.all(is_awaited):
+            self.run(None)
+            return True
+        self.run(is_awaited)
+        self.pending = ~is_awaited if self.pending is None else self.pending & ~is_awaited
+        return not self.pending.any()
 
 
 class Transfers:
@@ -150,52 +169,26 @@ class Transfers:
         """Runs `cp.async.wait_group`.  If `newest` is None, waits for all copies."""
         if not self._copies:
             return
-        group_limits = self._committed[context.lanes] - newest if newest is not None else None
-        is_same_limit = group_limits is None or bool((group_limits == group_limits[0]).all())
+        limits = self._committed[context.lanes] - newest if newest is not None else np.full(context.size, _ALL_GROUPS)
         has_all_threads = context.size == int(np.count_nonzero(self._group.alive))
-        pending_copies: list[Copies] = []
-        for copies in self._copies:
-            if has_all_threads and is_same_limit and isinstance(copies.group, int):
-                if group_limits is None or copies.group < int(group_limits[0]):
-                    copies.run(None)
-                else:
-                    pending_copies.append(copies)
-                continue
-            pending_copies += self._wait_some(copies, self._limits(context.lanes, group_limits))
-        self._copies = pending_copies
+        if has_all_threads and (limits == limits[0]).all():
+            self._finish_below(int(limits[0]))
+        else:
+            self._finish_below(self._limits(context.lanes, limits))
 
-    def _limits(self, lanes: Lanes, limit: Lanes | None) -> Lanes:
-        """Returns the number of copy groups that must finish, for each lane. The lanes in `lanes` get `limit`; None
-        means all groups. Other lanes get -1, which means no group.
-        """
+    def _finish_below(self, limits: Any) -> None:
+        self._copies = [copies for copies in self._copies if not copies.finish(limits)]
+
+    def _limits(self, lanes: Lanes, limits: Any) -> Lanes:
+        """Returns for each lane the number below which its copy groups must finish: `limits`, and -1 for others than
+        `lanes`."""
         lane_limits = np.full(len(self._group.alive), -1, np.int64)
-        lane_limits[lanes] = np.iinfo(np.int64).max if limit is None else limit
+        lane_limits[lanes] = limits
         return lane_limits
-
-    @staticmethod
-    def _wait_some(copies: Copies, limits: Lanes) -> list[Copies]:
-        is_awaited = limits[copies.lanes] > copies.group
-        if not is_awaited.any():
-            return [copies]
-        if is_awaited.all():
-            copies.run(None)
-            return []
-        copies.run(is_awaited)
-        pending_lanes = ~is_awaited
-
-        def run_rest(mask: npt.NDArray[np.bool_] | None) -> None:
-            lane_mask = pending_lanes.copy()
-            if mask is not None:
-                lane_mask[pending_lanes] = mask
-            copies.run(lane_mask)
-
-        group = copies.group if isinstance(copies.group, int) else copies.group[pending_lanes]
-        return [Copies(copies.lanes[pending_lanes], group, run_rest)]
 
     def finish_copies(self, lanes: Lanes) -> None:
         """Finishes all `cp.async` copies of `lanes`."""
-        limits = self._limits(lanes, None)
-        self._copies = [pending_copies for copies in self._copies for pending_copies in self._wait_some(copies, limits)]
+        self._finish_below(self._limits(lanes, _ALL_GROUPS))
 
     def drain(self) -> None:
         """Finishes all copies when the CTAs end.  Raises `Fault` if a copy may still read the CTAs' shared memory."""
@@ -203,7 +196,10 @@ class Transfers:
             if bulk_transfer.read is not None and not bulk_transfer.has_read:
                 text = "the CTA ended while this copy may still read its shared memory"
                 raise Fault(text, bulk_transfer.instruction, rule="early-exit")
+        self.finish()
+
+    def finish(self) -> None:
+        """Finishes all copies."""
+        for bulk_transfer in (*self._loads, *self._stores):
             self._finish(bulk_transfer)
-        for copies in self._copies:
-            copies.run(None)
-        self._copies = []
+        self._finish_below(_ALL_GROUPS)

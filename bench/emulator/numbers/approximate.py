@@ -14,53 +14,33 @@ import numpy as np
 from rooflab.bench.emulator.numbers.bits import Value, flush, pick, some, with_sign
 
 _F32, _F64 = np.dtype(np.float32), np.dtype(np.float64)
-_FLOAT_ONE = np.float32(1)
 _MAX_DIVISOR = np.float32(2.0**126)
 _HIGH_WORD = np.uint64(0xFFFFFFFF00000000)
 _F64_EXPONENT, _F64_SIGN = np.uint64(0x7FF0000000000000), np.uint64(0x8000000000000000)
 _F64_NAN = np.uint64(0x7FFFFFFF00000000)
 
 
-def ex2(a: Value, ftz: bool = False) -> Value:
-    """Returns `2**a`.  The hardware's error is at most 2 ulp, relative to the correctly rounded result."""
-    return _through(np.exp2, a, ftz)
+def _through(function: Callable[[Value], Value]) -> Callable[..., Value]:
+    def run(a: Value, ftz: bool = False) -> Value:
+        if ftz:
+            a = flush(a)
+        rounded_result = function(a.astype(_F64)).astype(_F32)
+        return flush(rounded_result) if ftz else rounded_result
+
+    return run
 
 
-def lg2(a: Value, ftz: bool = False) -> Value:
-    """Returns `log2(a)`; NaN if `a < 0`.  The hardware's error is 2**-22: absolute for `0.5 < a < 2`, else relative."""
-    return _through(np.log2, a, ftz)
-
-
-def sin(a: Value, ftz: bool = False) -> Value:
-    """Returns `sin(a)`, with `a` in radians.  The hardware's absolute error is 2**-20.5 up to `abs(a) = 2 * pi`, and
-    2**-14.7 up to `abs(a) = 100 * pi`."""
-    return _through(np.sin, a, ftz)
-
-
-def cos(a: Value, ftz: bool = False) -> Value:
-    """Returns `cos(a)`, with `a` in radians.  The hardware's absolute error is 2**-20.5 up to `abs(a) = 2 * pi`, and
-    2**-14.7 up to `abs(a) = 100 * pi`."""
-    return _through(np.cos, a, ftz)
-
-
-def tanh(a: Value) -> Value:
-    """Returns `tanh(a)`.  The hardware's relative error is 2**-11."""
-    return _through(np.tanh, a, False)
-
-
-def rsqrt(a: Value, ftz: bool = False) -> Value:
-    """Returns `1 / sqrt(a)`.  For -0 the result is minus infinity.  The hardware's relative error is 2**-22.9."""
-    return _through(lambda x: 1 / np.sqrt(x), a, ftz)
-
-
-def rcp(a: Value, ftz: bool = False) -> Value:
-    """Returns `1 / a`.  The hardware's error is at most 1 ulp."""
-    return flush(_FLOAT_ONE / flush(a)) if ftz else _FLOAT_ONE / a
-
-
-def sqrt(a: Value, ftz: bool = False) -> Value:
-    """Returns the square root of `a`.  The hardware's relative error is 2**-23."""
-    return np.sqrt(flush(a) if ftz else a)
+ex2 = _through(np.exp2)
+"""Returns `2**a`.  The hardware's error is at most 2 ulp, relative to the correctly rounded result."""
+lg2 = _through(np.log2)
+"""Returns `log2(a)`; NaN if `a < 0`.  The hardware's error is 2**-22: absolute for `0.5 < a < 2`, else relative."""
+sin, cos = _through(np.sin), _through(np.cos)
+"""Return the sine and the cosine of `a`, in radians.  The hardware's absolute error is 2**-20.5 up to
+`abs(a) = 2 * pi`, and 2**-14.7 up to `abs(a) = 100 * pi`."""
+tanh = _through(np.tanh)
+"""Returns `tanh(a)`.  The hardware's relative error is 2**-11."""
+rsqrt = _through(lambda x: 1 / np.sqrt(x))
+"""Returns `1 / sqrt(a)`.  For -0 the result is minus infinity.  The hardware's relative error is 2**-22.9."""
 
 
 def div(a: Value, b: Value, ftz: bool = False) -> Value:
@@ -78,11 +58,6 @@ def div(a: Value, b: Value, ftz: bool = False) -> Value:
     return flush(quotient) if ftz else quotient
 
 
-def div_full(a: Value, b: Value, ftz: bool = False) -> Value:
-    """Returns `a / b`, as `div.full`.  The hardware's error is at most 2 ulp."""
-    return flush(flush(a) / flush(b)) if ftz else a / b
-
-
 def rcp_ftz_f64(a: Value) -> Value:
     """Returns `1 / a` in float64 (`rcp.approx.ftz.f64`).  Only the upper 32 bits of `a` and of the result are used.
 
@@ -98,13 +73,6 @@ def rsqrt_ftz_f64(a: Value) -> Value:
 def rsqrt_f64(a: Value) -> Value:
     """Returns `1 / sqrt(a)` (`rsqrt.approx.f64`).  Rounds the root, then `1 / root`.  PTX states no error bound."""
     return 1 / np.sqrt(a)
-
-
-def _through(function: Callable[[Value], Value], a: Value, ftz: bool) -> Value:
-    if ftz:
-        a = flush(a)
-    rounded_result = function(a.astype(_F64)).astype(_F32)
-    return flush(rounded_result) if ftz else rounded_result
 
 
 def _upper_words(function: Callable[[Value], Value], a: Value) -> Value:

@@ -11,31 +11,13 @@ from functools import cache
 
 import numpy as np
 
-from rooflab.bench.emulator.numbers.bits import UNSIGNED, Value, is_signed, pick, unsigned
+from rooflab.bench.emulator.numbers.bits import UNSIGNED, Value, is_signed, parts, pick, unsigned, whole
 
 _BYTE_MASK = np.uint32(0xFF)
 _NO_POSITION = np.uint32(0xFFFFFFFF)
 _UINT32_ONE, _WORD_BITS = np.uint32(1), np.uint32(32)
-_BIT_SWAPS = ((1, 0x5555555555555555), (2, 0x3333333333333333), (4, 0x0F0F0F0F0F0F0F0F))
-_LOGIC_FUNCTIONS: tuple[Callable[[Value, Value], Value], ...] = (
-    lambda a, b: a & np.uint32(0),
-    lambda a, b: ~(a | b),
-    lambda a, b: b & ~a,
-    lambda a, b: ~a,
-    lambda a, b: a & ~b,
-    lambda a, b: ~b,
-    lambda a, b: a ^ b,
-    lambda a, b: ~(a & b),
-    lambda a, b: a & b,
-    lambda a, b: ~(a ^ b),
-    lambda a, b: b,
-    lambda a, b: b | ~a,
-    lambda a, b: a,
-    lambda a, b: a | ~b,
-    lambda a, b: a | b,
-    lambda a, b: a | np.uint32(0xFFFFFFFF),
-)
-"""Logic functions of two words; bit 2 a + b of a function's index is the result for the bits `a` and `b`."""
+_LOGIC_TEXTS = "a&0 ~(a|b) b&~a ~a a&~b ~b a^b ~(a&b) a&b ~(a^b) b b|~a a a|~b a|b a|0xFFFFFFFF".split()
+"""Expressions of two words; bit 2 a + b of an expression's index is the result for the bits `a` and `b`."""
 _SELECTOR_TEXTS = {
     "f4e": ("3210", "4321", "5432", "6543"),
     "b4e": ("5670", "6701", "7012", "0123"),
@@ -117,11 +99,8 @@ def popc(a: Value) -> Value:
 
 def brev(a: Value) -> Value:
     """Returns the bits of `a` in reverse order, as an unsigned word (`brev`)."""
-    a = unsigned(a).byteswap()
-    for swap_distance, mask in _BIT_SWAPS:
-        swap_mask = a.dtype.type(mask & ((1 << (8 * a.itemsize)) - 1))
-        a = ((a >> swap_distance) & swap_mask) | ((a & swap_mask) << swap_distance)
-    return a
+    reversed_bytes = np.packbits(np.unpackbits(parts(a.byteswap(), np.uint8), axis=-1, bitorder="little"), axis=-1)
+    return whole(reversed_bytes, UNSIGNED[a.itemsize])
 
 
 def fns(mask: Value, base: Value, offset: Value) -> Value:
@@ -177,14 +156,15 @@ def lop3_function(table: int) -> Callable[[Value, Value, Value], Value]:
         raise ValueError(f"table: expected 0 to 255, got {table}")
     base_table = sum((table >> (2 * table_bit) & 1) << table_bit for table_bit in range(4))
     change_table = base_table ^ sum((table >> (2 * table_bit + 1) & 1) << table_bit for table_bit in range(4))
-    base_function, change_function = _LOGIC_FUNCTIONS[base_table], _LOGIC_FUNCTIONS[change_table]
+    base, change = _LOGIC_TEXTS[base_table], _LOGIC_TEXTS[change_table]
     if change_table == 0:
-        return lambda a, b, c: base_function(a, b)
-    if change_table == 15:
-        return lambda a, b, c: base_function(a, b) ^ c
-    if base_table == 0:
-        return lambda a, b, c: change_function(a, b) & c
-    return lambda a, b, c: base_function(a, b) ^ (change_function(a, b) & c)
+        text = base
+    elif change_table == 15:
+        text = f"({base}) ^ c"
+    else:
+        text = f"({change}) & c" if base_table == 0 else f"({base}) ^ (({change}) & c)"
+    function: Callable[[Value, Value, Value], Value] = eval(f"lambda a, b, c: {text}")
+    return function
 
 
 def prmt(a: Value, b: Value, selector: Value, mode: str = "") -> Value:

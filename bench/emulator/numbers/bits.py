@@ -9,6 +9,10 @@ infinity (PTX ISA 8.7, sections "Rounding Modifiers" and "Floating Point Instruc
 
 from __future__ import annotations
 
+import ctypes
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -35,20 +39,19 @@ F32_NAN = np.uint32(0x7FFFFFFF).view(np.float32)
 """PTX's canonical NaN of float32."""
 F64_NAN = np.uint64(0x7FFFFFFFFFFFFFFF).view(np.float64)
 """PTX's canonical NaN of float64."""
+LIBM = ctypes.CDLL("libm.so.6")
+_PROCESSOR_MODES = {
+    "x86_64": {"rn": 0, "rz": 0xC00, "rm": 0x400, "rp": 0x800},
+    "aarch64": {"rn": 0, "rz": 0xC00000, "rm": 0x800000, "rp": 0x400000},
+}
+"""By processor, the numbers of the rounding modes in the C header fenv.h."""
 _ROUNDING_TARGETS = {"rz": 0.0, "rm": -np.inf, "rp": np.inf}
 _F32_SIGN, _F32_EXPONENT = np.uint32(0x80000000), np.uint32(0x7F800000)
-_ZERO_BY_SIZE: dict[int, Value] = {4: np.float32(0), 8: np.float64(0)}
-_ONE_BY_SIZE: dict[int, Value] = {4: np.float32(1), 8: np.float64(1)}
 
 
 def unsigned(x: Value) -> Value:
     """Returns the bits of `x` as an unsigned integer of the same size."""
     return x.view(UNSIGNED[x.itemsize])
-
-
-def signed(x: Value) -> Value:
-    """Returns the bits of `x` as a signed integer of the same size."""
-    return x.view(SIGNED[x.itemsize])
 
 
 def is_signed(x: Value) -> bool:
@@ -90,20 +93,22 @@ def pack_pair(high: Value, low: Value) -> Value:
     return (unsigned(high).astype(wide_type) << (8 * low.itemsize)) | unsigned(low).astype(wide_type)
 
 
-def low_half(x: Value) -> Value:
-    """Returns the lower half of a packed word (element 0) as an unsigned integer."""
-    return unsigned(x).astype(UNSIGNED[x.itemsize // 2])
-
-
-def high_half(x: Value) -> Value:
-    """Returns the upper half of a packed word (element 1) as an unsigned integer."""
-    return (unsigned(x) >> (4 * x.itemsize)).astype(UNSIGNED[x.itemsize // 2])
-
-
 def check_rounding(rounding: str) -> None:
     """Raises `ValueError` if `rounding` is not a rounding mode of PTX's float arithmetic."""
     if rounding not in ROUNDINGS:
         raise ValueError(f"rounding: expected one of {', '.join(ROUNDINGS)}, got {rounding!r}")
+
+
+@contextmanager
+def rounding_to(rounding: str) -> Iterator[None]:
+    """Makes the processor round in a mode of PTX inside `with`, in this thread.  NumPy's arithmetic and its conversions
+    between float32, float64 and integers then do so.  Raises `ValueError` on an unknown mode."""
+    check_rounding(rounding)
+    LIBM.fesetround(_PROCESSOR_MODES[platform.machine()][rounding])
+    try:
+        yield
+    finally:
+        LIBM.fesetround(0)
 
 
 def flush(x: Value) -> Value:
@@ -119,14 +124,14 @@ def flush(x: Value) -> Value:
 
 def saturate(x: Value) -> Value:
     """Applies PTX's `.sat`: clamps a float32 or float64 to [0, 1].  NaN and -0 become +0."""
-    typed_zero = _ZERO_BY_SIZE[x.itemsize]
+    typed_zero = x.dtype.type(0)
     # NumPy may return either +0 or -0; its sum with +0 is +0.
-    return np.fmin(np.fmax(x, typed_zero), _ONE_BY_SIZE[x.itemsize]) + typed_zero
+    return np.fmin(np.fmax(x, typed_zero), x.dtype.type(1)) + typed_zero
 
 
 def rectify(x: Value) -> Value:
     """Applies PTX's `.relu` to a float32 or float64: negative values and -0 become +0.  NaN stays NaN."""
-    typed_zero = _ZERO_BY_SIZE[x.itemsize]
+    typed_zero = x.dtype.type(0)
     return np.maximum(x, typed_zero) + typed_zero
 
 
@@ -161,22 +166,22 @@ def narrow_odd(x: Value) -> Value:
     return pick(is_inexact, odd_bits.astype(np.uint32), bits).view(np.float32)
 
 
-def odd_sum(a: Value, b: Value, rounding: str = "rn") -> Value:
-    """Returns `a + b` in float64, rounded to odd.  A second rounding, to at most 51 bits, then gives the correctly
-    rounded sum.
-
-    `rounding` is the mode of the second rounding.  It decides only the sign of a zero sum of operands with different
-    signs: -0 for `rm`, and +0 for all other modes."""
+def sum_and_error(a: Value, b: Value) -> tuple[Value, Value]:
+    """Returns the rounded sum `a + b` and its rounding error (Knuth's TwoSum)."""
     rounded_sum = a + b
     recovered_b = rounded_sum - a
-    sum_error = (a - (rounded_sum - recovered_b)) + (b - recovered_b)
+    return rounded_sum, (a - (rounded_sum - recovered_b)) + (b - recovered_b)
+
+
+def odd_sum(a: Value, b: Value) -> Value:
+    """Returns `a + b` in float64, rounded to odd.  A second rounding, to at most 51 bits, then gives the correctly
+    rounded sum."""
+    rounded_sum, sum_error = sum_and_error(a, b)
     is_inexact = np.abs(sum_error) > 0
     if some(is_inexact):
         bits = rounded_sum.view(np.uint64)
         odd_bits = (bits - ((sum_error < 0) != (rounded_sum < 0))) | np.uint64(1)
         rounded_sum = pick(is_inexact, odd_bits.astype(np.uint64), bits).view(np.float64)
-    if rounding == "rm":
-        rounded_sum = pick((rounded_sum == 0) & (np.signbit(a) != np.signbit(b)), np.float64(-0.0), rounded_sum)
     return rounded_sum
 
 

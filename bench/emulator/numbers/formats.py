@@ -11,15 +11,14 @@ f16, of a bf16, or of a pair of fp8 (e4m3 or e5m2).  A uint32 holds the bits of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
-from rooflab.bench.emulator.numbers import floats
 from rooflab.bench.emulator.numbers.bits import (
-    F32_NAN,
+    ROUNDINGS,
     UNSIGNED,
     Value,
     flush,
@@ -30,6 +29,7 @@ from rooflab.bench.emulator.numbers.bits import (
     parts,
     pick,
     rectify,
+    rounding_to,
     saturate,
     some,
     unsigned,
@@ -52,34 +52,34 @@ _LOW_WORD_MASK = 0xFFFFFFFF
 _ROUNDING_BIAS, _UPPER_MASK = np.uint32(0x7FFF), np.uint32(0xFFFF0000)
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """Describes a float format with fewer bits than float32."""
 
-    name: str
     bits: int
     """The number of bits of a code."""
-    mantissa: int
-    """The number of bits of the mantissa, without the leading bit."""
-    bias: int
     largest: np.float32
     """The largest finite number of the format."""
     nan: int
     """The code of the format's canonical NaN."""
     overflow: int
     """The code of a value that is too large, without its sign, if `.satfinite` is absent."""
-    roundings: tuple[str, ...]
+    roundings: tuple[str, ...] = ("rn",)
     """The rounding modes that PTX has for encoding float32."""
 
 
 FORMATS = {
-    "f16": Format("f16", 16, 10, 15, np.float32(65504), 0x7FFF, 0x7C00, ("rn", "rz", "rm", "rp")),
-    "bf16": Format("bf16", 16, 7, 127, np.uint32(0x7F7F0000).view(_F32), 0x7FFF, 0x7F80, ("rn", "rz", "rm", "rp")),
-    "tf32": Format("tf32", 32, 10, 127, np.uint32(0x7F7FE000).view(_F32), 0x7FFFFFFF, 0x7F800000, ("rn", "rz", "rna")),
-    "e4m3": Format("e4m3", 8, 3, 7, np.float32(448), 0x7F, 0x7F, ("rn",)),
-    "e5m2": Format("e5m2", 8, 2, 15, np.float32(57344), 0x7F, 0x7C, ("rn",)),
+    "f16": Format(16, np.float32(65504), 0x7FFF, 0x7C00, ROUNDINGS),
+    "bf16": Format(16, np.uint32(0x7F7F0000).view(_F32), 0x7FFF, 0x7F80, ROUNDINGS),
+    "tf32": Format(32, np.uint32(0x7F7FE000).view(_F32), 0x7FFFFFFF, 0x7F800000, ("rn", "rz", "rna")),
+    "e4m3": Format(8, np.float32(448), 0x7F, 0x7F),
+    "e5m2": Format(8, np.float32(57344), 0x7F, 0x7C),
 }
 """By name in PTX, the format."""
+_FP8_TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+_FP8_VALUES = {
+    name: torch.arange(256, dtype=torch.uint8).view(kind).float().numpy() for name, kind in _FP8_TYPES.items()
+}
+"""By name of an 8-bit format, the float32 values of its codes: `[256]`."""
 
 
 def get_format(name: str) -> Format:
@@ -87,23 +87,6 @@ def get_format(name: str) -> Format:
     if name not in FORMATS:
         raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {name!r}")
     return FORMATS[name]
-
-
-def _table(form: Format) -> np.ndarray:
-    """Returns the float32 values of all 256 codes of an 8-bit format: `[256]`, indexed by code."""
-    codes = np.arange(256, dtype=np.int64)
-    magnitude_codes = codes & 0x7F
-    exponent, mantissa = magnitude_codes >> form.mantissa, magnitude_codes & ((1 << form.mantissa) - 1)
-    is_normal = exponent > 0
-    mantissa_range = 1 << form.mantissa
-    value = np.ldexp(mantissa + is_normal * mantissa_range, np.maximum(exponent, 1) - form.bias - form.mantissa)
-    value = np.where(magnitude_codes > form.overflow, np.nan, np.where(magnitude_codes == form.overflow, np.inf, value))
-    if form.overflow == form.nan:
-        value[form.nan :: 128] = np.nan
-    return np.where(codes >= 128, -value, value).astype(np.float32)
-
-
-_DECODE_TABLES = {name: _table(FORMATS[name]) for name in ("e4m3", "e5m2")}
 
 
 def decode(codes: Value, name: str) -> Value:
@@ -117,7 +100,7 @@ def decode(codes: Value, name: str) -> Value:
     if name == "tf32":
         return (codes.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
     get_format(name)
-    return _DECODE_TABLES[name][codes]
+    return _FP8_VALUES[name][codes]
 
 
 def encode(x: Value, name: str, rounding: str = "rn", saturate: bool = False, relu: bool = False) -> Value:
@@ -137,16 +120,16 @@ def encode(x: Value, name: str, rounding: str = "rn", saturate: bool = False, re
         return _encode_byte(x, name, saturate)
     if saturate:
         x = np.minimum(np.maximum(x, -float_format.largest), float_format.largest)
-    return _ENCODERS[name](x, rounding)
-
-
-def _with_nan(codes: Value, x: Value, form: Format) -> Value:
+    if name == "f16":
+        codes = narrow(x, _F16, rounding).view(np.uint16)
+    elif name == "bf16":
+        codes = (_dropped(x.view(np.uint32), 16, rounding) >> _HALFWORD_BITS).astype(np.uint16)
+    else:
+        codes = _dropped(x.view(np.uint32), 13, rounding) & np.uint32(0xFFFFE000)
     is_nan = x != x
-    return pick(is_nan, codes.dtype.type(form.nan), codes) if some(is_nan) else codes
-
-
-def _encode_f16(x: Value, rounding: str) -> Value:
-    return _with_nan(narrow(x, _F16, rounding).view(np.uint16), x, FORMATS["f16"])
+    if some(is_nan):
+        codes = pick(is_nan, codes.dtype.type(float_format.nan), codes)
+    return codes.view(np.float32) if name == "tf32" else codes
 
 
 def _dropped(bits: Value, count: int, rounding: str) -> Value:
@@ -163,17 +146,6 @@ def _dropped(bits: Value, count: int, rounding: str) -> Value:
     return bits + (is_negative if rounding == "rm" else ~is_negative) * np.uint32(2 * half_unit - 1)
 
 
-def _encode_bf16(x: Value, rounding: str) -> Value:
-    codes = (_dropped(x.view(np.uint32), 16, rounding) >> _HALFWORD_BITS).astype(np.uint16)
-    return _with_nan(codes, x, FORMATS["bf16"])
-
-
-def _encode_tf32(x: Value, rounding: str) -> Value:
-    tf32_value = (_dropped(x.view(np.uint32), 13, rounding) & np.uint32(0xFFFFE000)).view(np.float32)
-    is_nan = x != x
-    return pick(is_nan, F32_NAN, tf32_value) if some(is_nan) else tf32_value
-
-
 def _encode_byte(x: Value, name: str, saturate: bool) -> Value:
     """Encodes float32 values to 8-bit codes, with a table indexed by the upper 16 bits of the float32.
 
@@ -187,21 +159,15 @@ def _encode_byte(x: Value, name: str, saturate: bool) -> Value:
 def _byte_table(name: str, saturate: bool) -> np.ndarray:
     """Returns the 8-bit codes of all float32 values with 16 zero low bits: uint8 `[65536]`. The index is the 16 high
     bits."""
-    fmt = FORMATS[name]
+    form = FORMATS[name]
     bits = np.arange(1 << 16, dtype=np.uint32) << _HALFWORD_BITS
     x = np.abs(bits.view(np.float32))
-    if saturate:
-        x = np.minimum(x, fmt.largest)
-    shift, min_normal = 23 - fmt.mantissa, 2.0 ** (1 - fmt.bias)
-    normal_codes = (_dropped(x.view(np.uint32), shift, "rn") >> shift) - np.uint32((127 - fmt.bias) << fmt.mantissa)
-    subnormal_codes = np.rint(np.fmin(x, min_normal) * 2.0 ** (fmt.bias - 1 + fmt.mantissa)).astype(np.uint32)
-    codes = np.where(x < min_normal, subnormal_codes, normal_codes)
-    largest_code = np.flatnonzero(_DECODE_TABLES[name] == fmt.largest)[0]
-    codes = np.where(codes > largest_code, fmt.overflow, codes) | ((bits >> 24) & 0x80)
-    return np.where(x == x, codes, fmt.nan).astype(np.uint8)
-
-
-_ENCODERS: dict[str, Callable[[Value, str], Value]] = {"f16": _encode_f16, "bf16": _encode_bf16, "tf32": _encode_tf32}
+    # What overflows in e4m3 is NaN in some versions of torch and 448 in others; 464 is the last number that does not.
+    is_overflow = (x > 464) & (name == "e4m3") & (not saturate)
+    numbers = torch.from_numpy(np.minimum(x, form.largest) if saturate else x)
+    codes = numbers.to(_FP8_TYPES[name]).view(torch.uint8).numpy()
+    codes = np.where(is_overflow, form.overflow, codes) | ((bits >> 24) & 0x80)
+    return np.where(x == x, codes, form.nan).astype(np.uint8)
 
 
 def cvt(
@@ -265,7 +231,7 @@ def cvt_f16x2_fp8x2(x: Value, source: str, relu: bool = False) -> Value:
     return whole(encode(decoded_pair, "f16", "rn", False, relu), np.uint32)
 
 
-def cvt_pack(a: Value, b: Value, to: str, c: Value | None = None) -> Value:
+def cvt_pack(a: Value, b: Value, c: Value | None = None, *, to: str) -> Value:
     """Runs `cvt.pack.sat`: saturates the s32 values `a` and `b` to the type `to`, and packs them in a uint32.
 
     `b` is in the lowest bits, then `a`, then the low bits of `c`.  `to` is u16 or s16, or with `c` an integer type of
@@ -326,19 +292,11 @@ def _to_integer(x: Value, dtype: np.dtype, source: str, rounding: str) -> Value:
 
 
 def _from_integer(x: Value, to: str, rounding: str, sat: bool) -> Value:
-    if rounding == "rn" and to in FLOATS:
-        float_result = x.astype(FLOATS[to])
-    elif to == "f64" and x.itemsize < 8:
-        float_result = x.astype(_F64)
-    elif to == "f64":
-        high_word, low_word = _words(x)
-        float_result = floats.exact_lanes(floats.exact_fma, rounding, high_word, np.float64(1), low_word)
-    else:
+    if to not in FLOATS:
         wide_value = x.astype(_F64) if x.itemsize < 8 else odd_sum(*_words(x))
-        if to == "f32":
-            float_result = narrow(wide_value, FLOATS["f32"], rounding)
-        else:
-            return _to_float(wide_value, to, "f64", rounding, False, sat, False, False)
+        return _to_float(wide_value, to, "f64", rounding, False, sat, False, False)
+    with rounding_to(rounding):
+        float_result = x.astype(FLOATS[to])
     return saturate(float_result) if sat else float_result
 
 

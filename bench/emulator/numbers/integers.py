@@ -7,8 +7,6 @@ results have the operands' type.  Overflow wraps around.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from rooflab.bench.emulator.numbers.bits import SIGNED, UNSIGNED, Value, is_signed, parts, pick, some, unsigned, whole
@@ -51,12 +49,8 @@ def mad_hi(a: Value, b: Value, c: Value, sat: bool = False) -> Value:
 def mul24(a: Value, b: Value, high: bool = False) -> Value:
     """Runs `mul24`: multiplies the low 24 bits of 32-bit integers.  Returns bits 0 to 31 of the product.  With `high`,
     returns bits 16 to 47."""
-    kind = (SIGNED if is_signed(a) else UNSIGNED)[8]
-    a, b = (((operand << 8) >> 8).astype(kind) for operand in (a, b))
-    product = a * b
-    return (
-        ((product >> 16) if high else product).astype(UNSIGNED[4]).view(SIGNED[4] if kind == SIGNED[8] else UNSIGNED[4])
-    )
+    product = mul_wide((a << 8) >> 8, (b << 8) >> 8)
+    return (product >> 16 if high else product).astype(a.dtype)
 
 
 def mad24(a: Value, b: Value, c: Value, high: bool = False, sat: bool = False) -> Value:
@@ -106,21 +100,11 @@ def rem(a: Value, b: Value) -> Value:
     return pick(is_zero, ~a.dtype.type(0), remainder) if some(is_zero) else remainder
 
 
-def imin(a: Value, b: Value, relu: bool = False) -> Value:
-    """Runs `min`.  With `relu`, a negative result becomes 0."""
-    smaller_value = np.minimum(a, b)
-    return np.maximum(smaller_value, 0) if relu else smaller_value
-
-
-def imax(a: Value, b: Value, relu: bool = False) -> Value:
-    """Runs `max`.  With `relu`, a negative result becomes 0."""
-    larger_value = np.maximum(a, b)
-    return np.maximum(larger_value, 0) if relu else larger_value
-
-
-def pairs(function: Callable[..., Value], a: Value, b: Value, dtype: np.dtype, *more: bool) -> Value:
-    """Applies `function` to the low halves and to the high halves of two packed uint32, viewed as 16-bit `dtype`."""
-    return whole(function(parts(a, dtype), parts(b, dtype), *more), np.uint32)
+def pairs(function: np.ufunc, a: Value, b: Value, dtype: np.dtype, relu: bool) -> Value:
+    """Applies `function` to the low halves and to the high halves of two packed uint32, viewed as 16-bit `dtype`.  With
+    `relu`, a negative result becomes 0."""
+    results = function(parts(a, dtype), parts(b, dtype))
+    return whole(np.maximum(results, 0) if relu else results, np.uint32)
 
 
 def shl(a: Value, count: Value) -> Value:

@@ -7,6 +7,7 @@ the actor's next access.
 CTAs synchronise through atomics, strong loads and strong stores on one global address (PTX ISA 8.7, section "Memory
 Consistency Model").  A release has .release, or follows a fence.  An acquire has .acquire, or precedes a fence.
 Operations of .cta scope do not order CTAs.  Operations of .cluster scope (`near`) order only the CTAs of one cluster.
+A copy by TMA also needs a proxy fence after what threads wrote (section "Proxies"), in any CTA that knows of it.
 
 Few CTAs ever synchronise, so sets are enough.  Within a CTA, `VectorClocks` give the order of the warps.
 """
@@ -97,6 +98,8 @@ class CtaOrder:
         self._fenced_near: _LogByCta = {}
         self._observed_near: _LogByCta = {}
         self._released: dict[Hashable, int] = {}
+        self._proxied = 0
+        """The set of the epochs that a proxy fence followed."""
 
     def attach(self, cta: int, clocks: VectorClocks, slot: int, first: int = 0, leader: int | None = None) -> None:
         """Stores the vector clocks of the CTA `cta`.  They record the order of the accesses by the CTA's warps.
@@ -133,6 +136,12 @@ class CtaOrder:
         self._note(self._fenced_near if near else self._fenced, actor, self._seen(self._known, actor))
         self._since[actor] = _NO_CLOCK
 
+    def proxy_fence(self, actor: int) -> None:
+        """Records fence.proxy.async of `actor`, a warp or a CTA, for global memory.  TMA may then read what the actor
+        knows."""
+        self._proxied |= self._seen(self._known, actor)
+        self._since[actor] = _NO_CLOCK
+
     def synchronise(
         self,
         actor: int,
@@ -163,12 +172,15 @@ class CtaOrder:
         if release:
             self._since[actor] = _NO_CLOCK
 
-    def unknown(self, actor: int, epochs: int, beyond: bool = False) -> int:
+    def unknown(self, actor: int, epochs: int, beyond: bool = False, proxy: bool = False) -> int:
         """Returns the part of `epochs` that may race with the next access of `actor`, a warp or a CTA.
 
         An epoch is a period of a CTA's work.  A set of epochs is an integer with one bit per epoch.  The result leaves
         out epochs of the actor's own CTA, and epochs that are ordered before the access.  With `beyond`, it also leaves
-        out epochs of the actor's cluster."""
+        out epochs of the actor's cluster.  With `proxy`, it has the ordered epochs, also the actor's own, that no proxy
+        fence followed."""
+        if proxy:
+            return epochs & ~self._proxied and epochs & ~self._proxied & self._seen(self._known, actor)
         cta = actor // self.warps
         other_epochs = epochs & ~(self._clusters.get(self._leaders[cta], 0) if beyond else self._epochs_of.get(cta, 0))
         return other_epochs and other_epochs & ~self._seen(self._known, actor)

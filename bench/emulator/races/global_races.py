@@ -9,14 +9,14 @@ Accesses to flags do not race.  A store that sets a flag (.relaxed, .release, .v
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.emulator.races.cta_order import CtaOrder
 from rooflab.bench.emulator.races.granules import Granules
-from rooflab.bench.emulator.races.lane_stores import Stored
+from rooflab.bench.emulator.races.lane_stores import StoreMarks
 from rooflab.bench.emulator.races.reports import Findings, Race
 from rooflab.bench.emulator.races.shadow_memory import Bools, Values, chosen, equal, last_of
 
@@ -119,11 +119,14 @@ class GlobalRaces(CtaOrder):
     """Detects races on global memory between the `ctas` CTAs of a grid, by shadow memory.
 
     Shadow memory has one entry for each granule of global memory.  With `warps` above 1, the `warps` warps of a CTA are
-    tracked separately.  At most `limit` different races are stored.  Raises `ValueError` on `ctas` or `warps` below 1.
+    tracked separately.  At most `limit` different races are stored.  `by_tma` are the numbers of the instructions that
+    access global memory through the async proxy.  Raises `ValueError` on `ctas` or `warps` below 1.
     """
 
-    def __init__(self, ctas: int, granules: Granules, limit: int = 100, warps: int = 1) -> None:
-        self.granules = granules
+    def __init__(
+        self, ctas: int, granules: Granules, limit: int = 100, warps: int = 1, by_tma: Container[int] = ()
+    ) -> None:
+        self.granules, self._by_tma = granules, by_tma
         self.findings = Findings(limit)
         super().__init__(ctas, warps)
 
@@ -171,6 +174,8 @@ class GlobalRaces(CtaOrder):
         cells = self.granules.of(addresses, width)
         self._meet("write-read", self._writes, actors, epochs, cells, instruction)
         self._meet("write-read", self._atomics, actors, epochs, cells, instruction)
+        if instruction in self._by_tma:
+            self._meet("write-read", self._writes, actors, epochs, cells, instruction, proxy=True)
         self._readers.join(cells, epochs, instruction, self._sets)
 
     def write(
@@ -181,7 +186,7 @@ class GlobalRaces(CtaOrder):
         instruction: int,
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
-    ) -> Stored:
+    ) -> StoreMarks:
         """Records that n lanes write `width` bytes each, at `addresses` `[n]`.  `actors` `[n]` gives each lane's warp
         or CTA.  Returns the stores' marks for `LaneStores`.
 
@@ -204,7 +209,7 @@ class GlobalRaces(CtaOrder):
         numbers = self._sets.of_epochs(epochs)
         self._writes.replace(cells, numbers, instruction)
         self._collide(actors, epochs, cells, instruction, values)
-        return Stored(self._writes.sets, cells, numbers, lambda: self._sets.of_epochs(self.epochs(actors)))
+        return StoreMarks(self._writes.sets, cells, numbers, lambda: self._sets.of_epochs(self.epochs(actors)))
 
     def atomic(self, actors: Ints, addresses: Ints, width: int, instruction: int, near: bool = False) -> None:
         """Records an atomic operation of n lanes on `width` bytes each, at `addresses` `[n]`.  `actors` `[n]` gives
@@ -240,21 +245,23 @@ class GlobalRaces(CtaOrder):
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
         beyond: bool = False,
+        proxy: bool = False,
     ) -> None:
         """Compares new accesses with the earlier accesses in `touched`, and reports their races.  Two accesses of
         different CTAs race if they touch the same memory and nothing orders them.
 
-        With `beyond`, reports only races between CTAs of different clusters."""
+        With `beyond`, reports only races between CTAs of different clusters.  With `proxy`, reports ordered accesses
+        between which only a proxy fence is missing, also of one CTA; the earlier ones are those of threads."""
         if touched.untouched:
             return
         set_numbers = touched.sets.take(cells)
-        is_foreign = (set_numbers != 0) & (set_numbers != self._sets.of_epochs(epochs)[:, None])
+        is_foreign = (set_numbers != 0) & (proxy | (set_numbers != self._sets.of_epochs(epochs)[:, None]))
         if not is_foreign.any():
             return
         lanes, granule_columns = np.nonzero(is_foreign)
         pairs, inverse_index = np.unique(actors[lanes] << 32 | set_numbers[is_foreign], return_inverse=True)
         unknown_epochs = [
-            self.unknown(int(pair) >> 32, self._sets.members[int(pair) & 0xFFFFFFFF], beyond) for pair in pairs
+            self.unknown(int(pair) >> 32, self._sets.members[int(pair) & 0xFFFFFFFF], beyond, proxy) for pair in pairs
         ]
         if not any(unknown_epochs):
             return
@@ -266,12 +273,13 @@ class GlobalRaces(CtaOrder):
         )
         for first_index, count in zip(*np.unique(race_keys, return_index=True, return_counts=True)[1:], strict=True):
             remaining_epochs = unknown_epochs[int(inverse_index[first_index])]
-            if remaining_epochs:
+            if remaining_epochs and not (proxy and race_keys[first_index] >> 32 in self._by_tma):
                 lane, cell = int(lanes[first_index]), int(cells[lanes[first_index], granule_columns[first_index]])
                 owner = self.owners[(remaining_epochs & -remaining_epochs).bit_length() - 1]
                 earlier_instruction = int(touched.instructions[cell])
                 cta = int(actors[lane]) // self.warps
-                self._add(kind, earlier_instruction, instruction, owner, cta, cell, bool(is_equal[lane]), int(count))
+                is_kept = bool(is_equal[lane])
+                self._add(kind, earlier_instruction, instruction, owner, cta, cell, is_kept, int(count), proxy)
 
     def _collide(self, actors: Ints, epochs: Int32Array, cells: Ints, instruction: int, values: Values | None) -> None:
         """Reports races between CTAs that write the same granule (memory unit) in the same instruction."""
@@ -302,6 +310,17 @@ class GlobalRaces(CtaOrder):
                     "write-write", instruction, instruction, first_cta, second_cta, cell, is_kept, race_indices.size
                 )
 
-    def _add(self, kind: str, first: int, second: int, owner: int, cta: int, cell: int, same: bool, count: int) -> None:
+    def _add(
+        self,
+        kind: str,
+        first: int,
+        second: int,
+        owner: int,
+        cta: int,
+        cell: int,
+        same: bool,
+        count: int,
+        proxy: bool = False,
+    ) -> None:
         cta_names, address = (f"CTA {owner}", f"CTA {cta}"), self.granules.address(cell)
-        self.findings.add(Race("global", kind, first, second, *cta_names, address, -1, same_value=same, count=count))
+        self.findings.add(Race("global", kind, first, second, *cta_names, address, -1, proxy, same, count))

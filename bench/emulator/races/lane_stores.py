@@ -25,7 +25,7 @@ MOST_STORES = 512
 """The most store instructions of a group of CTAs that are remembered; the oldest are forgotten first."""
 
 
-class Stored(NamedTuple):
+class StoreMarks(NamedTuple):
     """Holds what a detector noted of one store instruction of n lanes."""
 
     table: Any
@@ -39,7 +39,7 @@ class Stored(NamedTuple):
 
 
 class _Store:
-    def __init__(self, lanes: Ints, stored: Stored, instruction: int, number: int) -> None:
+    def __init__(self, lanes: Ints, stored: StoreMarks, instruction: int, number: int) -> None:
         self.lanes, self.stored, self.instruction, self.number = lanes, stored, instruction, number
         self.first, self.last = int(lanes[0]), int(lanes[-1])
         self.marks = stored.marks
@@ -70,7 +70,7 @@ class LaneStores:
         self._ordered = np.zeros(32 * clocks.slots * clocks.warps, np.int64)
         """By thread: the number of its last store that is ordered before what the other lanes do next, or more."""
 
-    def add(self, lanes: Ints, stored: Stored, instruction: int) -> None:
+    def add(self, lanes: Ints, stored: StoreMarks, instruction: int) -> None:
         """Notes a store of the threads `lanes` `[n]`, in rising order."""
         self._count += 1
         self._stores.append(_Store(lanes, stored, instruction, self._count))

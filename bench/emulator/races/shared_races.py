@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rooflab.bench.emulator.races.lane_stores import Stored
+from rooflab.bench.emulator.races.lane_stores import StoreMarks
 from rooflab.bench.emulator.races.phases import BarrierPhases
 from rooflab.bench.emulator.races.reports import Race
 from rooflab.bench.emulator.races.shadow_memory import (
+    BLOCK_SHIFT,
     GRANULE_SIZES,
     Bools,
     Ints,
@@ -93,7 +94,7 @@ class SharedRaces(BarrierPhases):
         instruction: int,
         values: Values | None = None,
         old: Callable[[], Values] | None = None,
-    ) -> Stored:
+    ) -> StoreMarks:
         """Records that n lanes write `width` bytes each, at `addresses`.  `warps` `[n]` gives each lane's warp, and
         `slots` its CTA or cluster.  `slots` and `addresses` are `[n]`, or one value for all lanes.  Returns the stores'
         marks for `LaneStores`.
@@ -105,7 +106,7 @@ class SharedRaces(BarrierPhases):
         self._shadow.writes[lane_access.cells.granules] = lane_access.stamps[:, None]
         if warps.size > 1:
             self._collide(lane_access, instruction, values)
-        return Stored(self._shadow.writes, lane_access.cells.granules, lane_access.stamps)
+        return StoreMarks(self._shadow.writes, lane_access.cells.granules, lane_access.stamps)
 
     def atomic(self, slots: Ints | int, warps: Ints, addresses: Ints, width: int, instruction: int) -> None:
         """Records an atomic operation of lanes.  It races with reads and writes, but not with other atomics.
@@ -152,8 +153,27 @@ class SharedRaces(BarrierPhases):
         """Ends the CTA in `slot`.  Reports asynchronous operations that no warp waited for: they may run on while the
         next CTA already uses the memory."""
         for last_stamp in self.never_awaited(slot):
-            instruction, actor_name = (last_stamp & LOWER_MASK) >> ACTOR_BITS, self.name_of(last_stamp & ACTOR_MASK)
-            self.findings.add(Race("shared", "end", instruction, instruction, actor_name, actor_name, 0, slot))
+            self._ended(last_stamp, 0, slot)
+
+    def _ended(self, stamp: int, address: int, slot: int) -> None:
+        """Reports that a CTA ended while the access `stamp` may still use its shared memory."""
+        instruction, actor_name = (stamp & LOWER_MASK) >> ACTOR_BITS, self.name_of(stamp & ACTOR_MASK)
+        self.findings.add(Race("shared", "end", instruction, instruction, actor_name, actor_name, address, slot))
+
+    def leave(self, cta: int) -> None:
+        """Ends the CTA with this index in the cluster.  Reports what warps of other CTAs do to its shared memory, if
+        none of its warps has waited for that: in another run the CTA may be gone by then."""
+        warps, size = self.warps // len(self._ctas), self.size // len(self._ctas)
+        known = self.known[:, 0, cta * warps : (cta + 1) * warps].max(axis=1)
+        actors = np.arange(self.actors)
+        known[:, (actors >= self.copies + self.warps) | (actors % self.warps // warps == cta)] = np.iinfo(np.int64).max
+        blocks = np.arange(cta * size, (cta + 1) * size, 1 << BLOCK_SHIFT)
+        ended = Operation(self._shadow, AsyncOperation(0, 0, 0, known), blocks, 1 << BLOCK_SHIFT, 0)
+        tables = ((self._shadow.reads, self.readers), (self._shadow.atomics, self.warps))
+        for late in (ended.late_writes(GENERIC), *(ended.late(table, n, GENERIC) for table, n in tables)):
+            if late is not None:
+                for stamp, index in zip(*np.unique(late.stamps, return_index=True), strict=True):
+                    self._ended(int(stamp), int(late.granules[index]) << self._shadow.shift, 0)
 
     def mbarrier_init(self, slot: int, warp: int, address: int, instruction: int) -> None:
         """Records mbarrier.init: a write of 8 bytes that must be ordered after all earlier uses of these bytes."""

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from rooflab.bench.emulator.races.global_races import MOST_LOGGED
 from rooflab.bench.emulator.races.granules import Granules
-from rooflab.bench.emulator.races.lane_stores import Stored
+from rooflab.bench.emulator.races.lane_stores import StoreMarks
 from rooflab.bench.emulator.races.reports import Findings, Race
 from rooflab.bench.emulator.races.shadow_memory import Bools, Ints, Values, chosen, collisions, equal, last_of
 from rooflab.bench.emulator.races.vector_clocks import ACTOR_BITS, ACTOR_MASK, GENERIC, LOWER_MASK, Stamps, VectorClocks
@@ -158,7 +158,7 @@ class WarpRaces:
 
     def write(
         self, lanes: WarpLanes, base: int, addresses: Ints, width: int, values: Values | None, old: Callable[[], Values]
-    ) -> Stored:
+    ) -> StoreMarks:
         """Records that `lanes` write `values` of `width` bytes at `addresses`.  `old()` returns the earlier values.
         Returns the stores' marks for `LaneStores`."""
         self._settle(base)
@@ -175,7 +175,7 @@ class WarpRaces:
         self._written.add(base)
         self._wrote[lanes.instruction][self._in_grid(lanes)] = True
         self._collide(lanes, cells[:, 0], values)
-        return Stored(self._writes.stamps, cells, stamps)
+        return StoreMarks(self._writes.stamps, cells, stamps)
 
     def atomic(self, lanes: WarpLanes, bases: Iterable[int], addresses: Ints, width: int) -> None:
         """Records an atomic operation, or a store that sets a flag, in the allocations at `bases`."""

@@ -7,8 +7,9 @@ a basic block.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 from rooflab.bench.emulator.text.parse import find_label
 from rooflab.bench.emulator.text.syntax import Instruction, Label, PtxError, PtxKernel, definitions, uses
@@ -60,12 +61,15 @@ class Flow:
     def __init__(self, kernel: PtxKernel):
         self.kernel = kernel
         self.size = len(kernel.instructions)
-        self._starts: dict[int, frozenset[int]] = {}
-        self._targets = {
+        self.starts = cache(self._starts)
+        """Returns the indices of the instructions where basic blocks begin, in order.  Its argument, the grain, is the
+        number of lanes that run together: 128, 32 or 1.  An instruction that needs more lanes begins a new block."""
+        self.targets = {
             instruction.number: self._targets_of(instruction)
             for instruction in kernel.instructions
             if family(instruction) in BRANCH_FAMILIES
         }
+        """By number of a branch: the instructions that it may jump to.  A guarded branch may also fall through."""
 
     def _targets_of(self, instruction: Instruction) -> tuple[int, ...]:
         name = family(instruction)
@@ -79,43 +83,28 @@ class Flow:
         branch_table = self.kernel.tables[find_label(dict.fromkeys(self.kernel.tables, 0), branch_label.name)]
         return tuple(self.kernel.labels[find_label(self.kernel.labels, name)] for name in branch_table)
 
-    def targets(self, number: int) -> tuple[int, ...]:
-        """Returns the numbers of instructions that a branch may jump to.  A guarded branch may also fall through."""
-        return self._targets[number]
-
-    def starts(self, grain: int) -> frozenset[int]:
-        """Returns the indices of the instructions where basic blocks begin.  `grain` is the number of lanes that run
-        together: 128, 32 or 1.  An instruction that needs more lanes begins a new block."""
-        if grain not in self._starts:
-            self._starts[grain] = self._find_starts(grain)
-        return self._starts[grain]
-
-    def _find_starts(self, grain: int) -> frozenset[int]:
+    def _starts(self, grain: int) -> list[int]:
         block_starts = {0}
         for instruction in self.kernel.instructions:
             instruction_index = instruction.number
-            if instruction_index in self._targets:
-                block_starts |= {instruction_index + 1, *self._targets[instruction_index]}
+            if instruction_index in self.targets:
+                block_starts |= {instruction_index + 1, *self.targets[instruction_index]}
             elif waits(instruction):
                 block_starts |= {instruction_index, instruction_index + 1}
             elif lanes_together(instruction) > grain:
                 block_starts.add(instruction_index)
-        return frozenset(start for start in block_starts if start < self.size)
+        return sorted(start for start in block_starts if start < self.size)
 
     def block(self, start: int, grain: int) -> BasicBlock:
         """Returns the basic block that begins at the instruction number `start`.  `grain` is the number of lanes that
         run the block together: 128, 32 or 1."""
         block_starts = self.starts(grain)
-        position = start
-        while position < self.size:
-            if position in self._targets:
-                jump_targets = self._targets[position]
-                is_predicated = self.kernel.instructions[position].predicate is not None
-                return BasicBlock(start, position + 1, (*jump_targets, position + 1) if is_predicated else jump_targets)
-            position += 1
-            if position in block_starts:
-                break
-        return BasicBlock(start, position, (position,))
+        index = bisect_right(block_starts, start)
+        end = block_starts[index] if index < len(block_starts) else self.size
+        following = self.targets.get(end - 1, (end,))
+        if end - 1 in self.targets and self.kernel.instructions[end - 1].predicate is not None:
+            following = (*following, end)
+        return BasicBlock(start, end, following)
 
     def stores_of(self, number: int) -> frozenset[int]:
         """Returns the stores and atomics that the result of an instruction may decide, by registers alone: their
@@ -138,7 +127,7 @@ class Flow:
     def live(self) -> dict[int, frozenset[int]]:
         """Returns the live registers at the start of each basic block.  The key is the index of the block's first
         instruction.  A new block also begins at each instruction that several lanes must run together."""
-        start_order = sorted(self.starts(1))
+        start_order = self.starts(1)
         block_by_start = {start: self.block(start, 1) for start in start_order}
         uses_by_block: dict[int, set[int]] = {}
         defs_by_block: dict[int, set[int]] = {}

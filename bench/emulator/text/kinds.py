@@ -5,15 +5,7 @@ The declared type of a PTX register gives only its width: Triton keeps floats in
 
 from __future__ import annotations
 
-from rooflab.bench.emulator.text.syntax import (
-    Instruction,
-    Operand,
-    OperandGroup,
-    PtxError,
-    PtxKernel,
-    Register,
-    definitions,
-)
+from rooflab.bench.emulator.text.syntax import Instruction, OperandGroup, PtxError, PtxKernel, Register, definitions
 
 DTYPES = {
     "pred": "?",
@@ -79,20 +71,13 @@ def _vote(instruction: Instruction, votes: list[int]) -> None:
     result, source = (type_names[0], type_names[-1]) if parts[0] in ("cvt", "set") else (type_names[-1], type_names[-1])
     result_indices = {register.index for register in definitions(instruction)}
     for operand in instruction.operands:
-        for register in _plain(operand):
+        items = operand.items if isinstance(operand, OperandGroup) else (operand,)
+        for register in (item for item in items if isinstance(item, Register)):
             type_name = result if register.index in result_indices else source
             if type_name in FLOAT_CODES:
                 votes[register.index] += 1
             elif type_name[0] in "us":
                 votes[register.index] -= 1
-
-
-def _plain(operand: Operand) -> list[Register]:
-    if isinstance(operand, Register):
-        return [operand]
-    if isinstance(operand, OperandGroup):
-        return [operand_item for operand_item in operand.items if isinstance(operand_item, Register)]
-    return []
 
 
 def _links(instruction: Instruction) -> list[tuple[int, int]]:

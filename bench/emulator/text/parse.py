@@ -12,12 +12,12 @@ from functools import lru_cache, partial
 
 from rooflab.bench.emulator.text import syntax
 from rooflab.bench.emulator.text.statements import (
+    SPECIAL_REGISTERS,
     Function,
     declared_parameters,
     declared_registers,
     declared_variable,
     parse_operand,
-    special_register,
     split,
     split_module,
     statements,
@@ -28,6 +28,8 @@ _INSTRUCTION_PATTERN = re.compile(r"(?:@\s*(!?)\s*([\w$%]+)\s+)?([\w.:$]+)\s*(.*
 _LOC_PATTERN = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
 _CALLER_PATTERN = re.compile(r" called (\S+) (\d+)")
 _NUMBERED_NAME_PATTERN = re.compile(r"(.*?)(\d+)$")
+Guard = tuple[syntax.Register | None, bool]
+"""The predicate of an instruction, and whether it is negated."""
 HOST_FUNCTIONS = ("vprintf", "__assertfail", "__cuda_assertfail")
 """Functions of the driver: the emulator treats a call of such a function as an instruction."""
 SM_REGISTERS = 65536
@@ -43,10 +45,10 @@ class Scope:
 
     def __init__(self, number: int):
         self.number = number
-        self.names: dict[str, syntax.Register] = {}
+        self.names: dict[str, syntax.Register | syntax.Symbol] = {}
+        """Registers and variables."""
         self.families: dict[str, tuple[str, int]] = {}
         """By prefix of register names: type and count.  A kernel declares thousands; each is made at its first use."""
-        self.variables: dict[str, str] = {}
 
 
 class Body:
@@ -71,9 +73,8 @@ class Body:
         self._place: syntax.Place | None = None
         self._inlined: dict[tuple[str, ...], tuple[str, ...]] = {}
         """By the place of a call inside an inlined function: file, line and column of the outermost call around it."""
-        self._ends: list[str] = []
-        """For each called function that the parser is reading, the label after the call; the innermost call is last."""
-        self._calls: list[str] = []
+        self._calls: dict[str, str] = {}
+        """By name of each called function that the parser is reading: the label after the call; the innermost last."""
         self._parameters = {parameter.name for parameter in parameters}
 
     def read(self, text: str) -> None:
@@ -138,7 +139,7 @@ class Body:
 
     def _declare(self, name: str, size: int, align: int, space: str) -> str:
         unique_name = f"{name}@{self._scopes[-1].number}"
-        self._scopes[-1].variables[name] = unique_name
+        self._scopes[-1].names[name] = syntax.Symbol(unique_name)
         self.variables[unique_name] = syntax.Variable(unique_name, space, size, align)
         return unique_name
 
@@ -163,14 +164,12 @@ class Body:
         for open_scope in reversed(self._scopes):
             if name in open_scope.names:
                 return open_scope.names[name]
-            if name in open_scope.variables:
-                return syntax.Symbol(open_scope.variables[name])
             match = _NUMBERED_NAME_PATTERN.match(name)
             if match and match[1] in open_scope.families and int(match[2]) < open_scope.families[match[1]][1]:
                 open_scope.names[name] = self._register(name, open_scope.families[match[1]][0])
                 return open_scope.names[name]
-        if (special_reg := special_register(name)) is not None:
-            return special_reg
+        if SPECIAL_REGISTERS.match(name):
+            return syntax.Special(name[1:])
         if name == "WARP_SZ":
             return syntax.Immediate(32)
         if name in self.variables or name in self._parameters:
@@ -188,13 +187,14 @@ class Body:
             if not isinstance(guard_operand, syntax.Register):
                 raise syntax.PtxError(f"PTX: expected a predicate, got {guard_register!r} in {text!r}")
             predicate = guard_operand
+        guard = predicate, negation_mark == "!"
         opcode_family = opcode.split(".")[0]
         if opcode_family == "call":
-            self._call(operand_text, text, predicate, negation_mark == "!")
+            self._call(operand_text, text, guard)
             return
-        if opcode_family == "ret" and self._ends:
+        if opcode_family == "ret" and self._calls:
             opcode = "bra.uni" if predicate is None else "bra"
-            self._add(opcode, (syntax.Label(self._ends[-1]),), predicate, negation_mark == "!", text)
+            self._add(opcode, (syntax.Label([*self._calls.values()][-1]),), guard, text)
             return
         operands: tuple[syntax.Operand, ...]
         if opcode_family == "bra":
@@ -204,36 +204,27 @@ class Body:
             operands = (parse_operand(index_text, self._resolve), syntax.Label(self._label_key(table_name)))
         else:
             operands = tuple(parse_operand(operand, self._resolve) for operand in split(operand_text))
-        self._add(opcode, operands, predicate, negation_mark == "!", " ".join(text.split()))
+        self._add(opcode, operands, guard, " ".join(text.split()))
 
-    def _add(
-        self,
-        opcode: str,
-        operands: tuple[syntax.Operand, ...],
-        predicate: syntax.Register | None,
-        negated: bool,
-        text: str,
-    ) -> None:
-        self.instructions.append(
-            syntax.Instruction(len(self.instructions), opcode, operands, predicate, negated, self._place, text)
-        )
+    def _add(self, opcode: str, operands: tuple[syntax.Operand, ...], guard: Guard, text: str) -> None:
+        number = len(self.instructions)
+        self.instructions.append(syntax.Instruction(number, opcode, operands, *guard, self._place, text))
 
-    def _call(self, rest: str, text: str, predicate: syntax.Register | None, negated: bool) -> None:
+    def _call(self, rest: str, text: str, guard: Guard) -> None:
         operand_texts = split(rest)
         result_names = split(operand_texts.pop(0)[1:-1]) if operand_texts[0].startswith("(") else []
         name = operand_texts.pop(0)
         arguments = split(operand_texts.pop(0)[1:-1]) if operand_texts else []
         if name in HOST_FUNCTIONS:
-            self._add(f"call.{name}", tuple(self._resolve(operand) for operand in arguments), predicate, negated, text)
+            self._add(f"call.{name}", tuple(self._resolve(operand) for operand in arguments), guard, text)
             return
+        quoted_text = syntax.quoted(text, self._place)
         if name not in self._functions:
-            quoted_text = syntax.quoted(text, self._place)
             raise syntax.PtxError(f"PTX: expected a call of a function with a body, got {quoted_text}")
-        if name in self._calls or predicate is not None:
-            quoted_text = syntax.quoted(text, self._place)
+        if name in self._calls or guard[0] is not None:
             raise syntax.PtxError(f"PTX: expected a call that is neither recursive nor guarded, got {quoted_text}")
         function = self._functions[name]
-        variable_names: dict[str, str] = {}
+        variables: dict[str, syntax.Symbol] = {}
         parameters = [*split(function.returns), *split(function.parameters)]
         if len(parameters) != len(result_names) + len(arguments):
             raise syntax.PtxError(f"PTX: expected {len(parameters)} parameters and results of {name}, got {text!r}")
@@ -241,22 +232,20 @@ class Body:
             parameter, actual_symbol = declared_variable(parameter_text), self._resolve(value_text)
             if parameter is None or not isinstance(actual_symbol, syntax.Symbol):
                 raise syntax.PtxError(f"PTX: expected parameters in the .param space, got {text!r}")
-            variable_names[parameter.name] = actual_symbol.name
-        self._inline(function, variable_names)
+            variables[parameter.name] = actual_symbol
+        self._inline(function, variables)
 
-    def _inline(self, function: Function, variables: dict[str, str]) -> None:
+    def _inline(self, function: Function, variables: dict[str, syntax.Symbol]) -> None:
         self._count += 1
         end_label = f"end of {function.name}@{self._count}"
-        self._calls.append(function.name)
-        self._ends.append(end_label)
+        self._calls[function.name] = end_label
         caller_scopes, caller_place = self._scopes, self._place
         inline_scope = self._new_scope()
-        inline_scope.variables |= variables
+        inline_scope.names |= variables
         self._scopes = [inline_scope]
         self.read(function.body)
         self._scopes, self._place = caller_scopes, caller_place
-        self._ends.pop()
-        self._calls.pop()
+        del self._calls[function.name]
         self.labels[end_label] = len(self.instructions)
 
 
@@ -286,8 +275,8 @@ def parse(text: str) -> syntax.Module:
     outer_sections, functions = split_module(ptx_code)
     outer_variables: dict[str, syntax.Variable] = {}
     for outer_section in outer_sections:
-        for statement in statements(outer_section):
-            if statement.kind == "text" and (outer_variable := declared_variable(statement.text)) is not None:
+        for kind, statement in statements(outer_section):
+            if kind == "text" and (outer_variable := declared_variable(statement)) is not None:
                 outer_variables[outer_variable.name] = outer_variable
     file_names = {int(file_number): name for file_number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', ptx_code)}
     callable_functions = {function.name: function for function in functions if not function.is_entry}
@@ -340,5 +329,5 @@ def _share(directives: str, block: tuple[int, int, int] | None) -> int | None:
 
 
 def _single(directives: str, name: str) -> int | None:
-    directive = re.search(rf"\.{name}\s+(\d+)", directives)
-    return int(directive[1]) if directive else None
+    sizes = _triple(directives, name)
+    return sizes[0] if sizes else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from rooflab.bench.emulator.text.flow import BasicBlock, Flow, lanes_together
@@ -75,26 +75,13 @@ class Program:
         self.version, self.kernel = version, kernel
         self.flow = Flow(kernel)
         self.size = self.flow.size
-        self._generate = generator(self.flow)
-        self._functions: dict[tuple[int, int], BlockFunction] = {}
-        self._blocks: dict[tuple[int, int], BasicBlock] = {}
+        generate = generator(self.flow)
+        self.block = cache(self.flow.block)
+        """Returns the basic block that begins at an instruction, for groups of lanes: `block(place, grain)`."""
+        self.function = cache(lambda place, grain: generate(self.block(place, grain)))
+        """Returns the Python function of a basic block: `function(place, grain)`."""
         self.together = [lanes_together(instruction) for instruction in kernel.instructions]
         """For each instruction, the number of lanes that execute it as one piece."""
-
-    def function(self, place: int, grain: int) -> BlockFunction:
-        """Returns the Python function of the basic block that begins at instruction `place`, for groups of `grain`
-        lanes."""
-        function_key = (place, grain)
-        if function_key not in self._functions:
-            self._functions[function_key] = self._generate(self.block(place, grain))
-        return self._functions[function_key]
-
-    def block(self, place: int, grain: int) -> BasicBlock:
-        """Returns the basic block that begins at instruction `place`, for groups of `grain` lanes."""
-        block_key = (place, grain)
-        if block_key not in self._blocks:
-            self._blocks[block_key] = self.flow.block(place, grain)
-        return self._blocks[block_key]
 
     @cached_property
     def strong(self) -> dict[int, str]:
@@ -118,6 +105,11 @@ class Program:
             for parts in (instruction.parts for instruction in self.kernel.instructions)
             if "cta" not in parts and "proxy" not in parts
         )
+
+    @cached_property
+    def lets_next_begin(self) -> bool:
+        """Returns whether any instruction lets a dependent launch begin before the kernel ends."""
+        return any(instruction.opcode == "griddepcontrol.launch_dependents" for instruction in self.kernel.instructions)
 
     @cached_property
     def granules(self) -> dict[str, int]:

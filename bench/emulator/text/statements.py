@@ -48,13 +48,6 @@ _REFERENCE_PATTERN = re.compile(
 _REGISTER_RANGE_PATTERN = re.compile(r"([\w$%]+)<(\d+)>$")
 
 
-class Statement(NamedTuple):
-    """Holds a statement, without `;`.  `kind` is `open`, `close`, `label`, `line` (`.loc`, `.file`) or `text`."""
-
-    kind: str
-    text: str
-
-
 class Function(NamedTuple):
     """Holds a `.entry` or `.func`: the text before its body, and its body without the braces."""
 
@@ -74,8 +67,9 @@ def strip_comments(text: str) -> str:
     return _COMMENT_PATTERN.sub(lambda match: match[1] or " ", _INLINED_LOC_PATTERN.sub(r"\1 called \2 \3", text))
 
 
-def statements(body: str) -> Iterator[Statement]:
-    """Returns the statements of a body, in order."""
+def statements(body: str) -> Iterator[tuple[str, str]]:
+    """Yields the kind and the text, without `;`, of each statement of a body.  The kind is `open`, `close`, `label`,
+    `line` (`.loc`, `.file`) or `text`."""
     index, body_length = 0, len(body)
     while index < body_length:
         if token_match := _WHITESPACE_PATTERN.match(body, index):
@@ -83,18 +77,18 @@ def statements(body: str) -> Iterator[Statement]:
             continue
         character = body[index]
         if character in "{}":
-            yield Statement("open" if character == "{" else "close", "")
+            yield ("open" if character == "{" else "close", "")
             index += 1
         elif character == ";":
             index += 1
         elif token_match := _LINE_DIRECTIVE_PATTERN.match(body, index):
-            yield Statement("line", token_match[0])
+            yield ("line", token_match[0])
             index = token_match.end()
         elif token_match := _LABEL_PATTERN.match(body, index):
-            yield Statement("label", token_match[1])
+            yield ("label", token_match[1])
             index = token_match.end()
         elif token_match := _STATEMENT_PATTERN.match(body, index):
-            yield Statement("text", token_match[0][:-1].strip())
+            yield ("text", token_match[0][:-1].strip())
             index = token_match.end()
         else:
             raise syntax.PtxError(f"PTX: expected a statement that ends with ';', got {body[index : index + 60]!r}")
@@ -225,11 +219,6 @@ def _address(text: str, resolve: NameResolver) -> syntax.Address:
     if not isinstance(operand, syntax.Register | syntax.Symbol | syntax.Immediate):
         raise syntax.PtxError(f"PTX: expected an address in [], got [{text}]")
     return syntax.Address(operand, byte_offset, coordinates)
-
-
-def special_register(text: str) -> syntax.Special | None:
-    """Returns the special register called `text`.  Returns None if PTX has no special register of this name."""
-    return syntax.Special(text[1:]) if SPECIAL_REGISTERS.match(text) else None
 
 
 def declared_registers(text: str) -> tuple[str, list[tuple[str, int | None]]] | None:

@@ -224,30 +224,24 @@ class Module:
 
 def definitions(instruction: Instruction) -> list[Register]:
     """Returns the registers that an instruction writes."""
-    return [register for operand in _results(instruction) for register in registers_of(operand)]
+    result = _result(instruction)
+    return [] if result is None else list(registers_of(result))
 
 
 def uses(instruction: Instruction) -> list[Register]:
     """Returns the registers that an instruction reads, its predicate included.  A wgmma also reads its accumulators."""
     registers = [] if instruction.predicate is None else [instruction.predicate]
     # Results are told from operands by position, because one register may be both.
-    for operand in instruction.operands[1 if any(True for _ in _results(instruction)) else 0 :]:
+    for operand in instruction.operands[0 if _result(instruction) is None else 1 :]:
         registers += registers_of(operand)
     if instruction.opcode.startswith("wgmma.mma_async"):
         registers += registers_of(instruction.operands[0])
     return registers
 
 
-def _results(instruction: Instruction) -> Iterator[Operand]:
-    name, operands = instruction.opcode.split(".", 1)[0], instruction.operands
-    if name in NO_RESULT_FAMILIES or not operands:
-        return
-    if name == "wgmma" and not instruction.opcode.startswith("wgmma.mma_async"):
-        return
-    if name == "mbarrier" and isinstance(operands[0], Address):
-        return  # init, inval, expect_tx and complete_tx write no register
-    first_operand = operands[0]
-    if isinstance(first_operand, Address):
-        return
-    if isinstance(first_operand, Register | OperandGroup):
-        yield first_operand
+def _result(instruction: Instruction) -> Operand | None:
+    name, first_operand = instruction.opcode.split(".", 1)[0], next(iter(instruction.operands), None)
+    if name in NO_RESULT_FAMILIES or (name == "wgmma" and not instruction.opcode.startswith("wgmma.mma_async")):
+        return None
+    # mbarrier.init, inval, expect_tx and complete_tx write no register: their first operand is an address.
+    return first_operand if isinstance(first_operand, Register | OperandGroup) else None

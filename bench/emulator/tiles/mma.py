@@ -10,7 +10,7 @@ elements:
 Matrices of 8 rows (m8) have no row `g + 8`.  A register of A or B holds 4 bytes of adjacent elements along K, or one
 f64.  A register of 16-bit C or D holds both columns.
 
-For wgmma ("Register Fragments for wgmma.mma_async.m64nNk..."), each of the four warps holds 16 rows.  A has the layout
+For wgmma ("Matrix Fragments for wgmma.mma_async.m64nNk..."), each of the four warps holds 16 rows.  A has the layout
 of mma.sync.  D has the layout of mma.sync in each block of 8 columns, one block after the other.
 
 Products of 16-bit, tf32 and fp8 types are exact in float32.  NumPy sums them in float32 in its own order; the ISA
@@ -22,7 +22,8 @@ This code itself has not been compared with a GPU.
 
 The model finds the largest exponent of the accumulator and of all products.  It truncates each of them `F` bits below
 this exponent, and adds them exactly.  Then it truncates the sum to `F` bits of mantissa.  `F` is 13 for fp8 into f32.
-For the 16-bit types and tf32, MMA-Sim gives 25, and the sum keeps 23 bits.
+For the 16-bit types and tf32, MMA-Sim gives 25, and the sum keeps 23 bits.  A sum of zero is +0.  This is from
+mmaemu, whose model of an H100's fp8 gives the same bits (results/fp8_oracle).
 """
 
 from __future__ import annotations
@@ -100,27 +101,15 @@ def stacked(registers: Sequence[Value], lanes: int, dtype: type[np.generic]) -> 
     return register_rows
 
 
-def lanes_of(*groups: Sequence[Value]) -> int:
-    """Returns the number of lanes of the first register that is an array.  Returns 0 if no register is an array."""
-    return next((register.size for register_group in groups for register in register_group if register.shape), 0)
-
-
 def a_matrix(registers: Sequence[Value], lanes: int, element: str, m: int = 16) -> np.ndarray:
     """Converts registers of shape `[lanes]` to the matrix A of each warp: `[warps, m, K]` float32, or float64 for f64.
 
-    `m`, the number of rows, is 16, or 8 in the m8 shapes.  K is the number of elements in a warp's registers divided by
-    `m`."""
+    `m`, the number of rows, is 16, or 8 in the m8 shapes.  The transposed B has 8 rows, in the same layout.  K is the
+    number of elements in a warp's registers divided by `m`."""
     words = stacked(registers, lanes, np.float64 if element == "f64" else np.uint32)
     row_halves, warps = m // 8, lanes // WARP
     matrix_blocks = words.reshape(-1, row_halves, warps, 8, 4).transpose(2, 1, 3, 0, 4)
     return _elements(matrix_blocks.reshape(warps, m, -1), element)
-
-
-def b_matrix(registers: Sequence[Value], lanes: int, element: str) -> np.ndarray:
-    """Returns the transposed B of each warp from registers (lanes,): (warps, 8, K) float32, or float64 for f64."""
-    words = stacked(registers, lanes, np.float64 if element == "f64" else np.uint32)
-    matrix_blocks = words.reshape(-1, lanes // WARP, 8, 4).transpose(1, 2, 0, 3)
-    return _elements(matrix_blocks.reshape(lanes // WARP, 8, -1), element)
 
 
 def _elements(words: np.ndarray, element: str) -> np.ndarray:
@@ -133,21 +122,6 @@ def spread(matrices: np.ndarray) -> np.ndarray:
     warps, m, _ = matrices.shape
     fragments = matrices.reshape(warps, m // 8, 8, 4, 2).transpose(1, 4, 0, 2, 3)
     return fragments.reshape(m // 4, warps * WARP)
-
-
-def spread_pairs(matrices: np.ndarray) -> np.ndarray:
-    """Converts accumulators (warps, m, 8) to registers of two elements (m // 8, lanes, 2), the lower half first."""
-    warps, m, _ = matrices.shape
-    fragments = matrices.reshape(warps, m // 8, 8, 4, 2).transpose(1, 0, 2, 3, 4)
-    return fragments.reshape(m // 8, warps * WARP, 2)
-
-
-def gathered(registers: np.ndarray, m: int = 16) -> np.ndarray:
-    """Collects accumulators with `m` rows and 8 columns from the registers of all lanes.  Registers are `[m // 4,
-    lanes]`, with one element each.  The result is `[warps, m, 8]`."""
-    warps = registers.shape[1] // WARP
-    matrix_blocks = registers.reshape(m // 8, 2, warps, 8, 4).transpose(2, 0, 3, 4, 1)
-    return matrix_blocks.reshape(warps, m, 8)
 
 
 def mma(
@@ -171,17 +145,21 @@ def mma(
     m, reg_counts = _plan(shape, a_type, b_type, d_type)
     if (len(a), len(b), len(c)) != reg_counts:
         raise ValueError(f"{shape} {a_type}: expected {reg_counts} registers of A, B, C, got {len(a), len(b), len(c)}")
-    lanes = lanes_of(a, b, c) or lanes
-    product = np.matmul(a_matrix(a, lanes, a_type, m), b_matrix(b, lanes, b_type).transpose(0, 2, 1))
+    lanes = next((register.size for register in (*a, *b, *c) if register.shape), lanes)
+    product = np.matmul(a_matrix(a, lanes, a_type, m), a_matrix(b, lanes, b_type, 8).transpose(0, 2, 1))
+    registers = spread(product)
     if d_type == "f16":
         accumulator = stacked(c, lanes, np.uint32).view(np.float16).reshape(m // 8, lanes, 2)
-        packed_registers = (spread_pairs(product) + accumulator).astype(np.float16).view(np.uint32)
-        return list(packed_registers.reshape(m // 8, lanes))
-    registers = spread(product)
+        return list(_packed(registers.reshape(m // 8, 2, lanes).transpose(0, 2, 1) + accumulator))
     if d_type == "s32":
         return list(integer_sum(registers, stacked(c, lanes, np.int32), saturate).view(np.uint32))
     registers += stacked(c, lanes, registers.dtype.type)
     return list(registers)
+
+
+def _packed(pairs: np.ndarray) -> np.ndarray:
+    """Converts pairs of float32 `[registers, lanes, 2]` to registers of two f16: uint32 `[registers, lanes]`."""
+    return pairs.astype(np.float16, order="C").view(np.uint32)[..., 0]
 
 
 def combines(a_type: str, b_type: str, d_type: str) -> bool:
@@ -234,19 +212,16 @@ def wgmma(
     b: np.ndarray,
     d_type: str = "f32",
     *,
-    scale_a: int = 1,
-    scale_b: int = 1,
+    is_negative: bool = False,
     saturate: bool = False,
 ) -> np.ndarray:
     """Returns `a @ b.T + d`, or `a @ b.T` if `d` is None (scale-d is false).
 
     `a` is `[..., 64, K]` and `b` is `[..., N, K]`, both float32.  The result is `[..., 64, N]`: int32 for s32, else
-    float32.  f16 results are rounded to f16.  s32 sums wrap around; with `saturate` they are clamped.  `scale_a` and
-    `scale_b` are 1 or -1.  Raises `ValueError` on any other type or scale."""
-    if {scale_a, scale_b} - {1, -1}:
-        raise ValueError(f"scale: expected 1 or -1, got {scale_a} and {scale_b}")
+    float32.  f16 results are rounded to f16.  s32 sums wrap around; with `saturate` they are clamped.  With
+    `is_negative`, the product is subtracted.  Raises `ValueError` on any other type."""
     product: np.ndarray = np.matmul(a, np.swapaxes(b, -1, -2))
-    if scale_a != scale_b:
+    if is_negative:
         product = -product
     if d_type == "s32":
         accumulator = np.zeros(product.shape, np.int32) if d is None else d
@@ -260,18 +235,6 @@ def wgmma(
     raise ValueError(f"d_type: expected f32, f16 or s32, got {d_type}")
 
 
-def a_from_registers(registers: Sequence[Value], element: str, lanes: int = 0) -> np.ndarray:
-    """Converts four uint32 registers `[128 * warpgroups]` to the matrix A: `[warpgroups, 64, K]` float32.
-
-    `lanes` is used only if no register is an array.  Raises `ValueError` if there are not four registers, or if the
-    lanes are not whole warpgroups."""
-    lanes = lanes_of(registers) or lanes
-    if len(registers) != 4 or lanes % WARPGROUP:
-        raise ValueError(f"registers: expected 4 of whole warpgroups of 128 lanes, got {len(registers)} of {lanes}")
-    warps = a_matrix(registers, lanes, element)
-    return warps.reshape(lanes // WARPGROUP, WARPGROUP_ROWS, warps.shape[2])
-
-
 def matrix_to_registers(d: np.ndarray, d_type: str = "f32") -> np.ndarray:
     """Converts accumulators `[64, N]` or `[warpgroups, 64, N]` to registers `[number, 128 * warpgroups]`.
 
@@ -282,8 +245,7 @@ def matrix_to_registers(d: np.ndarray, d_type: str = "f32") -> np.ndarray:
     lanes = matrix_blocks.shape[0] * WARPGROUP
     if d_type != "f16":
         return matrix_blocks.transpose(4, 2, 6, 0, 1, 3, 5).reshape(n // 2, lanes)
-    f16_pairs = matrix_blocks.transpose(4, 2, 0, 1, 3, 5, 6).astype(np.float16, order="C")
-    return f16_pairs.reshape(-1).view(np.uint32).reshape(n // 4, lanes)
+    return _packed(matrix_blocks.transpose(4, 2, 0, 1, 3, 5, 6).reshape(n // 4, lanes, 2))
 
 
 def registers_to_matrix(registers: np.ndarray, d_type: str = "f32") -> np.ndarray:
@@ -319,7 +281,7 @@ def truncated_wgmma(
     cut_sum /= fraction_scale
     rounded_sum = cut_sum.astype(np.float16) if d_type == "f16" else _cut(cut_sum, min(fraction_bits, _MANTISSA_BITS))
     float32_sum = np.matmul(a, b.T) + accumulator
-    return np.where(np.isfinite(float32_sum), rounded_sum.astype(np.float32), float32_sum)
+    return np.where(np.isfinite(float32_sum), rounded_sum.astype(np.float32) + np.float32(0), float32_sum)
 
 
 def _exponents(values: np.ndarray, element: str) -> np.ndarray:

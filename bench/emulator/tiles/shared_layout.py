@@ -26,7 +26,6 @@ columns.  The byte offset of the chunk, before the swizzle, is:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -58,7 +57,7 @@ class OutsideMemory(ValueError):
 def swizzled(addresses: np.ndarray, span: int, base_offset: int = 0) -> np.ndarray:
     """Returns the addresses to which a swizzle of `span` bytes moves the bytes at linear `addresses` of shared memory.
 
-    The address bits from 4 up are XORed with the bits from 7 up (PTX ISA 8.7, "Tensor swizzling modes").  A `span` of
+    The address bits from 4 up are XORed with the bits from 7 up (PTX ISA 8.7, "Swizzling Modes").  A `span` of
     128 uses three bits, 64 two, 32 one, and 0 none.  Before the XOR, `base_offset` is subtracted from the bits from 7
     up; it is a field of the wgmma descriptor.  Raises `ValueError` on another span."""
     if span not in SWIZZLE_SPANS:
@@ -124,54 +123,35 @@ def row_values(registers: Sequence[Value], lanes: int, trans: bool) -> np.ndarra
     return rows
 
 
-@dataclass(frozen=True)
-class Descriptor:
-    """Holds the fields of a wgmma's matrix descriptor.  Sizes are in bytes."""
-
-    start: int
-    """The address in shared memory, in bytes."""
-    leading: int
-    """The leading dimension byte offset."""
-    stride: int
-    """The stride dimension byte offset."""
-    base_offset: int
-    """Bits 7 to 9 of the address where the swizzle's pattern starts."""
-    span: int
-    """The bytes within which the swizzle permutes chunks: 0, 32, 64 or 128."""
-
-
-def decode_descriptor(bits: int) -> Descriptor:
-    """Reads the fields of a wgmma's 64-bit matrix descriptor (PTX ISA 8.7, "Matrix Descriptor Format").
-
-    Address, leading offset and stride offset start at bits 0, 16 and 32: 14 bits each, in units of 16 bytes.  Bits 49
-    to 51 are the base offset.  Bits 62 and 63 code the swizzle: none, 128, 64 or 32 bytes."""
-    start, lead_offset, stride = ((int(bits) >> first_bit & 0x3FFF) << 4 for first_bit in (0, 16, 32))
-    return Descriptor(start, lead_offset, stride, int(bits) >> 49 & 7, _SPAN_CODES[int(bits) >> 62 & 3])
-
-
 @lru_cache(maxsize=8192)
 def operand_chunks(bits: int, rows: int, mn_major: bool) -> tuple[np.ndarray, int]:
     """Returns where the 16-byte chunks of a wgmma's operand lie in shared memory, as indices (address / 16).  Also
     returns the highest index.
 
-    `bits` is the operand's matrix descriptor.  In K-major order the indices are `[rows, 2]`, because each row has two
-    chunks.  In MN-major order they are `[16, rows // 8]`: for each of 16 columns, one chunk per 8 rows.  Raises
-    `ValueError` if `rows` is not a multiple of 8."""
+    `bits` is the operand's 64-bit matrix descriptor (PTX ISA 8.7, "Matrix Descriptor Format").  Address, leading offset
+    and stride offset start at bits 0, 16 and 32: 14 bits each, in units of 16 bytes.  Bits 49 to 51 are the base
+    offset: bits 7 to 9 of the address where the swizzle's pattern starts.  Bits 62 and 63 code the swizzle: none, 128,
+    64 or 32 bytes.
+
+    In K-major order the indices are `[rows, 2]`, because each row has two chunks.  In MN-major order they are
+    `[16, rows // 8]`: for each of 16 columns, one chunk per 8 rows.  Raises `ValueError` if `rows` is not a multiple
+    of 8."""
     if rows <= 0 or rows % 8:
         raise ValueError(f"rows: expected a multiple of 8, got {rows}")
-    fields = decode_descriptor(bits)
-    width = max(1, fields.span // CHUNK_BYTES)
+    start, leading, stride = ((bits >> first_bit & 0x3FFF) << 4 for first_bit in (0, 16, 32))
+    base_offset, span = bits >> 49 & 7, _SPAN_CODES[bits >> 62 & 3]
+    width = max(1, span // CHUNK_BYTES)
     if not mn_major:
         row, half_index = np.arange(rows)[:, None], np.arange(2)[None, :]
-        chunk_stride = CHUNK_BYTES if fields.span else fields.leading
-        linear_offsets = row % 8 * (CHUNK_BYTES * width) + row // 8 * fields.stride + half_index * chunk_stride
+        chunk_stride = CHUNK_BYTES if span else leading
+        linear_offsets = row % 8 * (CHUNK_BYTES * width) + row // 8 * stride + half_index * chunk_stride
     else:
         chunk, k = np.arange(rows // 8)[None, :], np.arange(_MN_MAJOR_K_SIZE)[:, None]
-        chunk_step, k_step = (fields.leading, fields.stride) if fields.span else (fields.stride, fields.leading)
+        chunk_step, k_step = (leading, stride) if span else (stride, leading)
         linear_offsets = (
             chunk % width * CHUNK_BYTES + chunk // width * chunk_step + k % 8 * (CHUNK_BYTES * width) + k // 8 * k_step
         )
-    chunk_numbers = swizzled(fields.start + linear_offsets, fields.span, fields.base_offset) // CHUNK_BYTES
+    chunk_numbers = swizzled(start + linear_offsets, span, base_offset) // CHUNK_BYTES
     chunk_numbers.flags.writeable = False
     return chunk_numbers, int(chunk_numbers.max())
 

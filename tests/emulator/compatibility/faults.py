@@ -32,6 +32,27 @@ KINDS: dict[str, tuple[str, str, set[str]]] = {
 """By kind: the first group of the pattern's first match, what stands there instead, and the rules that are broken."""
 
 
+FAULTS = (
+    ("liger", "rms_norm", "barrier"), ("liger", "softmax", "barrier"), ("liger", "group_norm", "barrier"),
+    ("liger", "cross_entropy", "barrier"), ("liger", "sparsemax", "barrier"), ("liger", "layer_norm", "mask"),
+    ("liger", "fused_add_rms_norm", "mask"), ("liger", "swiglu", "store mask"), ("liger", "rope", "store mask"),
+    ("lightllm", "rmsnorm", "mask"), ("lightllm", "matmul int8", "barrier"), ("fla", "layer_norm", "barrier"),
+    ("fla", "matmul", "wait"), ("fla", "chunk_linear_attn", "wait"), ("fla", "cross_entropy in Gluon", "barrier"),
+    ("fla", "fused_chunk_linear_attn", "barrier"), ("sglang", "merge_state", "mask"),
+    ("sglang", "log_softmax", "barrier"), ("sglang", "awq_gemm", "barrier"), ("vllm", "bmm", "barrier"),
+    ("unsloth", "layernorm", "barrier"), ("unsloth", "swiglu", "mask"), ("xformers", "rms_norm", "mask"),
+    ("flashinfer", "rms_norm", "barrier"), ("cut_cross_entropy", "linear_cross_entropy", "wait"),
+    ("vllm", "bmm", "fence"), ("lightllm", "matmul int8", "fence"), ("fla", "matmul", "fence"),
+    ("sglang", "extend_attention", "fence"), ("sglang", "extend_attention", "barrier"),
+    ("fla", "causal_conv1d", "vector mask"),
+)  # fmt: skip
+"""Project, entry and kind: where what is taken out is needed on the entry's shape.
+
+So not the first mask of `causal_conv1d`, whose blocks of 16 channels fit 96, nor that of LightLLM's `flash_decoding`:
+without it other rows of the table of tokens are read, and the loads of those tokens have masks of their own.
+"""
+
+
 class Fault:
     """A fault in the first launch whose code has a place for it, and in later ones of the same kernel."""
 
