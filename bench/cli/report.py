@@ -84,8 +84,8 @@ def history(
     trend_points = read_points(
         paths or [result_folder("kept")], RecordFilter(op or (), kernel or (), case or (), machine or ())
     )
-    commit_sequence = commit_order((run_point.record.commit for run_point in trend_points.points), repository())
-    time_trends = find_trends(trend_points.points, commit_sequence, last, threshold)
+    commit_sequence = commit_order((run_point.record.commit for run_point in trend_points["points"]), repository())
+    time_trends = find_trends(trend_points["points"], commit_sequence, last, threshold)
     show.result(summary(trend_points, time_trends))
     rows = [_shown(time_trend.row()) for time_trend in time_trends]
     by_case = bool(kernel or case)

@@ -134,8 +134,10 @@ def choose_targets(
     for kernel in kernels:
         kernel_config = kernel.tunable.make_config(Case.parse(config)) if config else None
         for scheme in [choose_scheme(spec, name) for name in schemes or (None,)]:
-            has_default = default is not None and not cases
-            kernel_cases = [default(kernel, spec, scheme)] if has_default else choose_cases(spec, cases, scheme)
+            if default is not None and not cases:
+                kernel_cases = [default(kernel, spec, scheme)]
+            else:
+                kernel_cases = choose_cases(spec, cases, scheme)
             targets += [
                 KernelCase(spec.name, kernel.name, case, scheme, kernel.file, kernel_config) for case in kernel_cases
             ]

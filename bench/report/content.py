@@ -64,12 +64,12 @@ def _standing(machine: str, op: Row, scheme: str, best: Sequence[LadderRow]) -> 
         "machine": machine,
         "op": op["op"],
         "scheme": scheme,
-        "over_library": span([time_ratio.value for time_ratio in library_ratios]),
-        "over_naive": span([time_ratio.value for time_ratio in naive_ratios]),
+        "over_library": span([time_ratio["value"] for time_ratio in library_ratios]),
+        "over_naive": span([time_ratio["value"] for time_ratio in naive_ratios]),
         "of_bound": span([row.record.bound_fraction for row in best if row.record.bound_fraction]),
-        "slower_cases": sum(time_ratio.value < 1 for time_ratio in library_ratios),
+        "slower_cases": sum(time_ratio["value"] < 1 for time_ratio in library_ratios),
         "kernels": tuple(name for name, _ in Counter(row.kernel for row in best).most_common()),
-        "other_runs": sum(time_ratio.other_run for time_ratio in (*library_ratios, *naive_ratios)),
+        "other_runs": sum(time_ratio["other_run"] for time_ratio in (*library_ratios, *naive_ratios)),
         "no_library": op["no_library"],
     }
 

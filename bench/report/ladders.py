@@ -40,17 +40,6 @@ _ENTRY_PATTERN = re.compile(r"^([A-Za-z]\w*) {2,}(\S.*(?:\n {4,}.*)*)", re.MULTI
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """Holds the speed of a kernel relative to another kernel on one case.  A value of 2 means half the time."""
-
-    value: float
-    source: Source
-    """The source of the other kernel's record."""
-    other_run: bool
-    """Whether the other kernel was timed in another run, so that its versions or clocks may differ."""
-
-
-@dataclass(frozen=True)
 class LadderRow:
     """Holds one table row: the result of one kernel on one case (input shape)."""
 
@@ -61,8 +50,9 @@ class LadderRow:
     """The reason why the row has no time, or the fault of its result."""
     failed: bool
     latency_ms: float | None
-    over_library: Ratio | None
-    over_naive: Ratio | None
+    over_library: Row | None
+    """The speed relative to the library kernel, as `_ratio` returns it."""
+    over_naive: Row | None
     facts: Facts
 
     @property
@@ -159,7 +149,7 @@ def _ladder(
     def size(item: Located) -> tuple[str, float, float]:
         return item.record.scheme or "", item.record.flops or 0.0, item.record.least_bytes or 0.0
 
-    cases = []
+    cases: list[Row] = []
     for case_key, group in grouped(sorted(chosen, key=size), lambda item: _beside(item.record)).items():
         group.sort(key=lambda item: _rank(item.record, order))
         rows = tuple(_row(item, group, past[case_key]) for item in group)
@@ -186,9 +176,11 @@ def _row(item: Located, group: Sequence[Located], past: Sequence[Located]) -> La
     )
 
 
-def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[Located]) -> Ratio | None:
-    """Returns the speed of a record relative to the fastest kernel of role `role`. Prefers a kernel of the same run,
-    then other runs. Returns None without a comparison."""
+def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[Located]) -> Row | None:
+    """Returns the speed of a record relative to the fastest kernel of role `role`, on one case.  Prefers a kernel of
+    the same run, then other runs (`other_run`), whose versions or clocks may differ.  Returns None if there is none.
+
+    A `value` of 2 means half the time.  `source` is that of the other kernel's record."""
     median_ms = latency_ms(record)
     if median_ms is None or record.role == role:
         return None
@@ -198,7 +190,7 @@ def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[L
         timed_items = [(ms, item.source) for item in base_items if (ms := latency_ms(item.record)) is not None]
         if timed_items:
             base_ms, source = min(timed_items, key=lambda pair: pair[0])
-            return Ratio(base_ms / median_ms, source, other_run)
+            return {"value": base_ms / median_ms, "source": source, "other_run": other_run}
     return None
 
 

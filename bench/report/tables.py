@@ -33,7 +33,7 @@ def comparisons_of(located: Sequence[Located]) -> tuple[Row, ...]:
         verdict = record.verdict or (record.status if record.status not in FINE_STATUSES else "NO VERDICT")
         name = f"{record.op}/{record.kernel}" if record.op else record.kernel or "own function"
         is_blocker = verdict in ("NO VERDICT", *MERGE_BLOCKERS) or record.status not in FINE_STATUSES
-        row = {"machine": machine_of(record), "name": name, "baseline": _baseline(record), "verdict": verdict}
+        row: Row = {"machine": machine_of(record), "name": name, "baseline": _baseline(record), "verdict": verdict}
         row |= {"why": _why(record), "stops": is_blocker, "record": record}
         rows.append(row | {"facts": facts_of(record), "source": item.source})
     return tuple(
@@ -80,7 +80,7 @@ def compiled_tables(located: Sequence[Located]) -> tuple[Row, ...]:
     )
     tables = []
     for op, items in sorted(grouped(newest_items, lambda item: item.record.op or "no op").items()):
-        rows = tuple(
+        rows: tuple[Row, ...] = tuple(
             {
                 "record": item.record,
                 "failed": item.record.status not in FINE_STATUSES,

@@ -47,8 +47,8 @@ def trends_of(folder, records, repo=None, last=20, **chosen):
     record_files.write(folder / "records" / "a.jsonl", *records)
     points = read_points([folder / "records"], RecordFilter(**chosen))
     with chdir(repo or folder):
-        order = commit_order((point.record.commit for point in points.points), repository())
-    return find_trends(points.points, order, last), points
+        order = commit_order((point.record.commit for point in points["points"]), repository())
+    return find_trends(points["points"], order, last), points
 
 
 def times_of(folder, records, repo=None):
@@ -61,8 +61,8 @@ def test_what_failed_never_enters_a_trend_and_is_counted(tmp_path):
     wrong = [record(10, None, status="INCORRECT", reason="wrong", **untimed)] * 2
     wrong += [record(11, 9.0, status="INVALID", reason="above the roof"), record(12, None, kind="check", **untimed)]
     _, points = trends_of(tmp_path, [*records_of(noisy(6)), *wrong, record(13, None, **untimed)])
-    assert len(points.points) == 6 and max(point.latency_ms for point in points.points) < 1.1
-    assert points.left_out == {"INCORRECT": 2, "INVALID": 1, "of kind check": 1, "not measured": 1}
+    assert len(points["points"]) == 6 and max(point.latency_ms for point in points["points"]) < 1.1
+    assert points["left_out"] == {"INCORRECT": 2, "INVALID": 1, "of kind check": 1, "not measured": 1}
 
 
 @pytest.mark.parametrize(

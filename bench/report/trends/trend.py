@@ -14,7 +14,7 @@ import numpy as np
 
 from rooflab.bench.base.plain import Row
 from rooflab.bench.report.sources import grouped
-from rooflab.bench.report.trends.points import CIRCUMSTANCES, KEY_FIELDS, Points, TrendPoint, key_of
+from rooflab.bench.report.trends.points import CIRCUMSTANCES, KEY_FIELDS, TrendPoint, key_of
 
 MIN_NOISE = 1e-3
 """The lower limit of the noise, in log units (0.1%): with a coarse clock several runs can be exactly equal."""
@@ -140,7 +140,7 @@ def _trend(
     log_ms, marks = np.log([point.latency_ms for point in sorted_points]), _marks(sorted_points)
     names = [label(point, has_commits) for point in sorted_points]
     level_edges = [0, *find_steps(log_ms.tolist()), len(log_ms)]
-    level_steps = []
+    level_steps: list[Row] = []
     for level_begin, index, level_end in zip(level_edges[:-2], level_edges[1:-1], level_edges[2:], strict=True):
         step_change = math.expm1(float(np.median(log_ms[index:level_end]) - np.median(log_ms[level_begin:index])))
         step = {"point": index, "effect": step_change, "before": names[index - 1], "after": names[index]}
@@ -198,20 +198,19 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_BARS[min(len(_BARS) - 1, int(((log - mid_log) / log_span + 0.5) * len(_BARS)))] for log in log_ms)
 
 
-def summary(points: Points, trends: Sequence[Trend]) -> dict[str, Any]:
+def summary(found: Row, trends: Sequence[Trend]) -> dict[str, Any]:
     """Returns all trends and the counts of their points as JSON values."""
     return {
-        "files": points.files,
-        "points": len(points.points),
-        "left_out": dict(points.left_out),
-        "notes": notes(points, trends),
+        **found,
+        "points": len(found["points"]),
+        "notes": notes(found, trends),
         "trends": [
             {**trend.row(), "levels_ms": trend.levels, "marks": trend.marks, "steps": trend.steps} for trend in trends
         ],
     }
 
 
-def notes(points: Points, trends: Sequence[Trend]) -> list[str]:
+def notes(found: Row, trends: Sequence[Trend]) -> list[str]:
     """Returns the sentences below the table of trends: steps, unusual points and omitted records."""
     lines = []
     for trend in trends:
@@ -225,8 +224,8 @@ def notes(points: Points, trends: Sequence[Trend]) -> list[str]:
         lines.append(f"{num_by_time} of {len(trends)} trends are ordered by time: a commit of theirs is not known here")
     mark_counts = Counter(text for trend in trends for text in trend.marks.values())
     lines += [f"marked in {count} trends: {text}" for text, count in mark_counts.most_common()]
-    lines.append(f"{len(points.points)} points of {points.files} files in {len(trends)} trends")
-    if points.left_out:
-        omitted_text = ", ".join(f"{count} {omit_reason}" for omit_reason, count in points.left_out.items())
+    lines.append(f"{len(found['points'])} points of {found['files']} files in {len(trends)} trends")
+    if found["left_out"]:
+        omitted_text = ", ".join(f"{count} {omit_reason}" for omit_reason, count in found["left_out"].items())
         lines.append(f"not in a trend: {omitted_text}")
     return lines
