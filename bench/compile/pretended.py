@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._mode_utils import no_dispatch
 
 from rooflab.bench.compile.cases import SM, device_for, properties
 from rooflab.bench.compile.pretended_torch import GPU, fake_cuda, pretended_torch
@@ -81,7 +82,8 @@ class OnGpu(TorchFunctionMode):
             key = key, tensor.data_ptr(), tensor.shape, tensor.stride()
         if key in self.addressed:
             return
-        self.addressed[key] = tensor.detach()  # so that the memory's uses count the program's tensors alone
+        with no_dispatch():  # Helion asks for an address while it computes with fake tensors
+            self.addressed[key] = tensor.detach()  # so that the memory's uses count the program's tensors alone
         if len(self.addressed) > self._crowded:
             held_uses = Counter(held.untyped_storage().data_ptr() for held in self.addressed.values())
             self.addressed = {

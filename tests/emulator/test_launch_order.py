@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 from ptx_lines import SHARED, TEXT
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rooflab.bench.compile.pretended import pretended_gpu
 from rooflab.bench.emulator import Launches, PtxLaunch
@@ -123,3 +124,9 @@ def test_an_event_or_a_wait_orders_two_streams(name: str, order: Step, second: s
             else:
                 launches.run(kernel(READ), (1,), [memory[64:]])
     assert rules(launches) == ["stream-order"] * (name not in RIGHT and second != "elsewhere")
+
+
+def test_an_address_is_known_while_a_compiler_computes_with_fake_tensors() -> None:
+    x = torch.ones(4)
+    with pretended_gpu() as gpu, FakeTensorMode():
+        assert x.data_ptr() in gpu.addressed

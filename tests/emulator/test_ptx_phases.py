@@ -14,6 +14,7 @@ SET_UP = """mov.u32 %r2, s; add.u32 %r3, %r2, 8; add.u32 %r4, %r2, 64; shr.u32 %
 """%r2 and %r3 hold mbarriers, which the steps call 2 and 3; %p1 is lane 0 of a warp, and %r5 the warp."""
 STEPS = {
     "wait": "W{at}: mbarrier.try_wait.parity.shared.b64 %p7, [%r{b}], {parity}; @!%p7 bra W{at};",
+    "ask": "mbarrier.try_wait.parity.shared.b64 %p7, [%r{b}], {parity};",  # and nobody looks at the answer
     "arrive": "@%p1 mbarrier.arrive.shared.b64 _, [%r{b}];",
     "expect": "@%p1 mbarrier.expect_tx.relaxed.cta.shared.b64 [%r{b}], 0;",
     "copy": "@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r{b}], 64; @%p1 cp.async.bulk.shared::cluster.global"
@@ -58,6 +59,8 @@ RING = "wait3:{0} arrive2 ", "wait2:{1} arrive3 "
         ),
         ((2, 1), ["arrive2 wait2:0 arrive2 wait2:1", "arrive2 wait2:0 arrive2"], "", ""),
         ((2, 1), ["arrive2 wait2:0 flag", "arrive2 poll arrive2"], "", ""),  # a flag in memory orders them
+        ((1, 1), ["arrive2", "ask2:0 arrive2 wait2:1"], "mbarrier-phase", "may count in the phase before"),
+        ((1, 1), ["arrive2", "wait2:0 arrive2 wait2:1"], "", ""),
         # A second copy may bring its bytes in the phase of the first.
         ((1, 1), ["copy2 wait2:0 copy2 wait2:1", ""], "", ""),
         ((1, 1), ["bar1 wait2:0", "copy2 wait2:0 bar1 copy2 wait2:1"], "mbarrier-phase", "has looked"),

@@ -5,7 +5,16 @@ from __future__ import annotations
 from rooflab.bench.emulator.emit.generator import Generator, emits, unknown
 from rooflab.bench.emulator.emit.memory_access import located
 from rooflab.bench.emulator.text.kinds import dtype_of
-from rooflab.bench.emulator.text.syntax import Address, Immediate, Instruction, PtxError, Register, Sink, quoted
+from rooflab.bench.emulator.text.syntax import (
+    Address,
+    Immediate,
+    Instruction,
+    PtxError,
+    Register,
+    Sink,
+    quoted,
+    registers_of,
+)
 
 _REDUCTIONS = ("popc", "and", "or")
 
@@ -141,6 +150,10 @@ def _wait(g: Generator, instruction: Instruction) -> None:
     uses_parity = "parity" in opcode_parts
     phase_text = g.value(operands[2], "u4" if uses_parity else "u8")
     is_try_wait = opcode_parts[1] == "try_wait"
+    read = g.flow.live.get(instruction.number + 1, ())
+    if is_try_wait and not any(register.index in read for register in registers_of(target_operand)):
+        g.define(target_operand, "np.bool_(False)", "?")  # it may end before the phase, and nothing asks whether it did
+        return
     result_name = g.temporary()
     g.line(
         f"{result_name} = synchronising.mbarrier_wait(c, {address_text}, {phase_text}, {is_try_wait},"

@@ -15,11 +15,11 @@ KINDS: dict[str, tuple[str, str, set[str]]] = {
     "barrier": (BETWEEN + r"(?:ld\.shared|ldmatrix|wgmma\.mma))", "", {"race"}),
     "barrier of half": (r"(bar\.sync\s+0;)", "bar.sync 0, 64;", {"barrier", "deadlock"}),
     "fence": (r"(fence\.proxy\.async[^;]*;)", "", {"missing-fence"}),
-    "wait": (r"(cp\.async\.wait_group[^;]*;)", "", {"race", "unwritten-read"}),
+    "wait": (r"((?:@!?%p\d+ )?cp\.async\.wait_group[^;]*;)", "", {"race", "unwritten-read"}),
     "mask": (r"(@%p\d+ )ld\.global", "", {"out-of-bounds"}),
     "vector mask": (r"(@%p\d+ )ld\.global\.v4", "", {"out-of-bounds"}),
     "store mask": (r"(@%p\d+ )st\.global", "", {"out-of-bounds", "race"}),
-    "address": (r"ld\.global[\w.]*\.v4[^;]*?(\+ 0) \];", "+ 4", {"misaligned"}),
+    "address": (r"ld\.global[\w.]*\.v4[^;]*?(\+ 0) \];", "+ 4", {"misaligned", "out-of-bounds"}),
     "far store": (r"st\.global[^;]*?(\+ 0) \]", "+ 268435456", {"out-of-bounds"}),
     "shared store": (r"(@?%?p?\d* ?st\.shared[^;]*;)", "", {"unwritten-read"}),
     "wgmma wait": (r"(wgmma\.wait_group[^;]*;)", "", {"wgmma-registers", "race"}),
@@ -27,9 +27,10 @@ KINDS: dict[str, tuple[str, str, set[str]]] = {
     "mbarrier init": (r"(@%p\d+ mbarrier\.init[^;]*;)", "", {"mbarrier-phase"}),
     "mbarrier wait": (r"mbarrier\.try_wait[^;]*;\s*(@!\w+ bra[^;]*;)", "", {"race", "unwritten-read"}),
     "fewer bytes": (r"mbarrier\.arrive\.expect_tx[^;]*?, (\d+);", "16", {"deadlock", "mbarrier-phase"}),
-    "bulk wait": (r"(cp\.async\.bulk\.wait_group[^;]*;)", "", {"race", "early-exit"}),
+    "bulk wait": (r"((?:@!?%p\d+ )?cp\.async\.bulk\.wait_group[^;]*;)", "", {"race", "early-exit"}),
 }
-"""By kind: the first group of the pattern's first match, what stands there instead, and the rules that are broken."""
+"""By kind: the first group of the pattern's first match (behind `, last`: of its last one), what stands there instead,
+and the rules that are broken."""
 
 
 FAULTS = (
@@ -44,7 +45,26 @@ FAULTS = (
     ("flashinfer", "rms_norm", "barrier"), ("cut_cross_entropy", "linear_cross_entropy", "wait"),
     ("vllm", "bmm", "fence"), ("lightllm", "matmul int8", "fence"), ("fla", "matmul", "fence"),
     ("sglang", "extend_attention", "fence"), ("sglang", "extend_attention", "barrier"),
-    ("fla", "causal_conv1d", "vector mask"),
+    ("fla", "causal_conv1d", "vector mask"), ("flashinfer", "gemm", "wgmma wait"),
+    ("flashinfer", "gemm", "wgmma fence"), ("flashinfer", "gemm", "fence"), ("flashinfer", "gemm", "far store"),
+    ("flashinfer", "gemm_persistent", "wgmma wait"), ("flashinfer", "gemm_descriptor_persistent", "bulk wait, last"),
+    ("flashinfer", "gemm_descriptor_persistent", "fewer bytes, last"),
+    ("flashinfer", "gemm_descriptor_persistent", "mbarrier init, last"),
+    ("flashinfer", "gemm_descriptor_persistent", "mbarrier wait, last"),
+    ("flashinfer", "gemm_descriptor_persistent", "fence, last"),
+    ("flashinfer", "gemm_descriptor_persistent", "wgmma fence, last"), ("vllm", "matmul_persistent", "wgmma fence"),
+    ("vllm", "matmul_persistent", "wgmma wait"), ("vllm", "matmul_persistent", "shared store"),
+    ("vllm", "scaled_mm", "wait"), ("vllm", "scaled_mm", "wgmma wait"), ("vllm", "scaled_mm", "barrier of half"),
+    ("vllm", "scaled_mm", "wgmma fence"), ("vllm", "bmm", "wgmma fence"), ("vllm", "bmm", "store mask"),
+    ("vllm", "awq_gemm", "shared store"), ("vllm", "rms_norm", "barrier of half"),
+    ("sglang", "matmul_persistent", "wgmma wait"), ("sglang", "matmul_persistent", "wgmma fence"),
+    ("sglang", "rms_norm", "shared store"), ("sglang", "fused_rmsnorm", "shared store"),
+    ("sglang", "silu_and_mul", "far store"), ("liger", "rms_norm", "shared store"),
+    ("liger", "softmax", "barrier of half"), ("liger", "swiglu", "far store"), ("liger", "geglu", "far store"),
+    ("xformers", "rms_norm_add", "address"), ("unsloth", "rms_layernorm", "shared store"),
+    ("unsloth", "cross_entropy", "barrier"), ("inductor", "softmax", "barrier"),
+    ("inductor", "layer_norm", "shared store"), ("fla", "layer_norm", "shared store"), ("fla", "l2norm", "address"),
+    ("lightllm", "silu_and_mul", "address"), ("helion", "softmax", "barrier"), ("helion", "rms_norm", "shared store"),
 )  # fmt: skip
 """Project, entry and kind: where what is taken out is needed on the entry's shape.
 
@@ -57,7 +77,9 @@ class Fault:
     """A fault in the first launch whose code has a place for it, and in later ones of the same kernel."""
 
     def __init__(self, kind: str) -> None:
+        kind, _, last = kind.partition(", ")
         self.pattern, self.instead, self.rules = KINDS[kind]
+        self._place = -1 if last else 0
         self.planted = ""
         """The kernel and what was taken out; empty where no kernel has a place for it."""
         self.line = ""
@@ -70,9 +92,9 @@ class Fault:
 
         def faulty(compiled: Any, *rest: Any) -> Any:
             text = compiled.asm["ptx"]
-            place = re.compile(self.pattern, re.DOTALL).search(text)
-            if place is not None and self._name in ("", compiled.metadata.name):
-                self._name = compiled.metadata.name
+            places = [*re.compile(self.pattern, re.DOTALL).finditer(text)]
+            if places and self._name in ("", compiled.metadata.name):
+                self._name, place = compiled.metadata.name, places[self._place]
                 self.planted = f"{self._name}: without `{place[1].strip()}`"
                 compiled = copy.copy(compiled)
                 compiled.asm = {**compiled.asm, "ptx": text[: place.start(1)] + self.instead + text[place.end(1) :]}
