@@ -106,7 +106,7 @@ def run_lab(out: Path | None = None, smoke: bool = False) -> dict[str, Any]:
     write_whole(result_dir / "summary.json", json.dumps(plain(lab_summary), indent=2, allow_nan=False) + "\n")
     png_text = ", ".join(str(result_dir / fig_path.name) for fig_path in figure_paths if fig_path.suffix == ".png")
     show.line(f"\n3 roofline  {png_text or 'none: every time is NOISY'}", "bold")
-    show.line(f"  report    {lab_report.file}")
+    show.line(f"  report    {lab_report['file']}")
     show.line(f"  all       {result_dir / 'summary.json'}, after {lab_summary['seconds']:.0f} s")
     show.line("\nnext:")
     show.pairs([(next_command, command_reason) for next_command, command_reason in NEXT_COMMANDS])

@@ -153,9 +153,9 @@ def of_self_test(
     if inject is not None and not 0 < inject <= 10:
         raise ValueError(f"inject: expected a share of the time above 0 and up to 10, got {inject:g}")
     ops: Sequence[str | None] = subset.ops or ((None,) if subset.kernels else ())
-    chosen_kernels = [choice for op in ops for choice in choose_kernels(op, subset.kernels or ("library",))]
-    kernel_names = [(kernel.op, kernel.name) for kernel, _ in chosen_kernels] or KERNELS
-    files = tuple(dict.fromkeys(file for _, file in chosen_kernels if file))
+    chosen_kernels = [kernel for op in ops for kernel in choose_kernels(op, subset.kernels or ("library",))]
+    kernel_names = [(kernel.op, kernel.name) for kernel in chosen_kernels] or KERNELS
+    files = tuple(dict.fromkeys(kernel.file for kernel in chosen_kernels if kernel.file))
     scheme_name = subset.schemes[0] if subset.schemes else ("fp32" if settings.device == "cpu" else "bf16")
     test_result = self_test(
         kernel_names, settings, subset.suite_name, scheme_name, repeats=repeats, slow_down=inject, done=say, files=files

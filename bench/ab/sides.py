@@ -149,10 +149,10 @@ def two_kernels(subset: Subset) -> Comparison:
     has_files = any(name.endswith(".py") for name in subset.kernels)
     is_usable = len(subset.ops) < 2 if has_files else (len(subset.ops), len(subset.kernels)) == (1, 2)
     chosen_kernels = choose_kernels(next(iter(subset.ops), None), subset.kernels) if is_usable else []
-    if len(chosen_kernels) != 2 or chosen_kernels[0][0].op != chosen_kernels[1][0].op:
+    if len(chosen_kernels) != 2 or chosen_kernels[0].op != chosen_kernels[1].op:
         num_kernels = len(chosen_kernels) or len(subset.kernels)
         raise ValueError(f"kernel: expected one op and two kernels (--kernel twice), got {num_kernels}")
-    op = chosen_kernels[0][0].op
+    op = chosen_kernels[0].op
     spec = registry.get_op(op)
     suite_cases = spec.cases_in(subset.suite_name)
     if subset.suite and not suite_cases:
@@ -164,10 +164,10 @@ def two_kernels(subset: Subset) -> Comparison:
     if not schemes:
         raise ValueError(f"scheme: {op} has {', '.join(spec.schemes)}, got {', '.join(subset.schemes)}")
     sides = []
-    for kernel, file in chosen_kernels:
-        name, (commit, is_dirty) = kernel.name, git_state(Path(file) if file else ROOT)
+    for kernel in chosen_kernels:
+        name, (commit, is_dirty) = kernel.name, git_state(kernel.file or ROOT)
         targets = {f"{op} {case} {scheme}": Target(op, name, case, scheme) for case in cases for scheme in schemes}
-        sides.append(Side(name, targets, commit=commit, dirty=is_dirty, files=(file,) if file else ()))
+        sides.append(Side(name, targets, commit=commit, dirty=is_dirty, files=(kernel.file,) if kernel.file else ()))
     return Comparison(sides[0], sides[1])
 
 

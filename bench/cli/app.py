@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib.metadata import version
@@ -43,40 +43,6 @@ app = typer.Typer(
 TYPED_NAMES = {"max_model_len": "context", "max_num_seqs": "batch", "num_kv_blocks": "batch", "tensor_parallel": "gpus"}
 TYPED_NAMES |= {"prefill_chunk": "chunk", "weight_dtype": "dtype", "kernel": "swap"}
 """By inner name in an error: the parameter that the user typed, in commands without a parameter of the inner name."""
-
-
-_TIMER_NOTE = "CUDA events time a GPU, and a stopwatch times a CPU"
-_FLOCK_NOTE = "`flock FILE rooflab ...` lets two runs take turns"
-_SPECULATION_NOTE = "`rooflab load` on a server that speculates measures the tokens of a step and the acceptance"
-REMOVED_COMMANDS = {
-    "bench --timer": _TIMER_NOTE,
-    "ab --timer": _TIMER_NOTE,
-    "bench --wait-for-gpu": _FLOCK_NOTE,
-    "ab --wait-for-gpu": _FLOCK_NOTE,
-    "bench --lock-clocks": "`nvidia-smi -lgc MHZ` locks a clock, and each record has the clocks",
-    "simulate --speculate": _SPECULATION_NOTE,
-    "estimate --speculate": _SPECULATION_NOTE,
-    "capacity": "the table of `rooflab simulate --sweep 1,2,4` has TTFT and ITL at each rate",
-    "sweep": "start `rooflab suite` on each machine, each with its own --out",
-    "picture schedule": "`rooflab explain flash_attention ping_pong` says how evenly its CTAs share the tiles",
-    "picture published": "`rooflab roofline --gpu h100` draws the published times",
-    "suite --archive": "--resume goes on from a copy of the folder",
-    "import nvbench": "NVBench writes CSV, which `rooflab import csv` reads",
-    "import --op": "all ops are listed",
-    "explain --measure": "`rooflab bench --out DIR` measures, and --records DIR reads the times",
-    "explain --no-measure": "nothing is measured",
-    "explain --budget": "nothing is measured",
-    "bisect": "`git bisect run` with `rooflab ab --strict` finds the commit: docs/ab.md has the lines",
-    "throughput": "`rooflab latency --batch-size N` measures N requests at once, tokens per second too",
-    "xray": "vLLM, SGLang, AIPerf and GuideLLM measure this server themselves; `rooflab load` has Rooflab's metrics",
-    "load --xray": "vLLM, SGLang, AIPerf and GuideLLM measure the same server themselves",
-    "load --vllm-json": "`vllm bench serve --save-result` measures the same server",
-    "static --toolchain": "`rooflab emulate --triton 3.6.0,3.9.0` compares versions of Triton, machine code too",
-    "static --details": "--json has everything that is known of each kernel",
-    "load --dataset": "--data sharegpt has its lengths; `vllm bench serve` sends a file's prompts",
-    "load --ramp": "--sweep A,B,... measures each rate by itself",
-}
-"""Commands and options that were removed, each with what the user should do instead."""
 USER_ERRORS = (RuntimeError, TypeError, NameError, LookupError, AttributeError, ArithmeticError, AssertionError)
 """Errors that a user's file may raise in its reference, inputs or tolerance: shown as one sentence with the line."""
 
@@ -135,18 +101,9 @@ def _parser() -> Callable[..., object]:
     return typer.main.get_command(app)
 
 
-def _refuse_removed(words: Sequence[str]) -> None:
-    """Raises `ValueError` if the command line has a removed command or option (`REMOVED_COMMANDS`)."""
-    for command_word in words:
-        name = command_word if command_word == words[0] else f"{words[0]} {command_word.partition('=')[0]}"
-        if name in REMOVED_COMMANDS:
-            raise ValueError(f"{name.split()[-1]}: removed; {REMOVED_COMMANDS[name]}")
-
-
 def run() -> NoReturn:
     """Runs the command line.  Bad input prints one sentence and ends with exit status 2."""
     try:
-        _refuse_removed(sys.argv[1:])
         _parser()(prog_name="rooflab")  # ends with SystemExit
     except ValueError as error:
         show.error(f"rooflab: {error}")

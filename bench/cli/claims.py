@@ -25,16 +25,13 @@ def study(
 ) -> None:
     """Test claims about LLM inference, such as "the KV cache saves O(n^2)" or "batching gives 5 to 10 times".  Shows
     the prediction, the measurement on this machine, and whether the claim holds."""
-    from rooflab.bench.latency.studies import REMOVED_STUDIES, STUDIES
+    from rooflab.bench.latency.studies import STUDIES
 
     if every == bool(names):
         raise ValueError(f"study: expected names of {', '.join(STUDIES)}, or --all")
     for name in names or ():
         if name not in STUDIES:
-            removal_note = (
-                "; it was removed, and results/cpu/studies keeps its last result" if name in REMOVED_STUDIES else ""
-            )
-            raise ValueError(f"study: expected one of {', '.join(STUDIES)}, got {name!r}{removal_note}")
+            raise ValueError(f"study: expected one of {', '.join(STUDIES)}, got {name!r}")
     from rooflab.bench.core import RunWriter, result_folder
     from rooflab.bench.latency.latency_records import study_record
     from rooflab.bench.latency.pages import run_study, write_page

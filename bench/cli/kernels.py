@@ -46,7 +46,7 @@ def list_kernels(
             raise ValueError("op: expected one with --ladder, got none")
         show.result(ladder_lines := ladder_rows(op))
         return show.table(ladder_lines, ("rung", "backend", "line", "code"))
-    kernel_ids = [kernel_item.id for kernel_item, _ in choose_kernels(op, kernel)] if kernel else None
+    kernel_ids = [kernel_item.id for kernel_item in choose_kernels(op, kernel)] if kernel else None
     rows = kernel_rows([op] if op else None)
     if kernel_ids is not None:
         rows = [row for row in rows if f"{row['op']}/{row['name']}" in kernel_ids]
@@ -269,7 +269,7 @@ def roofline(
     from rooflab.bench.core import choose_kernels, result_folder
     from rooflab.bench.report import figures
 
-    kernels = [item for item, _ in choose_kernels(op[0] if op and len(op) == 1 else None, kernel)] if kernel else []
+    kernels = choose_kernels(op[0] if op and len(op) == 1 else None, kernel) if kernel else []
     ids, op = {item.id for item in kernels}, op or list({item.op for item in kernels})
     if gpu and (run or (case and not records)):
         raise ValueError(f"gpu: expected no --{'run' if run else 'case'} with it, for nothing was measured there")

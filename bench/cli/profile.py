@@ -60,7 +60,7 @@ def explain(
         kernel_names, kernel_target = [launcher], selected(launcher, case, argument, dtype, inputs)
         time_explanations = [_of_launcher(kernel_target, device)]
     else:
-        kernel_targets = _targets(op, kernel_names, case or [], scheme or [])
+        kernel_targets = predictions.choose_targets(op, kernel_names, case or [], scheme or [])
         measured_times: dict[KernelCase, float] = {}
         if records:
             kernel_targets, measured_times = predictions.measured_in(all_records, kernel_targets, device)
@@ -89,20 +89,6 @@ def _of_launcher(target: KernelCase, device: Device) -> Explanation:
         target, Cost(0, 0), None, None, f"{emulation.answer['status']}: {emulation.answer['reason']}"
     )
     return explained(emulation.predicted or failed_prediction, device, None)
-
-
-def _targets(op: str | None, named: list[str], texts: list[str], schemes: list[str]) -> list[KernelCase]:
-    from rooflab.bench.core import choose_kernels
-    from rooflab.bench.predict.predictions import choose_targets
-    from rooflab.kernels.registry import get_op
-
-    if op is None and not any(kernel_name.endswith(".py") for kernel_name in named):
-        raise ValueError("op: expected one, or --kernel with a file, got neither")
-    chosen_kernels = choose_kernels(op, named)
-    ops = list(dict.fromkeys(kernel.op for kernel, _ in chosen_kernels))
-    if len(ops) > 1:
-        raise ValueError(f"op: expected one of {', '.join(ops)}, which {', '.join(named)} registers for, got none")
-    return choose_targets(get_op(ops[0]), chosen_kernels, texts, schemes)
 
 
 def _show(entry: Explanation) -> None:
@@ -151,7 +137,7 @@ def profile(
     from rooflab.bench.predict import ncu, predictions
     from rooflab.bench.predict.explain import explain as explain_all
 
-    kernel_targets = _targets(op, [kernel], [case] if case else [], [scheme] if scheme else [])
+    kernel_targets = predictions.choose_targets(op, [kernel], [case] if case else [], [scheme] if scheme else [])
     if len(kernel_targets) != 1:
         kernels_text = ", ".join(kernel_entry.kernel for kernel_entry in kernel_targets)
         raise ValueError(f"kernel: expected a file that registers one kernel of {op}, got {kernels_text}")

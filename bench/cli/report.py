@@ -39,24 +39,23 @@ def report(
     with show.waiting("reading records"):
         report_file = write_report(paths or [result_folder("kept")], out)
     show.result(report_file)
-    report_page = report_file.content
-    kernels = sum(len(kernel_table.blocks) for op in report_page.ops for kernel_table in op.ladders)
-    show.line(f"{report_file.file}: {report_file.bytes / 1e6:.1f} MB, {counted(report_file.figures, 'roofline')}")
+    report_page = report_file["content"]
+    kernels = sum(len(kernel_table.blocks) for op in report_page.ops for kernel_table in op["ladders"])
+    size_text = f"{report_file['bytes'] / 1e6:.1f} MB"
+    show.line(f"{report_file['file']}: {size_text}, {counted(report_file['figures'], 'roofline')}")
     run_text, files_text = counted(report_page.runs, "run"), counted(len(report_page.files), "file")
     show.line(f"  {counted(report_page.records, 'record')} of {run_text} in {files_text}; {counted(kernels, 'case')}")
     for op_comparison in report_page.standings:
-        ratio = op_comparison.over_library
+        ratio = op_comparison["over_library"]
         if ratio:
-            slower = f", slower in {op_comparison.slower_cases}" if op_comparison.slower_cases else ""
-            name = f"{op_comparison.op} {op_comparison.scheme} on {op_comparison.machine}"
-            show.line(
-                f"  {name}: {ratio.mean:.2f} times as fast as the library over {counted(ratio.cases, 'case')}{slower}"
-            )
+            slower = f", slower in {op_comparison['slower_cases']}" if op_comparison["slower_cases"] else ""
+            name, cases = "{op} {scheme} on {machine}".format_map(op_comparison), counted(ratio["cases"], "case")
+            show.line(f"  {name}: {ratio['mean']:.2f} times as fast as the library over {cases}{slower}")
     if report_page.noisy:
         show.line(f"  {counted(len(report_page.noisy), 'result')} NOISY: no ratio is made of these times", "yellow")
     for page_problem in report_page.problems:
-        location = f" {page_problem.where}" if page_problem.where else ""
-        show.line(f"  {page_problem.name}{location}: {page_problem.status}: {page_problem.reason}", "red")
+        location = f" {page_problem['where']}" if page_problem["where"] else ""
+        show.line("  {name}{}: {status}: {reason}".format(location, **page_problem), "red")
 
 
 KERNEL_COLUMNS = ("op", "kernel", "cases", "points", "states", "worst_last_step")
@@ -85,8 +84,8 @@ def history(
     trend_points = read_points(
         paths or [result_folder("kept")], RecordFilter(op or (), kernel or (), case or (), machine or ())
     )
-    commit_sequence = commit_order((run_point.record.commit for run_point in trend_points.points), repository())
-    time_trends = find_trends(trend_points.points, commit_sequence, last, threshold)
+    commit_sequence = commit_order((run_point.record.commit for run_point in trend_points["points"]), repository())
+    time_trends = find_trends(trend_points["points"], commit_sequence, last, threshold)
     show.result(summary(trend_points, time_trends))
     rows = [_shown(time_trend.row()) for time_trend in time_trends]
     by_case = bool(kernel or case)

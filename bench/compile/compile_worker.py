@@ -181,8 +181,6 @@ _RESOURCE_PATTERN = re.compile(r"^\s*Function (\S+):\s*\n\s*(.*)$", re.MULTILINE
 class Cubin:
     """Facts about one kernel in a cubin, the binary of compiled GPU code."""
 
-    target: str
-    """The architecture, such as `sm_90a`."""
     registers: int
     """Registers per thread."""
     stack_bytes: int
@@ -196,25 +194,25 @@ class Cubin:
 
 
 def read_cubin(cubin: bytes, name: str) -> Cubin:
-    """Reads the kernel `name`.  Raises `RuntimeError` if a tool fails, and `ValueError` if the kernel is missing."""
+    """Reads the kernel `name` of code for sm_90 or newer.  Raises `RuntimeError` if a tool fails, and `ValueError` if
+    the kernel is missing."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        elf_listing, usage = (_run_tool("cuobjdump", tool_flag, str(path)) for tool_flag in ("-lelf", "-res-usage"))
+        usage = _run_tool("cuobjdump", "-res-usage", str(path))
         sass_functions = sass.parse(_run_tool("nvdisasm", "-c", str(path)))
     resource_lines = dict(_RESOURCE_PATTERN.findall(usage))
     if name not in resource_lines or name not in sass_functions:
         raise ValueError(f"kernel: expected one of {', '.join(resource_lines) or 'none'} in the code, got {name!r}")
-    target = re.search(r"\.(sm_\w+)\.cubin", elf_listing)
     amounts = {field: int(value) for field, value in re.findall(r"\b(REG|STACK|SHARED):(\d+)", resource_lines[name])}
-    if target is None or set(amounts) != {"REG", "STACK", "SHARED"}:
-        raise RuntimeError(f"cuobjdump: expected the target and resources of {name}, got {elf_listing!r} and {usage!r}")
+    if set(amounts) != {"REG", "STACK", "SHARED"}:
+        raise RuntimeError(f"cuobjdump: expected the resources of {name}, got {usage!r}")
     shared_bytes = amounts["SHARED"]
-    if int(re.sub(r"\D", "", target[1])) >= 90 and shared_bytes >= _DRIVER_BYTES:
+    if shared_bytes >= _DRIVER_BYTES:
         # From sm_90 on this figure includes the driver's own bytes, which ptxas -v leaves out (12.8, 13.5).
         shared_bytes -= _DRIVER_BYTES
     function = sass_functions[name]
-    return Cubin(target[1], amounts["REG"], amounts["STACK"], shared_bytes, _text(function), dict(function.indirect))
+    return Cubin(amounts["REG"], amounts["STACK"], shared_bytes, _text(function), dict(function.indirect))
 
 
 def _text(code: sass.SassFunction) -> str:

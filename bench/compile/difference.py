@@ -171,9 +171,9 @@ _SUMMARY_FIELDS: tuple[tuple[str, Callable[[Summary], Any]], ...] = (
     ("TMA in the loop", lambda s: s.in_loop.get("tma", 0)),
     ("cp.async in the loop", lambda s: s.in_loop.get("cp_async", 0)),
     ("ldmatrix in the loop", lambda s: s.in_loop.get("ldmatrix", 0)),
-    ("instructions in the loop", lambda s: s.loop.instructions if s.loop else None),
+    ("instructions in the loop", lambda s: s.loop["instructions"] if s.loop else None),
     ("usual bytes a load", lambda s: s.load_bytes_usual),
-    ("narrowest load in the loop", lambda s: s.loop.load_bytes_worst if s.loop else None),
+    ("narrowest load in the loop", lambda s: s.loop["load_bytes_worst"] if s.loop else None),
 )
 
 

@@ -92,7 +92,7 @@ def rows(results: Sequence[CompileResult]) -> list[dict[str, Any]]:
 
 def _row(result: CompileResult, launch: Summary) -> dict[str, Any]:
     kernel_case, loop_counts = result.target, launch.in_loop
-    hot_loop = launch.loop or launch
+    hot_loop = launch.loop or vars(launch)
     row = {
         "kernel": kernel_case.registered.id,
         "scheme": kernel_case.scheme.name,
@@ -107,7 +107,7 @@ def _row(result: CompileResult, launch: Summary) -> dict[str, Any]:
         "waves": launch.waves,
         "tail": launch.tail_ctas,
         "tensor": f"{launch.tensor_path} {loop_counts.get(launch.tensor_path, '')}".strip(),
-        "load": _range(hot_loop.load_bytes_worst, hot_loop.load_bytes_usual),
+        "load": _range(hot_loop["load_bytes_worst"], hot_loop["load_bytes_usual"]),
         "options": len(launch.findings) or None,
     }
     return row | {family: loop_counts.get(family) or None for family in COPY_FAMILIES}

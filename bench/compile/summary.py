@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Any
 
+from rooflab.bench.base.plain import Row
 from rooflab.bench.compile.sass import TENSOR_CORES, WARPGROUP_WARPS, widths
 from rooflab.bench.compile.sass_flow import Loop, feeding_loop, hot_loop
 from rooflab.bench.compile.static import CompiledInfo
@@ -15,23 +17,6 @@ from rooflab.roofline.occupancy import occupancy, waves
 
 COPY_FAMILIES = ("tma", "cp_async", "ldmatrix")
 LOAD_OPCODES = ("LDG", "LD", "LDGSTS")
-
-
-@dataclass(frozen=True)
-class LoopSummary:
-    """The loop in which the kernel spends its time.  With specialised warps, also the loop that loads its data."""
-
-    address: int
-    depth: int
-    """The nesting depth: 1 for an outermost loop."""
-    instructions: int
-    counts: Mapping[str, int]
-    """The number of instructions of each family of `sass.FAMILIES` that occurs in the loop."""
-    fed_by: Mapping[str, int]
-    """The number of instructions by family in the loop that loads the data; empty if there is no such loop."""
-    load_bytes_worst: int | None
-    """Bytes per thread of the narrowest load from global memory; None if there is no load from global memory."""
-    load_bytes_usual: int | None
 
 
 @dataclass(frozen=True)
@@ -66,8 +51,8 @@ class Summary:
     """The newest tensor-core instruction that the code uses: `wgmma`, `mma` or `none`."""
     counts: Mapping[str, int]
     """The number of instructions by family in the whole code."""
-    loop: LoopSummary | None
-    """The hot loop; None if the code has no loop."""
+    loop: Row | None
+    """The hot loop, as `_loop` returns it; None if the code has no loop."""
     load_bytes_worst: int | None
     """Bytes per thread of the narrowest load from global memory in the whole code."""
     load_bytes_usual: int | None
@@ -87,7 +72,9 @@ class Summary:
         loads the data for the main loop, its instructions are added.  A kernel without a loop counts its whole code."""
         if self.loop is None:
             return self.counts
-        return {family: self.loop.counts.get(family, 0) + self.loop.fed_by.get(family, 0) for family in self.counts}
+        return {
+            family: self.loop["counts"].get(family, 0) + self.loop["fed_by"].get(family, 0) for family in self.counts
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as JSON values, for the field `compiled` of a record."""
@@ -131,21 +118,26 @@ def tensor_path(info: CompiledInfo) -> str:
     return next((family for family in TENSOR_CORES if info.counts[family]), "none")
 
 
-def _loop(hot: Loop | None, feeding: Loop | None) -> LoopSummary | None:
+def _loop(hot: Loop | None, feeding: Loop | None) -> Row | None:
+    """Returns the loop in which the kernel spends its time.  With specialised warps, `feeding` loads its data.
+
+    `depth` is 1 for an outermost loop.  `counts` and `fed_by` are the instructions of each family of `sass.FAMILIES` in
+    the loop, and in the loop that loads the data.  `load_bytes_worst` and `load_bytes_usual` are the bytes per thread
+    of the narrowest and of the most frequent load from global memory; None if there is no such load."""
     if hot is None:
         return None
     # The loads of both loops, because with specialised warps one loop loads the data of the other.
     all_opcodes = [*hot.opcodes.items(), *(feeding.opcodes.items() if feeding else ())]
     min_width, usual_width = widths(all_opcodes, *LOAD_OPCODES)
-    return LoopSummary(
-        address=hot.start,
-        depth=hot.depth,
-        instructions=len(hot.instructions),
-        counts=_present(hot.counts),
-        fed_by=_present(feeding.counts) if feeding else {},
-        load_bytes_worst=min_width,
-        load_bytes_usual=usual_width,
-    )
+    return {
+        "address": hot.start,
+        "depth": hot.depth,
+        "instructions": len(hot.instructions),
+        "counts": _present(hot.counts),
+        "fed_by": _present(feeding.counts) if feeding else {},
+        "load_bytes_worst": min_width,
+        "load_bytes_usual": usual_width,
+    }
 
 
 def _present(counts: Mapping[str, int]) -> dict[str, int]:
@@ -177,17 +169,6 @@ class Option:
     """The request and its effect in the compiled code, in one sentence."""
 
 
-@dataclass(frozen=True)
-class Dot:
-    """One matrix multiplication in the kernel's IR."""
-
-    rows: int
-    dtype: str
-    """The dtype of the first operand, such as `bf16` or `f32`."""
-    precision: str
-    """`ieee`, `tf32` (the default of tl.dot), or another.  It has no meaning for operands narrower than fp32."""
-
-
 def options(info: CompiledInfo, scheme: str) -> list[Option]:
     """Checks whether the compiler did what was requested, such as TMA, pipelining or exact fp32 products.  A request
     comes from the kernel, or from the dtypes of `scheme`.  Returns one result for each request."""
@@ -195,8 +176,10 @@ def options(info: CompiledInfo, scheme: str) -> list[Option]:
     return [option for option_check in option_checks for option in option_check(info, scheme)]
 
 
-def dots(ir: str) -> list[Dot]:
-    """Returns the matrix multiplications in a kernel's IR, which Triton or Gluon made."""
+def dots(ir: str) -> list[tuple[int, str, str]]:
+    """Returns the matrix multiplications in a kernel's IR, which Triton or Gluon made: the rows, the dtype of the first
+    operand, such as `bf16` or `f32`, and the precision.  This is `ieee`, `tf32` (the default of tl.dot), or another; it
+    has no meaning for operands narrower than fp32."""
     found_dots = []
     for ir_line in ir.splitlines():
         dot_match = _DOT_OP.search(ir_line)
@@ -204,7 +187,7 @@ def dots(ir: str) -> list[Dot]:
             precision = _DOT_PRECISION.search(ir_line)
             # The IR prints every precision but its own default, ieee; it prints tl.dot's default, tf32.
             name = precision[1] if precision else "ieee"
-            found_dots.append(Dot(int(dot_match[1].split("x")[-2]), dot_match[2], _PRECISIONS.get(name, name)))
+            found_dots.append((int(dot_match[1].split("x")[-2]), dot_match[2], _PRECISIONS.get(name, name)))
     return found_dots
 
 
@@ -212,7 +195,7 @@ def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     """Checks that fp32 matrix products run in IEEE fp32, or with split operands (`tf32x3`) if requested."""
     if scheme != "fp32":
         return
-    fp32_precisions = [dot_op.precision for dot_op in dots(info.ir) if dot_op.dtype == "f32"]
+    fp32_precisions = [precision for _, dtype, precision in dots(info.ir) if dtype == "f32"]
     tf32_count = sum(opcode_count for opcode, opcode_count in info.opcodes.items() if "TF32" in opcode.split("."))
     split_precisions = sorted({precision for precision in fp32_precisions if "x" in precision})
     if split_precisions:
@@ -234,12 +217,12 @@ def _precision(info: CompiledInfo, scheme: str) -> Iterator[Option]:
 
 def _wgmma(info: CompiledInfo, scheme: str) -> Iterator[Option]:
     """Checks that a matrix product uses wgmma if it has at least 64 rows and operands narrower than fp32."""
-    wgmma_dots = [dot for dot in dots(info.ir) if dot.rows >= WGMMA_ROWS and _NARROW_DTYPE.match(dot.dtype)]
+    wgmma_dots = [dot for dot in dots(info.ir) if dot[0] >= WGMMA_ROWS and _NARROW_DTYPE.match(dot[1])]
     if not wgmma_dots:
         return
     wgmma_count = info.counts["wgmma"]
-    largest_dot = max(wgmma_dots, key=lambda dot: dot.rows)
-    product = f"a product of {largest_dot.rows} rows in {largest_dot.dtype} can be wgmma's"
+    rows, dtype, _ = max(wgmma_dots, key=itemgetter(0))
+    product = f"a product of {rows} rows in {dtype} can be wgmma's"
     if wgmma_count:
         yield Option("wgmma", True, f"{product}: {wgmma_count} wgmma instructions")
         return

@@ -43,7 +43,7 @@ class Selection:
         if cases and not (op or kernels):
             raise ValueError("case: expected an op with it, got a case for all ops")
         op_kernels: dict[str, tuple[Kernel, ...]] = {}
-        for kernel, _ in choose_kernels(op, kernels or ()):
+        for kernel in choose_kernels(op, kernels or ()):
             op_kernels[kernel.op] = (*op_kernels.get(kernel.op, ()), kernel)
         for scheme in schemes or ():  # a file may have its own
             get_scheme(scheme)
@@ -75,16 +75,16 @@ class Selection:
         return [get_scheme(name) for name in names if name in spec.schemes]
 
 
-def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, Path | None]]:
-    """Returns the selected kernels as pairs `(kernel, file)`.  `file` is None for a kernel of this package.
+def choose_kernels(op: str | None, names: Sequence[str]) -> list[Kernel]:
+    """Returns the selected kernels.  `names` holds names of kernels and paths of `.py` files.
 
-    `names` holds names of kernels and paths of `.py` files.  A file selects all kernels that it registers, or only
-    those of `op` if `op` is given.  Without `names`, selects all kernels of `op`, or of all ops if `op` is None.
-    Raises `ValueError` on an unknown name, or on a kernel name without an op."""
+    A file selects all kernels that it registers, or only those of `op` if `op` is given.  Without `names`, selects all
+    kernels of `op`, or of all ops if `op` is None.  Raises `ValueError` on an unknown name, or on a kernel name without
+    an op."""
     if not names:
         ops = [op] if op else list(registry.ops())
-        return [(kernel, None) for name in ops for kernel in registry.kernels(name).values()]
-    selected_kernels: dict[str, tuple[Kernel, Path | None]] = {}
+        return [kernel for name in ops for kernel in registry.kernels(name).values()]
+    selected_kernels: dict[str, Kernel] = {}
     file_kernels = {name_text: registry.load_file(Path(name_text)) for name_text in names if name_text.endswith(".py")}
     if op is None and len(file_ops := {kernel.op for kernels in file_kernels.values() for kernel in kernels}) == 1:
         op = file_ops.pop()
@@ -93,12 +93,12 @@ def choose_kernels(op: str | None, names: Sequence[str]) -> list[tuple[Kernel, P
             matching_kernels = [kernel for kernel in file_kernels[name_text] if op in (None, kernel.op)]
             if not matching_kernels:
                 raise ValueError(f"kernel: {name_text} registers none for {op}")
-            selected_kernels |= {kernel.id: (kernel, kernel.file) for kernel in matching_kernels}
+            selected_kernels |= {kernel.id: kernel for kernel in matching_kernels}
         elif op is None:
             raise ValueError(f"kernel: expected an op with the name {name_text!r}, got none")
         else:
             kernel = registry.get_kernel(op, name_text)
-            selected_kernels[kernel.id] = kernel, kernel.file
+            selected_kernels[kernel.id] = kernel
     return list(selected_kernels.values())
 
 

@@ -11,17 +11,10 @@ from typing import Any, cast
 import torch
 
 from rooflab.bench.compile.cases import KernelCase
-from rooflab.bench.core import ChildFailed, Environment, Pool, RunWriter, Status, choose_kernels
+from rooflab.bench.core import ChildFailed, Environment, Pool, RunWriter, Status
 from rooflab.bench.emulate import emulators
 from rooflab.bench.predict.chip import chip_of
-from rooflab.bench.predict.predictions import (
-    DEFAULT_GPU,
-    Predicted,
-    choose_scheme,
-    choose_targets,
-    predict_all,
-    predict_launcher,
-)
+from rooflab.bench.predict.predictions import DEFAULT_GPU, Predicted, choose_targets, predict_all, predict_launcher
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import Case, OpSpec, Scheme
@@ -76,19 +69,7 @@ def choose(
 
     A `.py` file selects the kernels that it registers.  The default case is small, and its sizes are not multiples of a
     tile, to show a missing mask.  Raises `ValueError` on an unknown name, or if no kernel has compiled code."""
-    chosen_kernels = choose_kernels(op, names)
-    ops = {kernel.op for kernel, _ in chosen_kernels}
-    if op is None and (len(ops) != 1 or not names):
-        raise ValueError("op: expected an op, or a file that registers kernels of one with --kernel")
-    picked_kernels = [(kernel, file) for kernel, file in chosen_kernels if kernel.has_code]
-    if not picked_kernels:
-        raise ValueError(f"kernel: expected one with compiled code (triton, gluon, cuda), got {', '.join(names) or op}")
-    spec = registry.get_op(op or ops.pop())
-    targets = []
-    for kernel, file in picked_kernels:
-        default_case = None if cases else _ragged_case(kernel, spec, choose_scheme(spec, next(iter(schemes), None)))
-        targets += choose_targets(spec, [(kernel, file)], cases, schemes, config, default=default_case)
-    return targets
+    return choose_targets(op, names, cases, schemes, config, with_code=True, default=_ragged_case)
 
 
 def _ragged_case(kernel: Kernel, spec: OpSpec, scheme: Scheme) -> Case:

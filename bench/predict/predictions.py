@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from rooflab.bench.compile.cases import KernelCase, has_code, largest_case
 from rooflab.bench.compile.static import CompileFailure, compile_kernels
 from rooflab.bench.compile.store import Store
-from rooflab.bench.core import Record
+from rooflab.bench.core import Record, choose_kernels
 from rooflab.bench.predict.chip import chip_of
 from rooflab.bench.predict.model import Prediction, predict
 from rooflab.kernels import registry
@@ -112,27 +111,35 @@ def choose_scheme(spec: OpSpec, name: str | None) -> Scheme:
 
 
 def choose_targets(
-    spec: OpSpec,
-    kernels: Iterable[tuple[Kernel, Path | None]],
+    op: str | None,
+    names: Sequence[str],
     cases: Sequence[str],
     schemes: Sequence[str],
     config: str | None = None,
-    default: Case | None = None,
+    with_code: bool = False,
+    default: Callable[[Kernel, OpSpec, Scheme], Case] | None = None,
 ) -> list[KernelCase]:
-    """Returns every combination of a kernel, a case (input shape) and a scheme (dtypes).  Without `cases`, the only
-    case is `default` if it is given, else the largest Llama-3.1-8B case.
+    """Returns every combination of a kernel of one op, a scheme (dtypes) and a case (input shape).  Without `cases`,
+    the only case is that of `default`, or else the largest Llama-3.1-8B case.
 
-    Tunable kernels use `config` (`block_m=64,...`) if it is given.  Raises `ValueError` on an unknown name."""
-    values = Case.parse(config) if config else None
-    kernel_choices = [
-        (kernel, kernel_file, kernel.tunable.make_config(values) if values else None) for kernel, kernel_file in kernels
-    ]
-    scheme_names: list[str | None] = [*schemes] or [None]
-    targets = []
-    for number_scheme in (choose_scheme(spec, name) for name in scheme_names):
-        for case in [default] if default and not cases else choose_cases(spec, cases, number_scheme):
+    Tunable kernels use `config` (`block_m=64,...`) if it is given.  `with_code` leaves out kernels without compiled
+    code.  Raises `ValueError` on an unknown name, on kernels of several ops, and if no kernel is left."""
+    kernels = choose_kernels(op, names)
+    ops = {kernel.op for kernel in kernels}
+    if op is None and (len(ops) != 1 or not names):
+        raise ValueError("op: expected an op, or a file that registers kernels of one with --kernel")
+    if with_code and not (kernels := [kernel for kernel in kernels if kernel.has_code]):
+        raise ValueError(f"kernel: expected one with compiled code (triton, gluon, cuda), got {', '.join(names) or op}")
+    spec, targets = get_op(op or ops.pop()), []
+    for kernel in kernels:
+        kernel_config = kernel.tunable.make_config(Case.parse(config)) if config else None
+        for scheme in [choose_scheme(spec, name) for name in schemes or (None,)]:
+            if default is not None and not cases:
+                kernel_cases = [default(kernel, spec, scheme)]
+            else:
+                kernel_cases = choose_cases(spec, cases, scheme)
             targets += [
-                KernelCase(spec.name, kernel.name, case, number_scheme, *options) for kernel, *options in kernel_choices
+                KernelCase(spec.name, kernel.name, case, scheme, kernel.file, kernel_config) for case in kernel_cases
             ]
     return targets
 

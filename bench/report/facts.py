@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from rooflab.bench.base.plain import in_utc
+from rooflab.bench.base.plain import Row, in_utc
 from rooflab.bench.core import Record
 from rooflab.bench.report.sources import Located, Source, grouped, machine_of
 from rooflab.roofline.numbers import digits, metric_label, metric_text, percent, plain_value, si
@@ -86,50 +85,31 @@ def value_text(name: str, value: Any) -> str:
     return "" if value is None else plain_value(value)
 
 
-@dataclass(frozen=True)
-class Fact:
-    """Describes one property of a machine.  `values` has all values of the property if it differs between runs."""
-
-    label: str
-    values: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Describes a machine, and counts its records and runs."""
-
-    key: str
-    name: str
-    anchor: str
-    facts: tuple[Fact, ...]
-    records: int
-    runs: int
-    first: str
-    last: str
-
-
 _FIELDS_SHOWN_ELSEWHERE = {"machine_key", "gpu", "commit", "dirty", "imported", "name", "uuid"}
 _FIELDS_SHOWN_ELSEWHERE |= {"tree", "kernel_file_sha256", "rooflab"}
 
 
-def machines_of(located: Sequence[Located]) -> tuple[Machine, ...]:
-    """Returns one entry for each machine in the records.  GPUs come before CPUs, and each group is sorted by name."""
+def machines_of(located: Sequence[Located]) -> tuple[Row, ...]:
+    """Returns a row for each machine in the records, with the number of its records and runs.  GPUs come before CPUs,
+    and each group is sorted by name.
+
+    A machine's `facts` are pairs of a property's name and its values, several if the property differs between runs."""
     records_by_machine = grouped(located, lambda item: machine_of(item.record)).items()
     sorted_groups = sorted(records_by_machine, key=lambda pair: (not pair[1][0].record.environment.get("gpu"), pair[0]))
     machines = []
     for machine_number, (key, machine_records) in enumerate(sorted_groups, 1):
         last_environment = machine_records[-1].record.environment
         name = str((last_environment.get("gpu") or {}).get("name") or last_environment.get("cpu") or key)
-        machine = Machine(
-            key=key,
-            name=name,
-            anchor=f"machine-{machine_number}-{slug(name)}",
-            facts=_facts([item.record for item in machine_records]),
-            records=len(machine_records),
-            runs=len({item.record.run_id for item in machine_records}),
-            first=moment(machine_records[0].record.timestamp),
-            last=moment(machine_records[-1].record.timestamp),
-        )
+        machine = {
+            "key": key,
+            "name": name,
+            "anchor": f"machine-{machine_number}-{slug(name)}",
+            "facts": _facts([item.record for item in machine_records]),
+            "records": len(machine_records),
+            "runs": len({item.record.run_id for item in machine_records}),
+            "first": moment(machine_records[0].record.timestamp),
+            "last": moment(machine_records[-1].record.timestamp),
+        }
         machines.append(machine)
     return tuple(machines)
 
@@ -137,7 +117,7 @@ def machines_of(located: Sequence[Located]) -> tuple[Machine, ...]:
 _CLOCK_READING_NAMES = ("sm_clock_range_hz", "sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")
 
 
-def _facts(records: Sequence[Record]) -> tuple[Fact, ...]:
+def _facts(records: Sequence[Record]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Returns the records' values of each machine property. Clocks, power and temperature show only their range."""
     values_by_label: dict[str, dict[str, None]] = {}
     values_by_name: dict[str, list[float]] = {name: [] for name in _CLOCK_READING_NAMES}
@@ -149,13 +129,13 @@ def _facts(records: Sequence[Record]) -> tuple[Fact, ...]:
         for name, all_numbers in values_by_name.items():
             values = clocks.get(name) if isinstance(clocks.get(name), list | tuple) else [clocks.get(name)]
             all_numbers += [field_value for field_value in values or () if isinstance(field_value, int | float)]
-    facts = [Fact(label, tuple(values)) for label, values in values_by_label.items()]
+    facts = [(label, tuple(values)) for label, values in values_by_label.items()]
     range_by_name = {
         name: [min(all_numbers), max(all_numbers)] for name, all_numbers in values_by_name.items() if all_numbers
     }
-    facts += [Fact(metric_label(name), (value_text(name, value_range),)) for name, value_range in range_by_name.items()]
+    facts += [(metric_label(name), (value_text(name, value_range),)) for name, value_range in range_by_name.items()]
     clock_readings = [
         record.clocks for record in records if record.clocks and record.clocks.get("throttle_reasons") is not None
     ]
     throttle_names = dict.fromkeys(reason for clocks in clock_readings for reason in clocks.get("throttle_names") or ())
-    return (*facts, *([Fact("clock held back by", (", ".join(throttle_names) or "none",))] if clock_readings else []))
+    return (*facts, *([("clock held back by", (", ".join(throttle_names) or "none",))] if clock_readings else []))

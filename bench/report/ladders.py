@@ -13,6 +13,7 @@ from math import inf, isnan
 from pathlib import Path
 from typing import get_args
 
+from rooflab.bench.base.plain import Row
 from rooflab.bench.core import NOT_RUN, Record
 from rooflab.bench.report.facts import Facts, facts_of
 from rooflab.bench.report.sources import (
@@ -39,17 +40,6 @@ _ENTRY_PATTERN = re.compile(r"^([A-Za-z]\w*) {2,}(\S.*(?:\n {4,}.*)*)", re.MULTI
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """Holds the speed of a kernel relative to another kernel on one case.  A value of 2 means half the time."""
-
-    value: float
-    source: Source
-    """The source of the other kernel's record."""
-    other_run: bool
-    """Whether the other kernel was timed in another run, so that its versions or clocks may differ."""
-
-
-@dataclass(frozen=True)
 class LadderRow:
     """Holds one table row: the result of one kernel on one case (input shape)."""
 
@@ -60,8 +50,9 @@ class LadderRow:
     """The reason why the row has no time, or the fault of its result."""
     failed: bool
     latency_ms: float | None
-    over_library: Ratio | None
-    over_naive: Ratio | None
+    over_library: Row | None
+    """The speed relative to the library kernel, as `_ratio` returns it."""
+    over_naive: Row | None
     facts: Facts
 
     @property
@@ -84,20 +75,12 @@ class LadderRow:
 
 
 @dataclass(frozen=True)
-class LadderCase:
-    """Holds the results of all comparable kernels on one case (input shape) in one scheme (dtypes)."""
-
-    case_id: str
-    scheme: str
-    rows: tuple[LadderRow, ...]
-
-
-@dataclass(frozen=True)
 class Ladder:
     """Holds the table (ladder) of one op on one machine: the results of all its kernels."""
 
     machine: str
-    blocks: tuple[LadderCase, ...]
+    blocks: tuple[Row, ...]
+    """By `case_id` and `scheme` (dtypes), the `rows` of all comparable kernels."""
     unit: str
     """The unit of the times in the ladder's table: `us` or `ms`."""
 
@@ -105,38 +88,9 @@ class Ladder:
     def not_run(self) -> dict[str, Counter[str]]:
         """Counts the cases in which a kernel could not run, for each reason and each kernel."""
         case_counts: dict[str, Counter[str]] = {}
-        for row in (row for case_block in self.blocks for row in case_block.rows if row.status in NOT_RUN):
+        for row in (row for case_block in self.blocks for row in case_block["rows"] if row.status in NOT_RUN):
             case_counts.setdefault(f"{row.status}: {row.reason}", Counter())[row.kernel] += 1
         return case_counts
-
-
-@dataclass(frozen=True)
-class CheckRow:
-    """Counts right and wrong results in the newest checks of one kernel on one machine, over all cases."""
-
-    kernel: str
-    machine: str
-    checked_by: str
-    right: int
-    wrong: int
-    not_run: int
-    worst: float | None
-    """The largest ratio of an error to the error's tolerance."""
-    weak: int
-    """The number of cases whose tolerance would let a wrong answer pass."""
-    source: Source
-
-
-@dataclass(frozen=True)
-class OpLadder:
-    """Holds all results of one op: its times and its checks, on every machine."""
-
-    op: str
-    order: tuple[str, ...]
-    no_library: str
-    """The reason why torch has no call for the op; empty if torch has a call."""
-    ladders: tuple[Ladder, ...]
-    checks: tuple[CheckRow, ...]
 
 
 def ladder_lines(op: str) -> dict[str, str]:
@@ -159,8 +113,10 @@ def ladder_rows(op: str) -> list[dict[str, str]]:
     return rows
 
 
-def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
-    """Returns the results of each op that was timed or checked, sorted by op name."""
+def op_ladders(located: Sequence[Located]) -> tuple[Row, ...]:
+    """Returns the results of each op that was timed or checked, on every machine, sorted by op name.
+
+    `no_library` is the reason why torch has no call for the op; empty if torch has a call."""
     benches = benches_of(located)
     checks = newest((item for item in located if item.record.kind == "check"), kernel_key)
     checks_by_op = grouped(checks, lambda item: kernel_key(item.record)[1])
@@ -171,8 +127,8 @@ def op_ladders(located: Sequence[Located]) -> tuple[OpLadder, ...]:
         kernels, spec = tuple(ladder_lines(op)), registry.ops().get(op)
         machines = grouped(timed_by_op.get(op, ()), lambda item: machine_of(item.record))
         tables = tuple(_ladder(machine, items, past_benches, kernels) for machine, items in machines.items())
-        no_lib_reason = (spec.no_library or "") if spec else ""
-        op_results.append(OpLadder(op, kernels, no_lib_reason, tables, _check_rows(checks_by_op.get(op, ()), kernels)))
+        op_row = {"op": op, "order": kernels, "no_library": (spec.no_library or "") if spec else "", "ladders": tables}
+        op_results.append(op_row | {"checks": _check_rows(checks_by_op.get(op, ()), kernels)})
     return tuple(op_results)
 
 
@@ -193,11 +149,12 @@ def _ladder(
     def size(item: Located) -> tuple[str, float, float]:
         return item.record.scheme or "", item.record.flops or 0.0, item.record.least_bytes or 0.0
 
-    cases = []
+    cases: list[Row] = []
     for case_key, group in grouped(sorted(chosen, key=size), lambda item: _beside(item.record)).items():
         group.sort(key=lambda item: _rank(item.record, order))
-        cases.append(LadderCase(case_key[2], case_key[3], tuple(_row(item, group, past[case_key]) for item in group)))
-    latencies_ms = [row.latency_ms for case_block in cases for row in case_block.rows if row.latency_ms is not None]
+        rows = tuple(_row(item, group, past[case_key]) for item in group)
+        cases.append({"case_id": case_key[2], "scheme": case_key[3], "rows": rows})
+    latencies_ms = [row.latency_ms for case_block in cases for row in case_block["rows"] if row.latency_ms is not None]
     return Ladder(machine, tuple(cases), time_unit(latencies_ms))
 
 
@@ -219,9 +176,11 @@ def _row(item: Located, group: Sequence[Located], past: Sequence[Located]) -> La
     )
 
 
-def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[Located]) -> Ratio | None:
-    """Returns the speed of a record relative to the fastest kernel of role `role`. Prefers a kernel of the same run,
-    then other runs. Returns None without a comparison."""
+def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[Located]) -> Row | None:
+    """Returns the speed of a record relative to the fastest kernel of role `role`, on one case.  Prefers a kernel of
+    the same run, then other runs (`other_run`), whose versions or clocks may differ.  Returns None if there is none.
+
+    A `value` of 2 means half the time.  `source` is that of the other kernel's record."""
     median_ms = latency_ms(record)
     if median_ms is None or record.role == role:
         return None
@@ -231,26 +190,30 @@ def _ratio(record: Record, role: str, group: Sequence[Located], past: Sequence[L
         timed_items = [(ms, item.source) for item in base_items if (ms := latency_ms(item.record)) is not None]
         if timed_items:
             base_ms, source = min(timed_items, key=lambda pair: pair[0])
-            return Ratio(base_ms / median_ms, source, other_run)
+            return {"value": base_ms / median_ms, "source": source, "other_run": other_run}
     return None
 
 
-def _check_rows(checks: Sequence[Located], order: Sequence[str]) -> tuple[CheckRow, ...]:
+def _check_rows(checks: Sequence[Located], order: Sequence[str]) -> tuple[Row, ...]:
+    """Counts right and wrong results in the newest checks of each kernel on each machine, over all cases.
+
+    `worst` is the largest ratio of an error to the error's tolerance.  `weak` is the number of cases whose tolerance
+    would let a wrong answer pass."""
     rows = []
     ranked_checks = sorted(checks, key=lambda item: (machine_of(item.record), _rank(item.record, order)))
     for (machine, kernel), items in grouped(ranked_checks, lambda item: kernel_key(item.record)[:3:2]).items():
         records_that_ran = [item.record for item in items if item.record.status not in NOT_RUN]
         max_errors = [stats.get("max_error_over_tolerance") for record in records_that_ran for stats in record.errors]
-        row = CheckRow(
-            kernel=kernel,
-            machine=machine,
-            checked_by=", ".join(dict.fromkeys(record.checked_by for record in records_that_ran)) or "none",
-            right=sum(record.status == "OK" for record in records_that_ran),
-            wrong=sum(record.status != "OK" for record in records_that_ran),
-            not_run=len(items) - len(records_that_ran),
-            worst=max((e for e in max_errors if e is not None), key=lambda e: inf if isnan(e) else e, default=None),
-            weak=sum(bool(record.weak) for record in records_that_ran),
-            source=items[-1].source,
-        )
+        row = {
+            "kernel": kernel,
+            "machine": machine,
+            "checked_by": ", ".join(dict.fromkeys(record.checked_by for record in records_that_ran)) or "none",
+            "right": sum(record.status == "OK" for record in records_that_ran),
+            "wrong": sum(record.status != "OK" for record in records_that_ran),
+            "not_run": len(items) - len(records_that_ran),
+            "worst": max((e for e in max_errors if e is not None), key=lambda e: inf if isnan(e) else e, default=None),
+            "weak": sum(bool(record.weak) for record in records_that_ran),
+            "source": items[-1].source,
+        }
         rows.append(row)
     return tuple(rows)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from rooflab.bench.base.plain import plain
+from rooflab.bench.base.plain import Row, plain
 from rooflab.bench.core import Record
-from rooflab.bench.report.facts import Facts, facts_of
-from rooflab.bench.report.sources import Located, Source, grouped, machine_of
+from rooflab.bench.report.facts import facts_of
+from rooflab.bench.report.sources import Located, grouped, machine_of
 from rooflab.kernels import registry
 
 CASE_ID = "ledger"
@@ -21,43 +20,11 @@ SEGMENT_COLOURS = (
 HOST_NAME, GREY = "host and gaps", "#7b828b"
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Describes one part of a bar: the time of one op with one weight (such as `qkv_proj`), or the host's time."""
+def ledger_groups(located: Sequence[Located]) -> tuple[Row, ...]:
+    """Makes groups of bars from the records with times of engine steps.  Other records are ignored.
 
-    name: str
-    ms: float
-    percent: float
-    """The length of the segment, in percent of the widest bar of its group."""
-    colour: str
-
-
-@dataclass(frozen=True)
-class LedgerBar:
-    """Holds the bar of one record: the times of the ops in one engine step."""
-
-    record: Record
-    machine: str
-    step_ms: float
-    kernels: str
-    """The kernels of this record that no other bar of the group has."""
-    segments: tuple[Segment, ...]
-    facts: Facts
-    source: Source
-
-
-@dataclass(frozen=True)
-class LedgerGroup:
-    """Holds the bars for one kind of engine step of one model on one machine.  The oldest bar comes first."""
-
-    title: str
-    bars: tuple[LedgerBar, ...]
-    names: tuple[tuple[str, str], ...]
-    """The name and colour of each segment."""
-
-
-def ledger_groups(located: Sequence[Located]) -> tuple[LedgerGroup, ...]:
-    """Makes groups of bars from the records with times of engine steps.  Other records are ignored."""
+    A group is of one kind of step of one model on one machine, the oldest bar first.  Its `names` are the name and the
+    colour of each segment.  A segment is the time of one op with one weight (such as `qkv_proj`), or the host's."""
     steps = [item for item in located if item.record.kind == "engine" and item.record.case_id == CASE_ID]
     ok_items = sorted((item for item in steps if item.record.status == "OK"), key=lambda item: item.record.timestamp)
     items_by_machine = grouped(ok_items, lambda item: (machine_of(item.record), _title(item.record)))
@@ -70,7 +37,7 @@ def _title(record: Record) -> str:
     return f"{case['model']} in {case['dtype']}: {step_text} on {case['of']}"
 
 
-def _group(title: str, items: Sequence[Located]) -> LedgerGroup:
+def _group(title: str, items: Sequence[Located]) -> Row:
     op_ms = [_parts(item.record) for item in items]
     max_bar_ms = max(sum(ms.values()) for ms in op_ms)
     names = sorted({name for ms in op_ms for name in ms}, key=lambda name: -max(ms.get(name, 0.0) for ms in op_ms))
@@ -80,14 +47,23 @@ def _group(title: str, items: Sequence[Located]) -> LedgerGroup:
     common_kernels = set.intersection(*kernels)
     bars = []
     for item, ms, bar_kernels in zip(items, op_ms, kernels, strict=True):
-        segments = tuple(
-            Segment(name, ms[name], 100 * ms[name] / max_bar_ms, colour_by_name[name]) for name in names if ms.get(name)
-        )
-        step_ms = item.record.metrics["step_ms"]
-        kernel_text = ", ".join(f"{op}={name}" for op, name in sorted(bar_kernels - common_kernels))
-        facts = facts_of(item.record)
-        bars.append(LedgerBar(item.record, machine_of(item.record), step_ms, kernel_text, segments, facts, item.source))
-    return LedgerGroup(title, tuple(bars), tuple(colour_by_name.items()))
+        bar = {
+            "record": item.record,
+            "machine": machine_of(item.record),
+            "step_ms": item.record.metrics["step_ms"],
+            # The kernels that no other bar of the group has.
+            "kernels": ", ".join(f"{op}={name}" for op, name in sorted(bar_kernels - common_kernels)),
+            "segments": tuple(
+                # The length is in percent of the widest bar of the group.
+                {"name": name, "ms": ms[name], "percent": 100 * ms[name] / max_bar_ms, "colour": colour_by_name[name]}
+                for name in names
+                if ms.get(name)
+            ),
+            "facts": facts_of(item.record),
+            "source": item.source,
+        }
+        bars.append(bar)
+    return {"title": title, "bars": tuple(bars), "names": tuple(colour_by_name.items())}
 
 
 def _parts(record: Record) -> dict[str, float]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from rooflab.bench.base.plain import Row
 from rooflab.bench.core import NOT_RUN
 from rooflab.bench.report.content import Content, gather
 from rooflab.bench.report.facts import slug
@@ -37,14 +37,14 @@ def render(content: Content) -> str:
     )
     filter_functions = (digits, whole, percent, times, counted, si, in_unit, plain_value, slug, breakable, svg)
     environment.filters |= {filter_function.__name__: filter_function for filter_function in filter_functions}
-    machines = {machine.key: machine for machine in content.machines}
+    machines = {machine["key"]: machine for machine in content.machines}
     return environment.get_template("page.html").render(
         content=content,
         rooflines={roofline_drawing.machine: roofline_drawing for roofline_drawing in content.rooflines},
         bad=BAD_COLUMNS,
         not_run=NOT_RUN,
-        absent=sum(len(data_gap.names) for data_gap in content.unmeasured if data_gap.machine in machines),
-        op_anchors={op.op: f"op-{op_index}-{slug(op.op)}" for op_index, op in enumerate(content.ops, 1)},
+        absent=sum(len(gap["names"]) for gap in content.unmeasured if gap["machine"] in machines),
+        op_anchors={op["op"]: f"op-{op_index}-{slug(op['op'])}" for op_index, op in enumerate(content.ops, 1)},
         machines=machines,
     )
 
@@ -67,18 +67,9 @@ def svg(drawing: Drawing) -> str:
 TITLE = "Rooflab report"
 
 
-@dataclass(frozen=True)
-class Report:
-    """Describes a report file that was written."""
-
-    file: str
-    bytes: int
-    figures: int
-    content: Content
-
-
-def write_report(paths: Sequence[Path], out: Path, title: str = TITLE) -> Report:
+def write_report(paths: Sequence[Path], out: Path, title: str = TITLE) -> Row:
     """Reads the records in `paths` (files, or folders at any depth) and writes the HTML page to `out` atomically.
+    Returns the path of the page (`file`), its `bytes`, the number of `figures`, and its `content`.
 
     Raises `ValueError` in three cases: a record is damaged, there is no record, or `out` is a folder.  For a damaged
     record, the message names the file and the line."""
@@ -86,4 +77,4 @@ def write_report(paths: Sequence[Path], out: Path, title: str = TITLE) -> Report
     content = gather(*load(paths), title)
     page = render(content).encode()
     write_whole(out, page)
-    return Report(str(out), len(page), len(content.rooflines), content)
+    return {"file": str(out), "bytes": len(page), "figures": len(content.rooflines), "content": content}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 from rooflab.bench.base.decode import decoded
+from rooflab.bench.base.plain import Row
 from rooflab.bench.core import MachineLimits
 from rooflab.bench.report.figures import Drawing, drawing_of, largest_cases, placed
 from rooflab.bench.report.sources import Located, Source, grouped, latency_ms, machine_of
@@ -15,45 +16,13 @@ from rooflab.roofline.model import CeilingKind, Ceilings
 from rooflab.roofline.numbers import digits, plain_value, si, whole
 
 
-@dataclass(frozen=True)
-class CeilingRow:
-    """Describes one limit, such as bandwidth: as measured, from the data sheet, and at the lowest recorded clock."""
+def ceiling_tables(located: Sequence[Located]) -> tuple[Row, ...]:
+    """Returns a table of ceilings for each machine with measured or recorded ceilings.
 
-    name: str
-    texts: Mapping[CeilingKind, str]
-    share: float | None
-    """The ratio of the measured value to the data sheet's value."""
-
-
-@dataclass(frozen=True)
-class BestMicrokernel:
-    """Describes the best result of one microkernel, which measures one limit, with its fastest launch shape."""
-
-    name: str
-    text: str
-    how: str
-    """The timer and the launch shape of the result."""
-    source: Source
-
-
-@dataclass(frozen=True)
-class CeilingTable:
-    """Holds the ceilings of one machine, such as its bandwidth and FLOP/s."""
-
-    machine: str
-    device: str
-    clock: str
-    """The clock of the table's column at a clock, if that column was computed here."""
-    rows: tuple[CeilingRow, ...]
-    """The quantities that bound a kernel."""
-    sources: tuple[Source, ...]
-    """The records with these ceilings; if none, they come from the table of GPUs (`roofline/device.py`)."""
-    readings: tuple[BestMicrokernel, ...]
-    """The readings from which the measured ceilings were computed."""
-
-
-def ceiling_tables(located: Sequence[Located]) -> tuple[CeilingTable, ...]:
-    """Returns a table of ceilings for each machine with measured or recorded ceilings."""
+    `rows` are the quantities that bound a kernel: each kind's text, and `share`, the measured value over the data
+    sheet's.  `sources` are the records with these ceilings; if none, they come from `roofline/device.py`.  `readings`
+    are those from which the measured ceilings were computed.  `clock` is that of the column at a clock, if that column
+    was computed here."""
     ceiling_items = (item for item in located if item.record.ceilings or item.record.kind == "ceiling")
     return tuple(
         _table(machine, items) for machine, items in grouped(ceiling_items, lambda it: machine_of(it.record)).items()
@@ -96,7 +65,7 @@ def held_clock_mhz(items: Sequence[Located]) -> float | None:
     return min(clocks_mhz, default=None)
 
 
-def _table(machine: str, items: Sequence[Located]) -> CeilingTable:
+def _table(machine: str, items: Sequence[Located]) -> Row:
     newest_ceilings = ceilings_for(items)
     limits_by_kind = {roof_kind: _limits(ceilings) for roof_kind, (ceilings, _) in newest_ceilings.items()}
     rows = []
@@ -104,12 +73,17 @@ def _table(machine: str, items: Sequence[Located]) -> CeilingTable:
         value_by_kind = {roof_kind: limits[name] for roof_kind, limits in limits_by_kind.items() if name in limits}
         has_both_kinds = "measured" in value_by_kind and "datasheet" in value_by_kind and not name.endswith("floor")
         peak_ratio = value_by_kind["measured"][0] / value_by_kind["datasheet"][0] if has_both_kinds else None
-        rows.append(CeilingRow(name, {roof_kind: text for roof_kind, (_, text) in value_by_kind.items()}, peak_ratio))
+        texts = {roof_kind: text for roof_kind, (_, text) in value_by_kind.items()}
+        rows.append({"name": name, "texts": texts, "share": peak_ratio})
     clock = held_clock_mhz(items) if "at_clock" in newest_ceilings and newest_ceilings["at_clock"][1] is None else None
-    device = next(iter(newest_ceilings.values()))[0].device if newest_ceilings else machine
-    sources = tuple(source for _, source in newest_ceilings.values() if source is not None)
-    clock_text = f"{whole(clock)} MHz" if clock else ""
-    return CeilingTable(machine, device, clock_text, tuple(rows), sources, tuple(readings_of(items)))
+    return {
+        "machine": machine,
+        "device": next(iter(newest_ceilings.values()))[0].device if newest_ceilings else machine,
+        "clock": f"{whole(clock)} MHz" if clock else "",
+        "rows": tuple(rows),
+        "sources": tuple(source for _, source in newest_ceilings.values() if source is not None),
+        "readings": tuple(readings_of(items)),
+    }
 
 
 def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
@@ -123,8 +97,10 @@ def _limits(ceilings: Ceilings) -> dict[str, tuple[float, str]]:
     return limit_by_name | ({"launch floor": (launch_s, f"{digits(launch_s * 1e6)} µs")} if launch_s else {})
 
 
-def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
-    """Returns the best result of each microkernel in its newest run, over all launch shapes."""
+def readings_of(items: Sequence[Located]) -> list[Row]:
+    """Returns the best result of each microkernel in its newest run, over all launch shapes.
+
+    `how` holds the timer and the launch shape."""
     valid_ceiling_items = [item for item in items if item.record.kind == "ceiling" and item.record.status == "OK"]
     valid_ceiling_items = [item for item in valid_ceiling_items if 0 < MachineLimits.amount(item.record)[0] < inf]
     readings = []
@@ -137,9 +113,8 @@ def readings_of(items: Sequence[Located]) -> list[BestMicrokernel]:
         text = f"{digits(limit_value * 1e6)} µs" if unit_text == "s" else f"{si(limit_value)}{unit_text}"
         name = f"{limit_name} {record.scheme}" if record.scheme and record.scheme not in limit_name else limit_name
         timing_method = ", ".join(filter(None, (record.timer, plain_value(record.config or ""))))
-        readings.append(
-            BestMicrokernel(name, text, timing_method, next(item.source for item in run_items if item.record is record))
-        )
+        source = next(item.source for item in run_items if item.record is record)
+        readings.append({"name": name, "text": text, "how": timing_method, "source": source})
     return readings
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rooflab.bench.base.decode import decoded
+from rooflab.bench.base.plain import Row
 from rooflab.bench.core import NOT_RUN, Record, read
 from rooflab.roofline.model import Ceilings
 
@@ -48,16 +49,6 @@ class Located:
     """For a chosen record: the profile that gives its traffic, if this profile is another record."""
 
 
-@dataclass(frozen=True)
-class FileInfo:
-    """Describes a file of records that a report read."""
-
-    number: int
-    name: str
-    records: int
-    run_ids: tuple[str, ...]
-
-
 def find_files(paths: Sequence[Path]) -> list[Path]:
     """Returns the given files, and every `*.jsonl` file at any depth below the given folders.  No file occurs twice.
 
@@ -73,12 +64,12 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     return list(files.values())
 
 
-def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
+def load(paths: Sequence[Path]) -> tuple[list[Located], list[Row]]:
     """Reads files and folders.  Returns their records, oldest first, and the files.  A repeated line counts once.
 
     Raises `ValueError` if there is no record.  Also raises it on a damaged line, with the file and the line number."""
     items: list[Located] = []
-    files: list[FileInfo] = []
+    files: list[Row] = []
     seen_lines: set[str] = set()
     for file_number, path in enumerate(find_files(paths), 1):
         records = read(path)  # checks the whole file, including an incomplete last line
@@ -94,7 +85,8 @@ def load(paths: Sequence[Path]) -> tuple[list[Located], list[FileInfo]]:
                     raise ValueError(f"{path.name}, line {line}: {error}") from error
                 new_items.append(Located(checked_record, Source(display_name(path), file_number, line, record.run_id)))
         run_ids = tuple(dict.fromkeys(item.record.run_id for item in new_items))
-        files.append(FileInfo(file_number, display_name(path), len(new_items), run_ids))
+        file_row = {"number": file_number, "name": display_name(path), "records": len(new_items), "run_ids": run_ids}
+        files.append(file_row)
         items += new_items
     if not items:
         raise ValueError(f"records: expected at least one, found none in {', '.join(map(str, paths))}")

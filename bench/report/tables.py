@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from rooflab.bench.base.plain import Row
 from rooflab.bench.core import Record
-from rooflab.bench.report.facts import Facts, commit_text, facts_of, predicted, value_text
+from rooflab.bench.report.facts import commit_text, facts_of, predicted, value_text
 from rooflab.bench.report.ledgers import CASE_ID
-from rooflab.bench.report.sources import FINE_STATUSES, NOT_WRONG_STATUSES, Located, Source, grouped, machine_of, newest
+from rooflab.bench.report.sources import FINE_STATUSES, NOT_WRONG_STATUSES, Located, grouped, machine_of, newest
 from rooflab.kernels import registry
 from rooflab.roofline.numbers import metric_label, metric_text, percent, plain_value
 
@@ -18,25 +18,11 @@ MERGE_BLOCKERS = ("INCORRECT", "FAILED", "INVALID", "MISSING", "SLOWER")
 _ORDER = ("NO VERDICT", *MERGE_BLOCKERS, "UNRESOLVED", "FASTER", "SAME")
 
 
-@dataclass(frozen=True)
-class ComparisonRow:
-    """Compares a kernel (side B) with its baseline (side A).  An effect of 0.03 means that B takes 3% more time."""
+def comparisons_of(located: Sequence[Located]) -> tuple[Row, ...]:
+    """Returns the newest A/B verdict of each machine, kernel, case and baseline.  Merge blockers come first.
 
-    machine: str
-    name: str
-    baseline: str
-    verdict: str
-    why: str
-    """The record's reason.  If the verdict has no other reason, the effect."""
-    stops: bool
-    """Whether the verdict stops a merge."""
-    record: Record
-    facts: Facts
-    source: Source
-
-
-def comparisons_of(located: Sequence[Located]) -> tuple[ComparisonRow, ...]:
-    """Returns the newest A/B verdict of each machine, kernel, case and baseline.  Merge blockers come first."""
+    `why` is the record's reason.  If the verdict has no other reason, it is the effect: 0.03 means that the kernel
+    (side B) takes 3% more time than its baseline (side A).  `stops` tells whether the verdict stops a merge."""
     items = newest(
         (item for item in located if item.record.kind == "ab"),
         lambda row: (machine_of(row), row.op, row.kernel, row.case_id, row.scheme, _baseline(row)),
@@ -47,9 +33,12 @@ def comparisons_of(located: Sequence[Located]) -> tuple[ComparisonRow, ...]:
         verdict = record.verdict or (record.status if record.status not in FINE_STATUSES else "NO VERDICT")
         name = f"{record.op}/{record.kernel}" if record.op else record.kernel or "own function"
         is_blocker = verdict in ("NO VERDICT", *MERGE_BLOCKERS) or record.status not in FINE_STATUSES
-        row_keys = machine_of(record), name, _baseline(record)
-        rows.append(ComparisonRow(*row_keys, verdict, _why(record), is_blocker, record, facts_of(record), item.source))
-    return tuple(sorted(rows, key=lambda row: (_ORDER.index(row.verdict) if row.verdict in _ORDER else -1, row.name)))
+        row: Row = {"machine": machine_of(record), "name": name, "baseline": _baseline(record), "verdict": verdict}
+        row |= {"why": _why(record), "stops": is_blocker, "record": record}
+        rows.append(row | {"facts": facts_of(record), "source": item.source})
+    return tuple(
+        sorted(rows, key=lambda row: (_ORDER.index(row["verdict"]) if row["verdict"] in _ORDER else -1, row["name"]))
+    )
 
 
 def _baseline(record: Record) -> str:
@@ -78,28 +67,10 @@ BAD_COLUMNS = ("findings", "spill_loads", "spill_stores", "stack_bytes")
 """The values that are marked if present: registers that spill to memory, and options that had no effect."""
 
 
-@dataclass(frozen=True)
-class CompiledRow:
-    """Describes one launched GPU kernel, with properties of its compiled code such as registers."""
+def compiled_tables(located: Sequence[Located]) -> tuple[Row, ...]:
+    """Returns a table for each op with the newest compiled code of each kernel, case, scheme, config and GPU type.
 
-    record: Record
-    failed: bool
-    texts: Mapping[str, str]
-    predicted: str
-    source: Source
-
-
-@dataclass(frozen=True)
-class CompiledTable:
-    """Holds the compiled GPU kernels of one op.  A column is present if at least one row has a value for it."""
-
-    op: str
-    columns: tuple[str, ...]
-    rows: tuple[CompiledRow, ...]
-
-
-def compiled_tables(located: Sequence[Located]) -> tuple[CompiledTable, ...]:
-    """Returns a table for each op with the newest compiled code of each kernel, case, scheme, config and GPU type."""
+    A row is one launched GPU kernel.  A column is present if at least one row has a value for it."""
     newest_items = newest(
         (item for item in located if item.record.compiled or item.record.kind == "static"),
         lambda item: (
@@ -109,19 +80,19 @@ def compiled_tables(located: Sequence[Located]) -> tuple[CompiledTable, ...]:
     )
     tables = []
     for op, items in sorted(grouped(newest_items, lambda item: item.record.op or "no op").items()):
-        rows = tuple(
-            CompiledRow(
-                item.record,
-                item.record.status not in FINE_STATUSES,
-                _shown(compiled_launch),
-                predicted(item.record),
-                item.source,
-            )
+        rows: tuple[Row, ...] = tuple(
+            {
+                "record": item.record,
+                "failed": item.record.status not in FINE_STATUSES,
+                "texts": _shown(compiled_launch),
+                "predicted": predicted(item.record),
+                "source": item.source,
+            }
             for item in items
             for compiled_launch in item.record.compiled or ({},)
         )
-        columns = tuple(name for name in COMPILED_COLUMNS if any(row.texts.get(name) for row in rows))
-        tables.append(CompiledTable(op, columns, rows))
+        columns = tuple(name for name in COMPILED_COLUMNS if any(row["texts"].get(name) for row in rows))
+        tables.append({"op": op, "columns": columns, "rows": rows})
     return tuple(tables)
 
 
@@ -133,32 +104,7 @@ def _shown(launch: Mapping[str, Any]) -> dict[str, str]:
     return texts
 
 
-@dataclass(frozen=True)
-class EngineRow:
-    """Describes one run of the LLM engine in a table."""
-
-    machine: str
-    record: Record
-    options: str
-    """The options of the run: model, dtype, prompts."""
-    kernels: str
-    """The op and the kernel, if the record names them."""
-    texts: tuple[str, ...]
-    failed: bool
-    facts: Facts
-    source: Source
-
-
-@dataclass(frozen=True)
-class EngineTable:
-    """Holds engine runs that have the same metrics.  A metric has a column if at least one run has a value for it."""
-
-    name: str
-    columns: tuple[str, ...]
-    rows: tuple[EngineRow, ...]
-
-
-def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
+def engine_tables(located: Sequence[Located]) -> tuple[Row, ...]:
     """Returns tables of engine runs, one row per run. Runs with the same metrics share a table. A repeated run, with
     the same machine, kind, options and kernels, replaces the older run.
 
@@ -177,18 +123,19 @@ def engine_tables(located: Sequence[Located]) -> tuple[EngineTable, ...]:
         rows = []
         for item in same_metric_items:
             record = item.record
-            row = EngineRow(
-                machine=machine_of(record),
-                record=record,
-                options=plain_value({name: case_value for name, case_value in record.case.items() if name not in ops}),
-                kernels=", ".join(f"{op}={kernel}" for op, kernel in record.case.items() if op in ops),
-                texts=tuple(metric_text(key, record.metrics[key]) if key in record.metrics else "" for key in keys),
-                failed=record.status not in NOT_WRONG_STATUSES,
-                facts=facts_of(record),
-                source=item.source,
-            )
+            row = {
+                "machine": machine_of(record),
+                "record": record,
+                "options": plain_value({name: value for name, value in record.case.items() if name not in ops}),
+                "kernels": ", ".join(f"{op}={kernel}" for op, kernel in record.case.items() if op in ops),
+                "texts": tuple(metric_text(key, record.metrics[key]) if key in record.metrics else "" for key in keys),
+                "failed": record.status not in NOT_WRONG_STATUSES,
+                "facts": facts_of(record),
+                "source": item.source,
+            }
             rows.append(row)
-        tables.append(EngineTable(table_title, tuple(metric_label(key) for key in keys), tuple(rows)))
+        columns = tuple(metric_label(key) for key in keys)
+        tables.append({"name": table_title, "columns": columns, "rows": tuple(rows)})
     return tuple(tables)
 
 

@@ -53,12 +53,7 @@ REFUSED = {
     "ledger smollm2-135m --dummy --context 9999": "--context: expected at most 8192",
     "simulate --gpus 3": "--gpus: expected one of 1, 2, 4, 8",
     "simulate --against none": "trace: expected a file, or a folder with one, got 'none'",
-    "load --dataset x": "--dataset: removed; --data sharegpt has its lengths",
     "list --ladder": "op: expected one with --ladder, got none",
-    "sweep --out x": "sweep: removed; start `rooflab suite` on each machine",
-    "capacity llama-3.1-70b --gpus 4": "capacity: removed; the table of `rooflab simulate --sweep 1,2,4`",
-    "estimate --model llama-3.1-8b --speculate ngram": "--speculate: removed; `rooflab load` on a server",
-    "picture schedule gemm": "schedule: removed; `rooflab explain flash_attention ping_pong`",
 }
 WRITING = (
     "bench gemm --out",

@@ -81,7 +81,7 @@ def test_a_cuda_kernel(found):
     assert info.shared_bytes == 256 * 4 + 2048, "what the code declares and what the launch adds"
     assert 0 < info.registers < 64 and info.stack_bytes == 0 and info.asked == {"options": "-DUNUSED=1"}
     summary = summarize(info, "bf16", get_device("h100"))
-    assert summary.loop.load_bytes_worst == 2, "a bf16 at a time"
+    assert summary.loop["load_bytes_worst"] == 2, "a bf16 at a time"
     assert (summary.ctas_per_sm, summary.full_waves, summary.tail_ctas) == (8, 0, 66)
 
 

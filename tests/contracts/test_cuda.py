@@ -39,8 +39,9 @@ def anew(module):
 def test_a_source_compiles_for_a_hopper_with_no_gpu(cache):
     cubin = _cuda.compile_cubin(SCALE)
     found = read_cubin(cubin, "scale")
-    assert found.target.startswith("sm_90") and found.registers > 0 and "FMUL" in found.sass  # 12.8 prints no letter
-    assert read_cubin(_cuda.compile_cubin(SCALE, arch="sm_80"), "scale").target == "sm_80"
+    assert found.registers > 0 and "FMUL" in found.sass
+    # The flags in the ELF header hold the architecture; which of their bytes does depends on the version of CUDA.
+    assert 90 in cubin[48:52] and 80 in _cuda.compile_cubin(SCALE, arch="sm_80")[48:52]
     # CuPy drops the last byte, and cuobjdump then finds no device code.
     (start,), (size, count) = struct.unpack_from("<Q", cubin, 32), struct.unpack_from("<HH", cubin, 54)
     assert len(cubin) >= start + size * count

@@ -32,7 +32,7 @@ class Recorded:
 
     def code(self):
         found = read_cubin(compile_cubin(self.source, arch=self.arch, options=self.options), self.name)
-        assert found.target == self.arch and found.stack_bytes == 0
+        assert found.stack_bytes == 0
         function = parse(found.sass)[self.name]
         assert not [i for i in function.instructions if i.family in ("spill_load", "spill_store")]
         return function

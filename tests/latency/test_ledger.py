@@ -242,11 +242,11 @@ def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.M
     assert (record.case_id, record.basis) == ("ledger", "measured") and record.metrics["step_ms"] > 0
     content = gather(*load([tmp_path / "out"]), "title")
     (group,) = content.ledgers
-    assert not content.engine and {bar.kernels for bar in group.bars} == {"gemm=library", "gemm=packed"}
-    parts = [part for bar in group.bars for part in bar.segments]
-    largest = [max(part.ms for part in parts if part.name == name) for name, _ in group.names]
+    assert not content.engine and {bar["kernels"] for bar in group["bars"]} == {"gemm=library", "gemm=packed"}
+    parts = [part for bar in group["bars"] for part in bar["segments"]]
+    largest = [max(part["ms"] for part in parts if part["name"] == name) for name, _ in group["names"]]
     assert largest == sorted(largest, reverse=True)
-    widths = [sum(part.percent for part in bar.segments) for bar in group.bars]
+    widths = [sum(part["percent"] for part in bar["segments"]) for bar in group["bars"]]
     assert max(widths) == pytest.approx(100) and min(widths) > 1 and "Where a step" in render(content)
     chosen = {choice.op: choice.kernel.name for choice in tiny_llm(tmp_path / "tiny").ops.choices}["sample"]
     status, _, err = rooflab("whatif", *asked[1:], "--swap", f"sample={chosen}")

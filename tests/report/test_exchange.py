@@ -137,7 +137,7 @@ def test_an_import_is_kept_once_and_makes_a_history(tmp_path):
     found = read("pytest-benchmark", [written(tmp_path / "a.json", foreign())])
     (path,) = write_records(found.records, tmp_path / "out")
     assert path.name.startswith("20260203T040506Z-") and record_files.read(path) == list(found.records)
-    assert len(read_points([tmp_path / "out"]).points) == 1
+    assert len(read_points([tmp_path / "out"])["points"]) == 1
     with pytest.raises(ValueError, match=f"^out: {path.name} is there already"):
         write_records(found.records, tmp_path / "out")
 
@@ -247,7 +247,7 @@ def test_imports_are_compared_and_benchmarks_of_one_name_are_not_one(rooflab, tm
     (outcomes,) = json.loads(out)["tables"].values()
     assert status == 13 and [1 + each["effect"] for each in outcomes] == pytest.approx(changes)
     assert [each["key"] for each in outcomes] == [each["fullname"] for each in of_one_name(changes)], "pytest's ids"
-    assert len(read_points([tmp_path / "a"]).points) == 8
+    assert len(read_points([tmp_path / "a"])["points"]) == 8
     other = foreign(*of_one_name(changes), commit_info={"id": "d" * 40, "dirty": False})
     assert rooflab("import", "pytest-benchmark", written(tmp_path / "c.json", other), "--out", "b")[0] == 0
     status, _, err = rooflab("ab", "--records", "a", "--records", "b")

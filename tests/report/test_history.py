@@ -47,8 +47,8 @@ def trends_of(folder, records, repo=None, last=20, **chosen):
     record_files.write(folder / "records" / "a.jsonl", *records)
     points = read_points([folder / "records"], RecordFilter(**chosen))
     with chdir(repo or folder):
-        order = commit_order((point.record.commit for point in points.points), repository())
-    return find_trends(points.points, order, last), points
+        order = commit_order((point.record.commit for point in points["points"]), repository())
+    return find_trends(points["points"], order, last), points
 
 
 def times_of(folder, records, repo=None):
@@ -61,8 +61,8 @@ def test_what_failed_never_enters_a_trend_and_is_counted(tmp_path):
     wrong = [record(10, None, status="INCORRECT", reason="wrong", **untimed)] * 2
     wrong += [record(11, 9.0, status="INVALID", reason="above the roof"), record(12, None, kind="check", **untimed)]
     _, points = trends_of(tmp_path, [*records_of(noisy(6)), *wrong, record(13, None, **untimed)])
-    assert len(points.points) == 6 and max(point.latency_ms for point in points.points) < 1.1
-    assert points.left_out == {"INCORRECT": 2, "INVALID": 1, "of kind check": 1, "not measured": 1}
+    assert len(points["points"]) == 6 and max(point.latency_ms for point in points["points"]) < 1.1
+    assert points["left_out"] == {"INCORRECT": 2, "INVALID": 1, "of kind check": 1, "not measured": 1}
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_a_regression_is_named_with_its_commits(tmp_path, repo, dirty):
     ]
     (trend,), points = trends_of(tmp_path, records, root)
     (step,) = trend.steps
-    assert (step.point, trend.state) == (8, "SLOWER") and step.effect == pytest.approx(0.06, abs=0.01)
+    assert (step["point"], trend.state) == (8, "SLOWER") and step["effect"] == pytest.approx(0.06, abs=0.01)
     good, bad = commits[1][:10], commits[2][:10]
-    assert (step.before, step.after) == (good, bad + "+" * dirty)
+    assert (step["before"], step["after"]) == (good, bad + "+" * dirty)
     (row,) = summary(points, [trend])["trends"]
     assert [round(level[2], 1) for level in row["levels_ms"]] == [1.0, 1.1]
 
@@ -161,7 +161,7 @@ def test_levels_restart_at_marks_and_a_step_there_has_another_cause(tmp_path):
     records = [record(i, value, {"triton": "3.6.0" if i < 8 else "3.7.1"}) for i, value in enumerate(values)]
     ((trend,), _) = trends_of(tmp_path, records)
     (step,) = trend.steps
-    assert trend.marks == {8: step.cause} == {8: "triton 3.6.0 -> 3.7.1"} and step.point == 8 and abs(trend.z) < 4
+    assert trend.marks == {8: step["cause"]} == {8: "triton 3.6.0 -> 3.7.1"} and step["point"] == 8 and abs(trend.z) < 4
     ((trend,), _) = trends_of(tmp_path / "new", records[:13])
     assert trend.z is None, "the old level is no measure of the new one"
 

@@ -33,12 +33,12 @@ def content(folder, *records):
 
 def rows(found):
     """Every row of every ladder by machine, case and kernel."""
-    ladders = [ladder for op in found.ops for ladder in op.ladders]
+    ladders = [ladder for op in found.ops for ladder in op["ladders"]]
     return {
-        (ladder.machine, block.case_id, row.kernel): row
+        (ladder.machine, block["case_id"], row.kernel): row
         for ladder in ladders
         for block in ladder.blocks
-        for row in block.rows
+        for row in block["rows"]
     }
 
 
@@ -57,7 +57,7 @@ def test_the_newest_record_speaks_and_a_later_failure_takes_the_time_away(tmp_pa
     assert fused(content(tmp_path, fast, slow)).latency_ms == 2.0, "the order in the file is not the order in time"
     again = content(tmp_path, bench(3, None, run="r3-cccccccc", **WRONG, **FUSED))
     assert fused(again).latency_ms is None and fused(again).failed and fused(again).reason == "off by one"
-    assert [(problem.status, problem.name) for problem in again.problems] == [("INCORRECT", "my_op/fused")]
+    assert [(problem["status"], problem["name"]) for problem in again.problems] == [("INCORRECT", "my_op/fused")]
     right = content(tmp_path, bench(4, 2.0, run="r4-dddddddd", **FUSED))
     assert right.problems == () and right.replaced_failures == 1, "a replaced failure is counted and no problem"
 
@@ -73,8 +73,8 @@ def test_ratios_are_times_of_one_machine_and_of_one_run_where_there_is_one(tmp_p
     ]
     found = rows(content(tmp_path, *records))
     own = found[KEY, "n=1", "fused"]
-    assert own.over_library.value == 4.0 / 2.0 and not own.over_library.other_run
-    assert own.over_naive.value == 8.0 / 2.0 and own.over_naive.other_run
+    assert own.over_library["value"] == 4.0 / 2.0 and not own.over_library["other_run"]
+    assert own.over_naive["value"] == 8.0 / 2.0 and own.over_naive["other_run"]
     assert found[KEY, "n=1", "library"].over_library is None
     assert found["another-card", "n=1", "alone"].over_library is None, "a library time of another machine was used"
 
@@ -109,7 +109,7 @@ def test_a_time_that_is_no_time_is_invalid_and_nothing_is_made_of_it(tmp_path, l
     found = content(tmp_path, record, bench(2, 1.0, **FUSED))
     library = rows(found)[KEY, "n=1", "library"]
     assert (library.latency_ms, library.status, fused(found).over_library) == (None, "INVALID", None)
-    assert [problem.status for problem in found.problems] == ["INVALID"]
+    assert [problem["status"] for problem in found.problems] == ["INVALID"]
 
 
 def test_an_interpreted_kernel_has_no_time_and_its_check_says_who_made_it(tmp_path):
@@ -122,10 +122,11 @@ def test_an_interpreted_kernel_has_no_time_and_its_check_says_who_made_it(tmp_pa
     found = content(tmp_path, untimed, right, wrong, absent)
     (row,) = rows(found).values()
     assert row.latency_ms is None and not row.failed
-    ((one,),) = (op.checks for op in found.ops)
-    assert (one.kernel, one.checked_by, one.right, one.wrong, one.not_run) == ("fused", "interpreter", 1, 1, 1)
-    assert (one.worst, one.weak, one.source.line) == (0.25, 1, 4)
-    assert any(gap.names == ("my_op/fused",) and "interpreter" in gap.reason for gap in found.unmeasured)
+    ((one,),) = (op["checks"] for op in found.ops)
+    counts = [one[name] for name in ("right", "wrong", "not_run")]
+    assert (one["kernel"], one["checked_by"], counts) == ("fused", "interpreter", [1, 1, 1])
+    assert (one["worst"], one["weak"], one["source"].line) == (0.25, 1, 4)
+    assert any(gap["names"] == ("my_op/fused",) and "interpreter" in gap["reason"] for gap in found.unmeasured)
 
 
 def test_the_geometric_mean_over_the_library_by_hand(tmp_path):
@@ -138,10 +139,10 @@ def test_the_geometric_mean_over_the_library_by_hand(tmp_path):
         bench(6, 1.0, case="n=3", **FUSED),  # no library time
     ]
     (standing,) = content(tmp_path, *records).standings
-    over = standing.over_library
-    assert (over.mean, over.low, over.high) == (pytest.approx(math.sqrt(4 * 0.25)), 0.25, 4.0)
-    assert (over.cases, standing.slower_cases, standing.over_naive) == (2, 1, None)
-    assert standing.kernels == ("fused", "packed")
+    mean = pytest.approx(math.sqrt(4 * 0.25))
+    assert standing["over_library"] == {"mean": mean, "low": 0.25, "high": 4.0, "cases": 2}
+    assert (standing["slower_cases"], standing["over_naive"]) == (1, None)
+    assert standing["kernels"] == ("fused", "packed")
 
 
 def test_every_time_stands_in_the_line_that_it_names(whole):
@@ -156,22 +157,22 @@ def test_every_time_stands_in_the_line_that_it_names(whole):
 
 
 def test_problems_come_with_their_reasons_and_the_verdicts_that_stop_a_merge(whole, tmp_path):
-    found = {(problem.name, problem.status): problem.reason for problem in whole[1].problems}
+    found = {(problem["name"], problem["status"]): problem["reason"] for problem in whole[1].problems}
     assert found["gemm/hangs", "TIMEOUT"] == "no end after 60 s" and "in L2" in found["gemm/too_fast", "INVALID"]
     assert {status for name, status in found if "against" in name} == {"SLOWER", "INCORRECT", "MISSING"}
     assert whole[1].replaced_failures == 1
     none = content(tmp_path, make("ab", 1, op="my_op", case_id="n=1", scheme="bf16", **FUSED))
-    assert [problem.status for problem in none.problems] == ["NO VERDICT"]
+    assert [problem["status"] for problem in none.problems] == ["NO VERDICT"]
 
 
 def test_what_nobody_measured_is_named(whole, tmp_path):
     gaps = whole[1].unmeasured
-    assert any("epyc" in gap.machine and "gemm/tensor_core" in gap.names for gap in gaps)
-    absent = next(gap for gap in gaps if gap.machine == KEY and gap.status == "NO RECORD")
-    assert "rope/fused" in absent.names and "gemm/library" not in absent.names
+    assert any("epyc" in gap["machine"] and "gemm/tensor_core" in gap["names"] for gap in gaps)
+    absent = next(gap for gap in gaps if gap["machine"] == KEY and gap["status"] == "NO RECORD")
+    assert "rope/fused" in absent["names"] and "gemm/library" not in absent["names"]
     few = content(tmp_path, bench(1, 1.0, **FUSED)).unmeasured
-    assert few[-1].names == ("checks", "measured ceilings", "engine runs", "A/B verdicts", "compiled code")
-    assert not any("my_op/fused" in gap.names for gap in few)
+    assert few[-1]["names"] == ("checks", "measured ceilings", "engine runs", "A/B verdicts", "compiled code")
+    assert not any("my_op/fused" in gap["names"] for gap in few)
 
 
 ROOFS = {"device": "d", "kind": "measured", "hbm_bytes_per_s": 1e12, "vector_flops_per_s": 1e12}
@@ -226,4 +227,4 @@ def test_files_are_found_at_any_depth_each_once_and_no_records_are_no_report(tmp
     assert len(find_files([tmp_path, deep, deep / "made.jsonl"])) == 2
     found, files = load([deep, tmp_path])
     assert [(item.source.line, item.source.file) for item in found] == [(2, "b/made.jsonl")], "the copy counts once"
-    assert [file.records for file in files] == [1, 0]
+    assert [file["records"] for file in files] == [1, 0]

@@ -20,7 +20,7 @@ def report(tmp_path_factory):
     """One page of a synthetic GPU and the real CPU, which is two machines: with one thread it has other ceilings."""
     folder = tmp_path_factory.mktemp("report")
     written = write_report([write_synthetic(folder / "records"), CPU_RECORDS], folder / "report.html", "Two machines")
-    assert written.figures == 3 and 5e5 < written.bytes < 4e6
+    assert written["figures"] == 3 and 5e5 < written["bytes"] < 4e6
     return (folder / "report.html").as_uri()
 
 

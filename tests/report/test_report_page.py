@@ -79,11 +79,11 @@ def test_nothing_is_fetched_every_link_lands_and_no_name_is_used_twice(written):
 
 def test_the_page_shows_what_the_content_says(written):
     report, _, page = written
-    shown = [one.reason for one in report.content.problems]
-    shown += [times(one.over_library.mean) for one in report.content.standings if one.over_library]
+    shown = [one["reason"] for one in report["content"].problems]
+    shown += [times(over["mean"]) for one in report["content"].standings if (over := one["over_library"])]
     shown += ["none: an interpreter's time is not a kernel's", "software power cap", "164 kB"]
     assert [text for text in (*shown, "warp_specialize was asked for and ignored") if text not in page.text] == []
-    wrong = page.text.index(f"{len(report.content.problems)} wrong:")
+    wrong = page.text.index(f"{len(report['content'].problems)} wrong:")
     assert wrong < page.text.index("Best: the fastest optimized kernel")
 
 
@@ -95,9 +95,9 @@ def test_noise_is_not_wrong_and_what_did_not_run_or_has_no_record_is_folded_and_
     made = [one for one in made if one.kernel != "fused"] + [replace(one, **refused) for one in fused]
     made += [replace(one, status="NOISY", reason="the threads waited") for one in fused]
     write(tmp_path / "made.jsonl", *made)
-    content = write_report([tmp_path], tmp_path / "report.html").content
-    assert content.problems == () and {one.name for one in content.noisy} == {"rmsnorm/fused"}
-    assert [one.kernels for one in content.standings] == [("library",)], "no ratio is made of noise"
+    content = write_report([tmp_path], tmp_path / "report.html")["content"]
+    assert content.problems == () and {one["name"] for one in content.noisy} == {"rmsnorm/fused"}
+    assert [one["kernels"] for one in content.standings] == [("library",)], "no ratio is made of noise"
     page = Page((tmp_path / "report.html").read_text())
     assert "Nothing is wrong. 3 NOISY" in page.text and "µs: the threads waited" in page.text
     assert not {"bad", "failed"} & {word for words in page.values("class") for word in (words or "").split()}

@@ -1,5 +1,3 @@
 """Contains the studies, one file each.  A study's `run(lab)` tests a claim and returns measured rows and a verdict."""
 
 STUDIES = ("kv-cache", "batching", "paging", "prefix", "chunking", "quantisation")
-REMOVED_STUDIES = ("intensity", "fusion", "launch-bound", "batch-invariance")
-"""Studies of earlier commits that were removed.  Their last results are in results/cpu/studies."""

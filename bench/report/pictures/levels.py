@@ -77,7 +77,7 @@ def move(op: str, kernels: Sequence[str], case: str, scheme: str | None = None, 
     (shape,) = choose_cases(spec, [case], dtypes)
     environment, run_id = Environment.now(), f"bytes-{RunWriter(Path()).run_id}"
     records = []
-    for kernel, _ in choose_kernels(op, kernels):
+    for kernel in choose_kernels(op, kernels):
         inputs = spec.make_inputs(shape, dtypes, META, seed)
         refusal_reason = kernel.why_not_args(inputs)
         if refusal_reason:

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from rooflab.bench.base.git import git
+from rooflab.bench.base.plain import Row
 from rooflab.bench.core import Record, read
 from rooflab.bench.report.sources import find_files, grouped
 
@@ -66,18 +67,9 @@ class TrendPoint:
         return environment.get("torch"), environment.get("triton"), self.record.schema_version, config_of(self.record)
 
 
-@dataclass(frozen=True)
-class Points:
-    """Holds the trend points from all files, and counts the records that gave no point."""
-
-    points: Sequence[TrendPoint]
-    left_out: Mapping[str, int]
-    """By reason, the number of records that are no point of a trend."""
-    files: int
-
-
-def read_points(paths: Sequence[Path], chosen: RecordFilter | None = None) -> Points:
-    """Reads trend points from the records in `paths`, which are files, or folders at any depth.
+def read_points(paths: Sequence[Path], chosen: RecordFilter | None = None) -> Row:
+    """Reads trend `points` from the records in `paths`, which are files, or folders at any depth.  Returns also the
+    number of `files`, and by reason the number of records that are no point of a trend (`left_out`).
 
     Raises `ValueError` on a missing path, on a file without records, and if the filter selects no record."""
     chosen = chosen or RecordFilter()
@@ -89,7 +81,7 @@ def read_points(paths: Sequence[Path], chosen: RecordFilter | None = None) -> Po
         raise ValueError(f"history: none of {len(file_records)} records is chosen; their ops are {', '.join(ops)}")
     omitted_counts = Counter(omit_reason for _, record in selected_records if (omit_reason := why_not(record)))
     points = points_of((record, file.name) for file, record in selected_records if not why_not(record))
-    return Points(points, dict(omitted_counts.most_common()), len(files))
+    return {"files": len(files), "points": points, "left_out": dict(omitted_counts.most_common())}
 
 
 def why_not(record: Record) -> str:

@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rooflab.bench.base.plain import Row
 from rooflab.bench.report.sources import grouped
-from rooflab.bench.report.trends.points import CIRCUMSTANCES, KEY_FIELDS, Points, TrendPoint, key_of
+from rooflab.bench.report.trends.points import CIRCUMSTANCES, KEY_FIELDS, TrendPoint, key_of
 
 MIN_NOISE = 1e-3
 """The lower limit of the noise, in log units (0.1%): with a coarse clock several runs can be exactly equal."""
@@ -62,22 +63,6 @@ def find_steps(logs: Sequence[float]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class LevelStep:
-    """Describes a step in a trend: a lasting change of the time."""
-
-    point: int
-    """The index of the first point after the step."""
-    effect: float
-    """The ratio of the levels minus one: 0.05 is 5% slower."""
-    before: str
-    """The commit of the last point before the step, or else the point's time."""
-    after: str
-    """The commit of the first point after the step, or else the point's time."""
-    cause: str
-    """What else changed at the step, such as `triton 3.6.0 -> 3.7.1`.  Empty if only the code changed."""
-
-
-@dataclass(frozen=True)
 class Trend:
     """Holds the times of one kernel on one case and machine, in order."""
 
@@ -87,7 +72,10 @@ class Trend:
     """Whether the points are in the order of the git history.  Otherwise they are in the order of their times."""
     marks: Mapping[int, str]
     """By point, what changed outside of our own code."""
-    steps: tuple[LevelStep, ...]
+    steps: tuple[Row, ...]
+    """The lasting changes of the time.  `point` is the index of the first point after the step, and `effect` the ratio
+    of the levels minus one: 0.05 is 5% slower.  `before` and `after` are the commits, or else the times, of the points
+    beside it.  `cause` is what else changed there, such as `triton 3.6.0 -> 3.7.1`; empty if only the code changed."""
     z: float | None
     """The robust z of the last point against the level before it.  None if that level is too short."""
     state: TrendState
@@ -96,7 +84,7 @@ class Trend:
     @property
     def levels(self) -> list[tuple[int, int, float]]:
         """Returns start index, end index and median ms of each level.  A step or a software change begins a level."""
-        level_edges = [*sorted({0, *self.marks, *(step.point for step in self.steps)}), len(self.points)]
+        level_edges = [*sorted({0, *self.marks, *(step["point"] for step in self.steps)}), len(self.points)]
         latencies_ms = [point.latency_ms for point in self.points]
         return [(i, j, float(np.median(latencies_ms[i:j]))) for i, j in pairwise(level_edges)]
 
@@ -107,7 +95,7 @@ class Trend:
 
     def row(self) -> dict[str, Any]:
         """Returns the trend as one row of a table."""
-        newest_step = self.steps[-1] if self.steps else None
+        newest_step = self.steps[-1] if self.steps else {}
         return {
             **self.key,
             "points": len(self.points),
@@ -117,8 +105,8 @@ class Trend:
             "latest": label(self.points[-1], self.by_commit),
             "z": self.z,
             "state": self.state,
-            "last_step": None if newest_step is None else newest_step.effect,
-            "step_at": None if newest_step is None else newest_step.after,
+            "last_step": newest_step.get("effect"),
+            "step_at": newest_step.get("after"),
         }
 
 
@@ -152,16 +140,17 @@ def _trend(
     log_ms, marks = np.log([point.latency_ms for point in sorted_points]), _marks(sorted_points)
     names = [label(point, has_commits) for point in sorted_points]
     level_edges = [0, *find_steps(log_ms.tolist()), len(log_ms)]
-    level_steps = []
+    level_steps: list[Row] = []
     for level_begin, index, level_end in zip(level_edges[:-2], level_edges[1:-1], level_edges[2:], strict=True):
         step_change = math.expm1(float(np.median(log_ms[index:level_end]) - np.median(log_ms[level_begin:index])))
-        level_steps.append(LevelStep(index, step_change, names[index - 1], names[index], marks.get(index, "")))
+        step = {"point": index, "effect": step_change, "before": names[index - 1], "after": names[index]}
+        level_steps.append(step | {"cause": marks.get(index, "")})
     z, is_last_outlier = _judge(
         log_ms, max(index for index in (0, *marks, *level_edges[:-1]) if index < len(log_ms)), last, limit
     )
     state: TrendState = "SHORT" if z is None else "STEADY"
-    if level_steps and len(log_ms) - level_steps[-1].point <= last and abs(level_steps[-1].effect) > limit:
-        state = "SLOWER" if level_steps[-1].effect > 0 else "FASTER"
+    if level_steps and len(log_ms) - level_steps[-1]["point"] <= last and abs(level_steps[-1]["effect"]) > limit:
+        state = "SLOWER" if level_steps[-1]["effect"] > 0 else "FASTER"
     return Trend(key, sorted_points, has_commits, marks, tuple(level_steps), z, "SUSPECT" if is_last_outlier else state)
 
 
@@ -209,32 +198,25 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_BARS[min(len(_BARS) - 1, int(((log - mid_log) / log_span + 0.5) * len(_BARS)))] for log in log_ms)
 
 
-def summary(points: Points, trends: Sequence[Trend]) -> dict[str, Any]:
+def summary(found: Row, trends: Sequence[Trend]) -> dict[str, Any]:
     """Returns all trends and the counts of their points as JSON values."""
     return {
-        "files": points.files,
-        "points": len(points.points),
-        "left_out": dict(points.left_out),
-        "notes": notes(points, trends),
+        **found,
+        "points": len(found["points"]),
+        "notes": notes(found, trends),
         "trends": [
-            {
-                **trend.row(),
-                "levels_ms": trend.levels,
-                "marks": trend.marks,
-                "steps": [vars(step) for step in trend.steps],
-            }
-            for trend in trends
+            {**trend.row(), "levels_ms": trend.levels, "marks": trend.marks, "steps": trend.steps} for trend in trends
         ],
     }
 
 
-def notes(points: Points, trends: Sequence[Trend]) -> list[str]:
+def notes(found: Row, trends: Sequence[Trend]) -> list[str]:
     """Returns the sentences below the table of trends: steps, unusual points and omitted records."""
     lines = []
     for trend in trends:
         for step in trend.steps:
-            cause = f", where {step.cause}" if step.cause else ""
-            lines.append(f"{trend.name}: {step.effect:+.1%} between {step.before} and {step.after}{cause}")
+            cause = f", where {step['cause']}" if step["cause"] else ""
+            lines.append(f"{trend.name}: {step['effect']:+.1%} between {step['before']} and {step['after']}{cause}")
         if trend.state == "SUSPECT":
             lines.append(f"{trend.name}: the last point is unusual (z = {trend.z:+.1f}); a second one will tell")
     num_by_time = sum(not trend.by_commit for trend in trends)
@@ -242,8 +224,8 @@ def notes(points: Points, trends: Sequence[Trend]) -> list[str]:
         lines.append(f"{num_by_time} of {len(trends)} trends are ordered by time: a commit of theirs is not known here")
     mark_counts = Counter(text for trend in trends for text in trend.marks.values())
     lines += [f"marked in {count} trends: {text}" for text, count in mark_counts.most_common()]
-    lines.append(f"{len(points.points)} points of {points.files} files in {len(trends)} trends")
-    if points.left_out:
-        omitted_text = ", ".join(f"{count} {omit_reason}" for omit_reason, count in points.left_out.items())
+    lines.append(f"{len(found['points'])} points of {found['files']} files in {len(trends)} trends")
+    if found["left_out"]:
+        omitted_text = ", ".join(f"{count} {omit_reason}" for omit_reason, count in found["left_out"].items())
         lines.append(f"not in a trend: {omitted_text}")
     return lines
