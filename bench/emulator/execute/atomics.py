@@ -14,11 +14,10 @@ from rooflab.bench.emulator.machine.memory import SHARED_WINDOW
 from rooflab.bench.emulator.machine.run import Fault
 from rooflab.bench.emulator.machine.sums import FLOATS, Sums
 from rooflab.bench.emulator.numbers import half
-from rooflab.bench.emulator.numbers.bits import REDUCTION_UFUNCS, flush
+from rooflab.bench.emulator.numbers.bits import REDUCTION_UFUNCS, UNSIGNED, flush
 from rooflab.bench.emulator.text.kinds import dtype_of
 
 Bools = npt.NDArray[np.bool_]
-_UNSIGNED_DTYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def atomic(
@@ -51,7 +50,7 @@ def atomic(
         flush_mask = _flushed(operation, kind, space, lane_addresses[lanes])
         old_result[lanes], new_values = _one_by_one(operation, kind, location_keys, old_values, op_values, flush_mask)
         has_changed = new_values.tobytes() != old_values.tobytes()
-        stored_values = np.zeros(c.size, _UNSIGNED_DTYPES[dtype.itemsize])
+        stored_values = np.zeros(c.size, UNSIGNED[dtype.itemsize])
         stored_values[lanes] = new_values.view(stored_values.dtype)
         access.store(c, space, lane_addresses, (stored_values,), lane_mask, dtype.itemsize, instruction)
     finally:
