@@ -35,6 +35,8 @@ class Ctas(Protocol):
     race_warps: int
     race_bytes: int
 
+    def each_slot(self, warps: Lanes, act: Callable[[SharedRaces, int, Lanes], object]) -> None: ...
+
 
 class Watched(Acting, Protocol):
     """Describes the attributes that the observer reads from lanes that run together."""
@@ -147,12 +149,7 @@ class Observer:
         self._each_slot(c, lambda races, slot, warps: races.signal_copies(slot, warps, place), active)
 
     def _each_slot(self, c: Watched, act: Any, active: Any = None) -> None:
-        if c.group.races is None:
-            return
-        slots, warps = self._who(c, active)
-        for slot in np.unique(slots):
-            slot_warps = warps if isinstance(slots, int) else warps[slots == slot]
-            act(c.group.races, int(slot), np.unique(slot_warps))
+        c.group.each_slot(c.warps if active is None else c.warps[active], act)
 
     def wgmma_read(self, group: Ctas, warps: Lanes, chunks: Lanes, instruction: int) -> AsyncOperation | None:
         """Reports that a wgmma of a warpgroup reads 16-byte chunks of shared memory."""
@@ -334,7 +331,8 @@ class Observer:
         races = self.global_races
         if races is None and self._warp_races is None:
             return
-        lane_addresses, bases = _lane_addresses(addresses, c, active), c.group.memory.bases(addresses)
+        lane_addresses = _lane_addresses(addresses, c, active)
+        bases = [allocation.base for allocation, _ in c.group.memory.parts(addresses)]
         if self._warp_races is not None:
             lanes = WarpLanes(c, active, instruction)
             self._warp_races.atomic(lanes, bases, lane_addresses, size)

@@ -7,6 +7,7 @@ import operator
 import os
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -228,6 +229,14 @@ class CtaGroup:
     def race_slot(self, slot: int) -> int:
         """Returns the race detector's index for CTA `slot` of this group.  All CTAs of a cluster have index 0."""
         return 0 if self.run.has_clusters else slot
+
+    def each_slot(self, warps: Lanes, act: Callable[[SharedRaces, int, Lanes], object]) -> None:
+        """Calls `act` with the race detector, if there is one, for each of its slots that has some of `warps`: with the
+        slot, and the numbers of these warps in it."""
+        if self.races is not None:
+            slots, slot_warps = np.divmod(np.unique(warps), self.race_warps)
+            for slot in np.unique(slots):
+                act(self.races, int(slot), slot_warps[slots == slot])
 
     def order_lanes(self, lanes: Lanes) -> None:
         """Records that `lanes` ran an instruction that orders the lanes of a warp among each other."""

@@ -130,23 +130,20 @@ class GlobalRaces(CtaOrder):
         self.granules, self._by_tma = granules, by_tma
         self.findings = Findings(limit)
         super().__init__(ctas, warps)
-
-    @property
-    def found(self) -> list[Race]:
-        """Returns the races that the detector found so far."""
-        return self.findings.races
-
-    def restart(self) -> None:
-        """Begins another grid.  All accesses so far are ordered before the new grid."""
-        super().restart()
-        granule_count = self.granules.count
-        self._writes, self._readers, self._atomics, self._polls, self._near = (Touched(granule_count) for _ in range(5))
+        self._writes, self._readers, self._atomics, self._polls, self._near = (
+            Touched(granules.count) for _ in range(5)
+        )
         self._sets = EpochSets()
         self._written: set[int] = set()
         """The bases of the allocations that the grid has written."""
         self._log: dict[int, list[tuple[Ints, int, int, Int32Array]]] = {}
         """By base: reads of an allocation that nothing has written yet, with addresses, width, instruction, epochs."""
         self._logged = 0
+
+    @property
+    def found(self) -> list[Race]:
+        """Returns the races that the detector found so far."""
+        return self.findings.races
 
     def writes(self, base: int) -> None:
         """Records that the allocation at `base` is written or used by atomics from now on."""

@@ -155,12 +155,12 @@ class SharedRaces(BarrierPhases):
         """Ends the CTA in `slot`.  Reports asynchronous operations that no warp waited for: they may run on while the
         next CTA already uses the memory."""
         for last_stamp in self.never_awaited(slot):
-            self._ended(last_stamp, 0, slot)
+            self._ended(last_stamp, slot * self.size >> self._shadow.shift)
 
-    def _ended(self, stamp: int, address: int, slot: int) -> None:
+    def _ended(self, stamp: int, granule: int) -> None:
         """Reports that a CTA ended while the access `stamp` may still use its shared memory."""
-        instruction, actor_name = (stamp & LOWER_MASK) >> ACTOR_BITS, self.name_of(stamp & ACTOR_MASK)
-        self.findings.add(Race("shared", "end", instruction, instruction, actor_name, actor_name, address, slot))
+        instruction, actor = (stamp & LOWER_MASK) >> ACTOR_BITS, stamp & ACTOR_MASK
+        self._add("end", instruction, instruction, (actor, actor), granule)
 
     def leave(self, cta: int) -> None:
         """Ends the CTA with this index in the cluster.  Reports what warps of other CTAs do to its shared memory, if
@@ -175,7 +175,7 @@ class SharedRaces(BarrierPhases):
         for late in (ended.late_writes(GENERIC), *(ended.late(table, n, GENERIC) for table, n in tables)):
             if late is not None:
                 for stamp, index in zip(*np.unique(late.stamps, return_index=True), strict=True):
-                    self._ended(int(stamp), int(late.granules[index]) << self._shadow.shift, 0)
+                    self._ended(int(stamp), int(late.granules[index]))
 
     def mbarrier_init(self, slot: int, warp: int, address: int, instruction: int) -> None:
         """Records mbarrier.init: a write of 8 bytes that must be ordered after all earlier uses of these bytes."""
@@ -203,12 +203,8 @@ class SharedRaces(BarrierPhases):
 
         These loads are known only if `signal_async` was called with the mbarrier's byte address as `key`."""
         self.mbarrier_init(slot, warp, address, instruction)
-        slot_offset = address % self.size
         for load_actor in self.unwaited(slot, warp, address):
-            actor_name, warp_name = self.name_of(load_actor), self.name_of(warp)
-            self.findings.add(
-                Race("shared", "read-write", instruction, instruction, actor_name, warp_name, slot_offset, slot)
-            )
+            self._add("read-write", instruction, instruction, (load_actor, warp), address >> self._shadow.shift)
 
     def _meet_all(
         self, access: Lanes, instruction: int, values: Values | None = None, old: Callable[[], Values] | None = None
