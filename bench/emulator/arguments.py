@@ -87,17 +87,6 @@ def add_tensor(memory: GlobalMemory, tensor: torch.Tensor, name: str) -> int:
     return tensor.data_ptr()
 
 
-def mark_unwritten(memory: GlobalMemory, tensor: torch.Tensor) -> None:
-    """Marks a tensor's storage as never written.  Raises `ValueError` on a tensor that is not in `memory`."""
-    tensor_storage = tensor.untyped_storage()
-    if not tensor_storage.nbytes():
-        return
-    tensor_allocation = memory.find(tensor_storage.data_ptr())
-    if tensor_allocation is None:
-        raise ValueError("unwritten: expected tensors among the arguments, got another")
-    tensor_allocation.written = np.zeros(tensor_allocation.size, np.bool_)
-
-
 def _packed(value: Any, parameter: Parameter, memory: GlobalMemory) -> bytes:
     """Converts one kernel argument to the bytes of its PTX parameter. Raises `ValueError` if the type or the size does
     not fit."""

@@ -8,14 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rooflab.bench.emulator.arguments import (
-    PtxLaunch,
-    add_tensor,
-    bound_arguments,
-    checked_tensors,
-    mark_unwritten,
-    whole_numbers,
-)
+from rooflab.bench.emulator.arguments import PtxLaunch, add_tensor, bound_arguments, checked_tensors, whole_numbers
 from rooflab.bench.emulator.fresh_memory import Flags
 from rooflab.bench.emulator.loader import load
 from rooflab.bench.emulator.machine.grid import execute
@@ -42,7 +35,6 @@ def emulate(
     checks: Checks | None = None,
     seed: int = 0,
     ctas: Iterable[int] | None = None,
-    unwritten: Iterable[torch.Tensor] = (),
     written: Mapping[int, Flags] | None = None,
     memory: Iterable[torch.Tensor] = (),
     printed: list[str] | None = None,
@@ -57,9 +49,9 @@ def emulate(
     `num_ctas` CTAs).  A `seed` other than 0 makes the order of warps and copies random.
 
     `ctas` are the numbers of the CTAs to run, by default all.  With `ctas`, the result lists the stores of these CTAs.
-    `unwritten` are argument tensors without valid contents; reading them is an error.  `written` says the same of each
-    byte of a tensor, by the address of its storage; the kernel's stores set these flags.  `memory` are tensors that the
-    kernel reaches through pointers in memory.  `printed` is a list that gets the lines that the kernel prints, even if
+    `written` has a flag for each byte of a tensor, by the address of its storage: whether the byte has valid contents;
+    reading others is an error.  The kernel's stores set these flags.  `memory` are tensors that the kernel reaches
+    through pointers in memory.  `printed` is a list that gets the lines that the kernel prints, even if
     it fails.  With `short_accumulator`, fp8 matrix multiplications accumulate with
     about 14 bits, as on Hopper.  With `views`, an access must stay among the elements of the tensors in `args` and
     `memory`; otherwise their whole storages may be used.  `turn` tells which earlier launches may still run.
@@ -83,16 +75,13 @@ def emulate(
     checks = Checks() if checks is None else checks
     if not isinstance(checks, Checks):
         raise ValueError(f"checks: expected Checks, got a value of type {type(checks).__name__}")
-    unwritten_tensors = checked_tensors("unwritten", unwritten)
     global_memory = GlobalMemory(by_view=views)
     params = bound_arguments(program.kernel, args, global_memory, compiled.names)
     for tensor in checked_tensors("memory", memory):
         add_tensor(global_memory, tensor, "memory")
-    for tensor in unwritten_tensors if checks.uninitialised else ():
-        mark_unwritten(global_memory, tensor)
     for address, flags in (written or {}).items() if checks.uninitialised else ():
-        allocation = global_memory.find(address)
-        assert allocation is not None, "it is an argument, or in `memory`"
+        if (allocation := global_memory.find(address)) is None:
+            raise ValueError("written: expected tensors among the arguments or in `memory`, got another")
         allocation.written = flags
     block, cluster = _sizes(program.kernel, compiled, grid_sizes)
     layout = _layout(program.kernel, global_memory)

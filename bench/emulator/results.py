@@ -96,8 +96,7 @@ _COUNTER_BY_FIELD = {
 
 def result_of(run: Run, ptx: str) -> LaunchResult:
     """Returns the result of an emulated run of a kernel.  `ptx` is the PTX text that contains the kernel."""
-    kernel, run_counter = run.program.kernel, run.counter
-    counter_totals: Mapping[str, int] = run_counter.totals if run_counter is not None else {}
+    kernel, counter_totals = run.program.kernel, run.counter.totals
     executed_threads = _executed(run)
     moved_bytes = {name: counter_totals.get(counter_key, 0) for name, counter_key in _COUNTER_BY_FIELD.items()}
     allocations = run.memory.allocations
@@ -122,11 +121,10 @@ def result_of(run: Run, ptx: str) -> LaunchResult:
 def _executed(run: Run) -> dict[int, int]:
     """Counts the threads that executed each instruction of a run."""
     thread_counts: Tally[int] = Tally()
-    if run.counter is not None:
-        for (first_index, group_size), thread_count in run.counter.blocks.items():
-            code_block = run.program.block(first_index, group_size)
-            for instruction_index in range(code_block.start, code_block.end):
-                thread_counts[instruction_index] += thread_count
+    for (first_index, group_size), thread_count in run.counter.blocks.items():
+        code_block = run.program.block(first_index, group_size)
+        for instruction_index in range(code_block.start, code_block.end):
+            thread_counts[instruction_index] += thread_count
     return thread_counts
 
 
@@ -142,9 +140,8 @@ def _by_line(run: Run, executed: Mapping[int, int]) -> dict[tuple[str, int], dic
     lines: dict[tuple[str, int], Tally[str]] = defaultdict(Tally)
     for number, thread_count in executed.items():
         lines[instructions[number].source_line]["threads"] += thread_count
-    if run.counter is not None:
-        for (number, count_name), counter_value in run.counter.by_instruction.items():
-            lines[instructions[number].source_line][count_name] += counter_value
+    for (number, count_name), counter_value in run.counter.by_instruction.items():
+        lines[instructions[number].source_line][count_name] += counter_value
     return {line: dict(lines[line]) for line in sorted(lines)}
 
 

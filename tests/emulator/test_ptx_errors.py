@@ -212,7 +212,7 @@ def test_ctas_that_meet_must_all_fit(
         ({"ctas": [0, 0]}, "ctas: expected each number once, got [0, 0]"),
         ({"checks": "all"}, "checks: expected Checks, got a value of type str"),
         ({"memory": ["x"]}, "memory: expected a list of tensors, got ['x']"),
-        ({"unwritten": [floats()]}, "unwritten: expected tensors among the arguments, got another"),
+        ({"written": {64: None}}, "written: expected tensors among the arguments or in `memory`, got another"),
         (
             {"args": [floats(), floats()]},
             "expected 3 for copy (u64 copy_param_0, u64 copy_param_1, u32 copy_param_2), got 2",

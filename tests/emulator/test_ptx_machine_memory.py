@@ -45,7 +45,7 @@ def test_a_read_of_local_memory_that_its_thread_has_not_written_is_an_error() ->
 def test_every_byte_of_a_vector_has_to_be_written() -> None:
     to = torch.zeros(64, dtype=torch.int32)
     body = "st.global.u32 [%d0], 1; st.global.u32 [%d0+8], 1; ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%d0];"
-    assert "a read of byte 4 of to" in error(body, to=to, unwritten=[to])
+    assert "a read of byte 4 of to" in error(body, to=to, written={to.data_ptr(): np.zeros(256, np.bool_)})
 
 
 def test_some_lanes_load_a_vector_from_one_address() -> None:

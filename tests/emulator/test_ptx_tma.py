@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
+from rooflab.bench.emulator.execute.atomics import combined
 from rooflab.bench.emulator.numbers.formats import decode, encode
 from rooflab.bench.emulator.tiles.tensor_map import (
     ELEMENT_BYTES,
@@ -13,7 +14,6 @@ from rooflab.bench.emulator.tiles.tensor_map import (
     TensorMap,
     fill_unit,
     loaded,
-    reduce_values,
     replace,
     tile_index,
     unpack,
@@ -179,8 +179,8 @@ def test_reductions_of_integers_are_those_of_red(element, op):
         "dec": lambda x, y: y if x == 0 or x > y else x - 1,
     }
     wanted = [rules[op](int(x), int(y)) % (1 << bits) for x, y in zip(old.view(dtype), new.view(dtype), strict=True)]
-    found = reduce_values(op, old, new, element)
-    assert found.dtype == old.dtype and found.tolist() == wanted
+    found = combined(op, element, old.view(dtype), [new.view(dtype)])
+    assert found.dtype == dtype and found.view(old.dtype).tolist() == wanted
 
 
 @pytest.mark.parametrize("element", ["f16", "bf16", "f32", "f64"])
@@ -194,9 +194,9 @@ def test_reductions_of_floats_round_once_and_prefer_numbers_to_nan(element):
     x, y = (decode(bits, element) if small else bits.view(numbers.dtype) for bits in (old, new))
     sums = {"add": x + y, "min": np.fmin(x, y), "max": np.fmax(x, y)}
     for op in sums if small else ["add"]:
-        found = reduce_values(op, old, new, element)
-        assert found.dtype == word
-        kept = decode(found, element) if small else found.view(numbers.dtype)
+        found = combined(op, element, *((old, [new]) if small else (x, [y])))
+        assert found.dtype == (word if small else numbers.dtype)
+        kept = decode(found, element) if small else found
         rounded = decode(encode(sums[op], element), element) if small else sums[op]
         assert np.array_equal(kept, rounded, equal_nan=True) and np.isnan(kept[0]) == (op == "add")
 

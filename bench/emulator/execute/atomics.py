@@ -14,11 +14,10 @@ from rooflab.bench.emulator.machine.memory import SHARED_WINDOW
 from rooflab.bench.emulator.machine.run import Fault
 from rooflab.bench.emulator.machine.sums import FLOATS, Sums
 from rooflab.bench.emulator.numbers import half
-from rooflab.bench.emulator.numbers.bits import REDUCTION_UFUNCS, flush
+from rooflab.bench.emulator.numbers.bits import REDUCTION_UFUNCS, UNSIGNED, flush
 from rooflab.bench.emulator.text.kinds import dtype_of
 
 Bools = npt.NDArray[np.bool_]
-_UNSIGNED_DTYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def atomic(
@@ -51,7 +50,7 @@ def atomic(
         flush_mask = _flushed(operation, kind, space, lane_addresses[lanes])
         old_result[lanes], new_values = _one_by_one(operation, kind, location_keys, old_values, op_values, flush_mask)
         has_changed = new_values.tobytes() != old_values.tobytes()
-        stored_values = np.zeros(c.size, _UNSIGNED_DTYPES[dtype.itemsize])
+        stored_values = np.zeros(c.size, UNSIGNED[dtype.itemsize])
         stored_values[lanes] = new_values.view(stored_values.dtype)
         access.store(c, space, lane_addresses, (stored_values,), lane_mask, dtype.itemsize, instruction)
     finally:
@@ -101,15 +100,11 @@ def record_sum(
         group.sums = group.sums or Sums(len(group.shared))
         pairs.append((group.sums, offsets.astype(np.int64), shared_lanes))
     global_lanes = np.flatnonzero(~is_shared)
-    while global_lanes.size:
-        allocation = group.memory.find(int(addresses[global_lanes[0]]))
-        assert allocation is not None  # the operation itself has accessed it
-        offsets = addresses[global_lanes].astype(np.int64) - allocation.base
-        is_inside = (offsets >= 0) & (offsets < allocation.size)
+    for allocation, inside in group.memory.parts(addresses[global_lanes]):
         if allocation.base not in launch.sums:
             launch.sums[allocation.base] = Sums(allocation.size)
-        pairs.append((launch.sums[allocation.base], offsets[is_inside], global_lanes[is_inside]))
-        global_lanes = global_lanes[~is_inside]
+        offsets = addresses[global_lanes[inside]].astype(np.int64) - allocation.base
+        pairs.append((launch.sums[allocation.base], offsets, global_lanes[inside]))
     warps_per_cta = group.lanes_per_cta // 32
     warps = np.asarray(group.ctas)[c.slots[lanes]] * warps_per_cta + c.warps[lanes] % warps_per_cta
     for sums, offsets, chosen in pairs:
@@ -148,7 +143,7 @@ def _one_by_one(
     sorted_keys = places[sort_order]
     is_group_start = np.r_[True, sorted_keys[1:] != sorted_keys[:-1]]
     if is_group_start.all():
-        return before, np.ascontiguousarray(_combined(operation, kind, before, values, flushed))
+        return before, np.ascontiguousarray(combined(operation, kind, before, values, flushed))
     group_starts = np.flatnonzero(is_group_start)
     group_sizes = np.diff(np.r_[group_starts, len(sort_order)])
     lane_values, final_values = before.copy(), before.copy()
@@ -167,7 +162,7 @@ def _one_by_one(
     for positions in np.split(rank_order, np.cumsum(np.bincount(position_ranks))[:-1]):
         lanes, group_ids = sort_order[positions], position_groups[positions]
         lane_values[lanes] = memory[group_ids]
-        memory[group_ids] = _combined(
+        memory[group_ids] = combined(
             operation, kind, memory[group_ids], [operand_value[lanes] for operand_value in values], _of(flushed, lanes)
         )
     final_values[sort_order] = memory[position_groups]
@@ -189,7 +184,10 @@ def _flushed_sums(steps: Any, values: Any) -> Any:
     return running_sums
 
 
-def _combined(operation: str, kind: str, old: Any, values: list[Any], flushed: Bools | None) -> Any:
+def combined(operation: str, kind: str, old: Any, values: list[Any], flushed: Bools | None = None) -> Any:
+    """Returns the new values of memory, of n lanes: `[n]`.  `old` `[n]` are the old values, and `values` the operands,
+    of NumPy's type of `kind`; f16 and bf16 are raw bits (uint16, uint32 for pairs) and are rounded once.  min and max
+    ignore a NaN.  `flushed` `[n]` tells which lanes flush subnormals; None means none."""
     operand_values = values[0]
     if flushed is not None:
         flushed_sum = flush(flush(old) + flush(operand_values))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rooflab.bench.emulator.execute import tensor_maps
-from rooflab.bench.emulator.execute.atomics import record_sum
+from rooflab.bench.emulator.execute.atomics import combined, record_sum
 from rooflab.bench.emulator.machine import access
 from rooflab.bench.emulator.machine.access import check_written, shared_offsets
 from rooflab.bench.emulator.machine.context import LaneContext, value_of
@@ -203,15 +203,17 @@ def _start_store(
                 if len(np.unique(addresses)) < len(addresses):
                     raise Fault("a reduction into a tensor whose elements overlap, which is not emulated", instruction)
                 old_units = tensor_maps.load_bytes(c, addresses, unit, instruction, lane=lane, reduces=True)
-                dtype = f"u{element_bytes}"
+                letter = {"u": "u", "s": "i"}.get(element[0], "u" if element in ("f16", "bf16") else "f")
+                old, new = (units.view(f"{letter}{element_bytes}") for units in (old_units, data))
                 if operation == "add" and element in FLOATS:
                     element_offsets = np.arange(0, unit, element_bytes, dtype=np.uint64)
                     places = (addresses[:, None] + element_offsets).ravel()
-                    values = old_units.view(dtype), data.view(dtype)
                     lanes = np.full(len(places), lane)
-                    record_sum(c, "global", places, lanes, values, element, instruction)
-                new_units = tensor_map.reduce_values(operation, old_units.view(dtype), data.view(dtype), element)
-                data = np.ascontiguousarray(new_units).view(UNIT_DTYPES[unit])
+                    record_sum(c, "global", places, lanes, (old, new), element, instruction)
+                new_units = np.ascontiguousarray(combined(operation, element, old, [new]))
+                if element.endswith(".ftz"):
+                    new_units = tensor_map.loaded(new_units.view(np.uint32), element)
+                data = new_units.view(UNIT_DTYPES[unit])
             tensor_maps.store_bytes(c, addresses, data, unit, instruction, lane=lane, reduces=operation is not None)
 
     waiting_of(cta_group).transfers.start(Transfer(run, instruction, read_data, mark=race_record), int(c.lanes[lane]))

@@ -38,13 +38,8 @@ def _barrier(c: LaneContext, number: Any, count: Any, instruction: int) -> tuple
 
 def sync(c: LaneContext, number: Any, count: Any, following: int, instruction: int, guard: Any) -> int:
     """Runs `bar.sync`."""
-    if isinstance(guard, np.ndarray) and not guard.all():
-        if not guard.any():
-            return following
-        c.children = [c.part(guard, c.place), c.part(~guard, following)]
-        return SPLIT
-    if isinstance(guard, np.bool_) and not guard:
-        return following
+    if guard is not None and (place := c.branch(c.vector(guard), c.place, following)) != c.place:
+        return place
     chosen_barrier = _barrier(c, number, count, instruction)
     if isinstance(chosen_barrier, int):
         return chosen_barrier

@@ -25,13 +25,13 @@ from rooflab.bench.emulator.machine.memory import (
     assign,
 )
 from rooflab.bench.emulator.machine.run import Fault
+from rooflab.bench.emulator.numbers.bits import UNSIGNED
 
 WRITTEN_UNITS = {size: np.ones(size, np.bool_).view(UNIT_DTYPES[size])[0] for size in UNIT_DTYPES}
 """By unit size in bytes: the flags of a unit whose bytes are all written."""
 WINDOW_MASK = (1 << 60) - 1
 """The bits of a generic address within its window."""
 Values = tuple[Any, ...]
-_UNSIGNED_DTYPES = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _INVALID_OFFSET = 0xFFFFFFF0
 _SPACE_NAMES = {SHARED_WINDOW >> 60: "shared", LOCAL_WINDOW >> 60: "local", PARAM_WINDOW >> 60: "param"}
 
@@ -40,13 +40,13 @@ def load(c: LaneContext, space: str, addresses: Any, mask: Any, width: int, coun
     """Loads `count` values of `width` bytes for each lane in `mask` (None means all lanes).  Other lanes get 0."""
     active_lanes = _active(mask, c.size)
     if active_lanes is not None and not len(active_lanes):
-        return (_UNSIGNED_DTYPES[width](0),) * count
+        return (UNSIGNED[width].type(0),) * count
     lane_addresses = addresses if active_lanes is None or isinstance(addresses, np.generic) else addresses[active_lanes]
     lane_data = _LOADERS[space](c, lane_addresses, width * count, active_lanes, instruction)
     values = _unpacked(lane_data, width, count)
     if active_lanes is None:
         return values
-    scattered_values = np.zeros((count, c.size), _UNSIGNED_DTYPES[width])
+    scattered_values = np.zeros((count, c.size), UNSIGNED[width])
     for lane_values, element_value in zip(scattered_values, values, strict=True):
         lane_values[active_lanes] = element_value
     return tuple(scattered_values)
@@ -77,7 +77,7 @@ def _unpacked(raw: Any, width: int, count: int) -> Values:
     """Splits the value of each lane into `count` elements of `width` bytes. Returns one array of lanes per element."""
     if count == 1:
         return (raw,)
-    element_dtype = _UNSIGNED_DTYPES[width]
+    element_dtype = UNSIGNED[width]
     if isinstance(raw, np.generic):
         return tuple(np.array([raw]).view(element_dtype))
     return tuple(np.ascontiguousarray(raw.view(element_dtype).reshape(-1, count).T))
@@ -88,7 +88,7 @@ def _packed(values: Values, width: int, lanes: int) -> Any:
     scalars."""
     if len(values) == 1:
         return values[0]
-    element_dtype, unit_dtype = _UNSIGNED_DTYPES[width], UNIT_DTYPES[width * len(values)]
+    element_dtype, unit_dtype = UNSIGNED[width], UNIT_DTYPES[width * len(values)]
     if all(isinstance(element_value, np.generic) for element_value in values):
         return np.array(values, element_dtype).view(unit_dtype)[0]
     element_rows = np.empty((lanes, len(values)), element_dtype)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from rooflab.bench.emulator.machine.context import PARKED, LaneContext
 from rooflab.bench.emulator.machine.run import CtaGroup, Fault, Lanes
+from rooflab.bench.emulator.races.shared_races import SharedRaces
 
 BARRIERS = 16
 """The number of barriers of a CTA."""
@@ -275,9 +276,8 @@ class ClusterBarrier:
         self._arrived[context.lanes] += 1
         if release:
             self._group.order_lanes(context.lanes)
-        if self._group.races is not None:
-            for slot, warps in self._warps(context):
-                (self._group.races.signal if release else self._group.races.signal_inits)(slot, warps, _CLUSTER_KEY)
+        signal = SharedRaces.signal if release else SharedRaces.signal_inits
+        self._group.each_slot(context.warps, lambda races, slot, warps: signal(races, slot, warps, _CLUSTER_KEY))
         self.recheck()
 
     def wait(self, context: LaneContext, following: int, instruction: int) -> int:
@@ -300,14 +300,7 @@ class ClusterBarrier:
     def _learn(self, context: LaneContext) -> None:
         missing_lanes = self._arrived < self._arrived[context.lanes].max()
         _meet(self._group, context.warps, context.place - 1, len(missing_lanes), missing_lanes & ~self._group.alive)
-        if self._group.races is not None:
-            for race_slot, warps in self._warps(context):
-                self._group.races.wait(race_slot, warps, _CLUSTER_KEY)
-
-    def _warps(self, context: LaneContext) -> list[tuple[int, np.ndarray[Any, Any]]]:
-        """Groups the warps of `context` by slot of the race detector. A slot is a CTA or a whole cluster."""
-        warps, slot_warps = np.unique(context.warps), self._group.race_warps
-        return [(int(slot), warps[warps // slot_warps == slot] % slot_warps) for slot in np.unique(warps // slot_warps)]
+        self._group.each_slot(context.warps, lambda races, slot, warps: races.wait(slot, warps, _CLUSTER_KEY))
 
     def recheck(self) -> bool:
         """Resumes lanes if all threads have arrived.  Returns whether it resumed any lanes."""

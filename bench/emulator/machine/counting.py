@@ -91,12 +91,9 @@ class Counter:
     def atomic(self, memory: GlobalMemory, addresses: Any, size: int, instruction: int) -> None:
         """Counts atomic operations on global memory.  Each atomic operation counts as a read and a write."""
         self.add("atomic_bytes", size * len(addresses), instruction)
-        found = memory.locate(addresses, size)
-        lots = [(found[0], addresses)] if found is not None else [(memory.find(int(at)), at[None]) for at in addresses]
-        for allocation, group_addresses in lots:
-            assert allocation is not None  # the operation itself has accessed it
-            touch(allocation, group_addresses, "read")
-            touch(allocation, group_addresses, "write")
+        for allocation, inside in memory.parts(addresses):
+            touch(allocation, addresses[inside], "read")
+            touch(allocation, addresses[inside], "write")
 
     def shared_access(self, c: Acting, active: Any, offsets: Any, size: int, instruction: int, kind: str) -> None:
         """Counts an access to shared memory; `kind` is `read` or `write`."""

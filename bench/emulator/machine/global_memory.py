@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rooflab.bench.emulator.machine.context import LaneContext
 from rooflab.bench.emulator.machine.memory import UNIT_DTYPES, Allocation, BadAccess, assign
@@ -35,7 +34,11 @@ def load_located(
     the load belongs to a reduction, which also stores."""
     unit_location = _located(c, addresses, size, active, instruction)
     if unit_location is None:
-        return _each(c, addresses, size, active, instruction, copy, reduces)
+        loaded_units = np.empty(len(addresses), UNIT_DTYPES[size])
+        for lane_position, address in enumerate(addresses):
+            lane = np.array([lane_position if active is None else active[lane_position]])
+            loaded_units[lane_position] = load_located(c, address, size, lane, instruction, copy=copy, reduces=reduces)
+        return loaded_units
     allocation, unit_index = unit_location
     if c.group.run.observer is not None:
         c.group.run.observer.global_read(c, active, allocation, addresses, size, instruction, copy, reduces)
@@ -95,23 +98,6 @@ def _located(c: LaneContext, addresses: Any, size: int, active: Any, instruction
     if bounds is not None and (outside := bounds.outside(addresses, size)) is not None:
         raise Fault(outside[1], instruction, lane_of(c, addresses, outside[0], active), "out-of-bounds")
     return located
-
-
-def _each(
-    c: LaneContext,
-    addresses: npt.NDArray[np.uint64],
-    size: int,
-    active: Any,
-    instruction: int,
-    copy: bool,
-    reduces: bool,
-) -> npt.NDArray[Any]:
-    """Loads units of `size` bytes from several allocations, one unit at a time."""
-    loaded_units = np.empty(len(addresses), UNIT_DTYPES[size])
-    for lane_position, address in enumerate(addresses):
-        lane = np.array([lane_position if active is None else active[lane_position]])
-        loaded_units[lane_position] = load_located(c, address, size, lane, instruction, copy=copy, reduces=reduces)
-    return loaded_units
 
 
 def _check_written(allocation: Allocation, addresses: Any, size: int, instruction: int) -> None:

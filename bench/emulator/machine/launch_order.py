@@ -112,11 +112,9 @@ class Turn:
 
     def note(self, kernel: str, memory: GlobalMemory, starts: Ints, size: int, verb: str) -> None:
         """Notes accesses of `size` bytes at the addresses `starts`, of the kind `verb`."""
-        while starts.size and (allocation := memory.find(int(starts[0]))) is not None:
-            is_inside = (starts >= allocation.base) & (starts < allocation.end)
+        for allocation, inside in memory.parts(starts):
             if isinstance(allocation.owner, torch.Tensor):
-                self._footprint(kernel, allocation).note(starts[is_inside], size, verb)
-            starts = starts[~is_inside]
+                self._footprint(kernel, allocation).note(starts[inside], size, verb)
 
     def add_sectors(self, kernel: str, memory: GlobalMemory) -> None:
         """Takes the sectors that the launch has used for its accesses, which were not noted."""

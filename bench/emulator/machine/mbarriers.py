@@ -159,12 +159,7 @@ class MBarriers:
     # Reports to the race detector.
 
     def _watch(self, context: LaneContext, tell: Any, lanes: Lanes) -> None:
-        races, warps_per_slot = self._group.races, self._group.race_warps
-        if races is None:
-            return
-        warps = context.warps[lanes]
-        for slot in np.unique(warps // warps_per_slot):
-            tell(races, int(slot), np.unique(warps[warps // warps_per_slot == slot]) - int(slot) * warps_per_slot)
+        self._group.each_slot(context.warps[lanes], tell)
 
     def _made(self, context: LaneContext, place: int, lanes: Lanes, instruction: int, what: str) -> None:
         race_reporter = lambda races, slot, warps: getattr(races, what)(slot, int(warps[0]), place, instruction)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,10 +122,13 @@ class GlobalMemory:
             return self._last
         return None
 
-    def bases(self, addresses: Any) -> list[int]:
-        """Returns the bases of the allocations from the least to the largest of `addresses`."""
-        first, last = int(np.min(addresses)), int(np.max(addresses))
-        return [item.base for item in self.allocations if item.base <= last and first < item.end]
+    def parts(self, addresses: npt.NDArray[Any]) -> Iterator[tuple[Allocation, npt.NDArray[np.intp]]]:
+        """Yields each allocation that holds some of `addresses` `[n]`, and the indices of these addresses."""
+        left = np.arange(len(addresses))
+        while left.size and (allocation := self.find(int(addresses[left[0]]))) is not None:
+            is_inside = (addresses[left] >= allocation.base) & (addresses[left] < allocation.end)
+            yield allocation, left[is_inside]
+            left = left[~is_inside]
 
     def locate(self, addresses: Any, width: int) -> tuple[Allocation, Any] | None:
         """Returns the allocation that holds all `addresses`, and each address as an index into this allocation.  An

@@ -35,6 +35,8 @@ class Ctas(Protocol):
     race_warps: int
     race_bytes: int
 
+    def each_slot(self, warps: Lanes, act: Callable[[SharedRaces, int, Lanes], object]) -> None: ...
+
 
 class Watched(Acting, Protocol):
     """Describes the attributes that the observer reads from lanes that run together."""
@@ -56,7 +58,7 @@ class Observer:
         strong: Mapping[int, str],
         actors_per_cta: int,
         has_clusters: bool,
-        counter: Counter | None,
+        counter: Counter,
         global_races: GlobalRaces | None,
         warp_races: WarpRaces | None,
     ):
@@ -83,16 +85,14 @@ class Observer:
 
     def shared_read(self, c: Watched, active: Any, offsets: Any, size: int, instruction: int) -> None:
         """Reports that lanes read shared memory."""
-        if self.counter is not None:
-            self.counter.shared_access(c, active, offsets, size, instruction, "read")
+        self.counter.shared_access(c, active, offsets, size, instruction, "read")
         if c.group.races is not None:
             slots, warps = self._who(c, active)
             c.group.races.read(slots, warps, _addresses(offsets, len(warps)), size, instruction)
 
     def shared_write(self, c: Watched, active: Any, offsets: Any, size: int, instruction: int, value: Any) -> None:
         """Reports that lanes write shared memory."""
-        if self.counter is not None:
-            self.counter.shared_access(c, active, offsets, size, instruction, "write")
+        self.counter.shared_access(c, active, offsets, size, instruction, "write")
         if c.group.races is not None:
             slots, warps = self._who(c, active)
             lane_offsets = _addresses(offsets, len(warps))
@@ -102,9 +102,8 @@ class Observer:
 
     def shared_atomic(self, c: Watched, active: Any, offsets: Any, size: int, instruction: int) -> None:
         """Reports that lanes do an atomic operation on shared memory."""
-        if self.counter is not None:
-            self.counter.add("shared_read_bytes", size * len(active), instruction)
-            self.counter.add("shared_write_bytes", size * len(active), instruction)
+        self.counter.add("shared_read_bytes", size * len(active), instruction)
+        self.counter.add("shared_write_bytes", size * len(active), instruction)
         if c.group.races is not None:
             slots, warps = self._who(c, active)
             c.group.races.atomic(slots, warps, _addresses(offsets, len(warps)), size, instruction)
@@ -129,8 +128,7 @@ class Observer:
 
     def copy_async(self, c: Watched, lanes: Lanes, offsets: Lanes, size: int, instruction: int) -> None:
         """Reports that lanes start copies with `cp.async`."""
-        if self.counter is not None:
-            self.counter.add("shared_write_bytes", size * len(lanes), instruction)
+        self.counter.add("shared_write_bytes", size * len(lanes), instruction)
         if c.group.races is not None:
             slots, warps = self._who(c, lanes)
             c.group.races.copy_async(slots, warps, offsets, size, instruction)
@@ -151,17 +149,11 @@ class Observer:
         self._each_slot(c, lambda races, slot, warps: races.signal_copies(slot, warps, place), active)
 
     def _each_slot(self, c: Watched, act: Any, active: Any = None) -> None:
-        if c.group.races is None:
-            return
-        slots, warps = self._who(c, active)
-        for slot in np.unique(slots):
-            slot_warps = warps if isinstance(slots, int) else warps[slots == slot]
-            act(c.group.races, int(slot), np.unique(slot_warps))
+        c.group.each_slot(c.warps if active is None else c.warps[active], act)
 
     def wgmma_read(self, group: Ctas, warps: Lanes, chunks: Lanes, instruction: int) -> AsyncOperation | None:
         """Reports that a wgmma of a warpgroup reads 16-byte chunks of shared memory."""
-        if self.counter is not None:
-            self.counter.add("shared_matrix_bytes", 16 * len(chunks), instruction)
+        self.counter.add("shared_matrix_bytes", 16 * len(chunks), instruction)
         if group.races is None:
             return None
         race_record = group.races.begin_async(int(warps[0]) // group.race_warps, warps % group.race_warps, WGMMA)
@@ -179,8 +171,7 @@ class Observer:
         self, c: Watched, lane: int, start: int, size: int, barrier: int, instruction: int
     ) -> AsyncOperation | None:
         """Reports that a lane starts a bulk copy into shared memory."""
-        if self.counter is not None:
-            self.counter.add("tma_load_bytes", size, instruction)
+        self.counter.add("tma_load_bytes", size, instruction)
         races = c.group.races
         if races is None:
             return None
@@ -201,8 +192,7 @@ class Observer:
 
     def store_begins(self, c: Watched, lane: int, start: int, size: int, instruction: int) -> AsyncOperation | None:
         """Reports that a lane starts a bulk copy out of shared memory."""
-        if self.counter is not None:
-            self.counter.add("tma_store_bytes", size, instruction)
+        self.counter.add("tma_store_bytes", size, instruction)
         races = c.group.races
         if races is None:
             return None
@@ -236,8 +226,7 @@ class Observer:
         reduces: bool,
     ) -> None:
         """Reports that lanes or an asynchronous copy read global memory."""
-        if self.counter is not None:
-            self.counter.global_access(c, active, allocation, addresses, size, instruction, "read", copy)
+        self.counter.global_access(c, active, allocation, addresses, size, instruction, "read", copy)
         if self.turn is not None and not reduces:
             self.turn.access(c, active, addresses, size, instruction, "read")
         # The read of a reduction is reported with its write, which is atomic.
@@ -248,7 +237,7 @@ class Observer:
             self._order_by_memory(c, active)
         lane_addresses = _lane_addresses(addresses, c, active)
         if warp_races is not None:
-            lanes = self._lanes(c, active, instruction)
+            lanes = WarpLanes(c, active, instruction)
             if instruction in self._strong:
                 warp_races.poll(lanes, lane_addresses, size)
                 warp_races.synchronise(lanes, stores=False)
@@ -276,8 +265,7 @@ class Observer:
         old: Callable[[], Any],
     ) -> None:
         """Reports that lanes or a copy write `value` to global memory.  `old()` returns the overwritten values."""
-        if self.counter is not None:
-            self.counter.global_access(c, active, allocation, addresses, size, instruction, "write", copy)
+        self.counter.global_access(c, active, allocation, addresses, size, instruction, "write", copy)
         if self.turn is not None:
             self.turn.access(c, active, addresses, size, instruction, "atomic" if reduces else "write")
         races, warp_races = self.global_races, self._warp_races
@@ -285,7 +273,7 @@ class Observer:
             self._order_by_memory(c, active)
         lane_addresses = _lane_addresses(addresses, c, active)
         if warp_races is not None:
-            lanes, base = self._lanes(c, active, instruction), allocation.base
+            lanes, base = WarpLanes(c, active, instruction), allocation.base
             if reduces or instruction in self._strong:
                 warp_races.atomic(lanes, [base], lane_addresses, size)
                 warp_races.synchronise(lanes, loads=False)
@@ -305,10 +293,6 @@ class Observer:
                 self._stored(c, active, stored, instruction, copy)
         if instruction in self._strong:
             self._released(c, active, instruction)
-
-    def _lanes(self, c: Watched, active: Any, instruction: int) -> WarpLanes:
-        """Describes the active lanes for the detector of races between the warps of a CTA."""
-        return WarpLanes(c, active, instruction)
 
     def _actors(self, c: Watched, active: Any) -> Lanes:
         """Returns the actor of each lane for the detector of races between CTAs: its CTA, or its warp if CTAs may wait
@@ -340,17 +324,17 @@ class Observer:
 
     def global_atomic(self, c: Watched, active: Lanes, addresses: Any, size: int, order: str, instruction: int) -> None:
         """Reports that lanes do an atomic operation on global memory."""
-        if self.counter is not None:
-            self.counter.atomic(c.group.memory, addresses, size, instruction)
+        self.counter.atomic(c.group.memory, addresses, size, instruction)
         self._order_by_memory(c, active)
         if self.turn is not None:
             self.turn.access(c, active, addresses, size, instruction, "atomic")
         races = self.global_races
         if races is None and self._warp_races is None:
             return
-        lane_addresses, bases = _lane_addresses(addresses, c, active), c.group.memory.bases(addresses)
+        lane_addresses = _lane_addresses(addresses, c, active)
+        bases = [allocation.base for allocation, _ in c.group.memory.parts(addresses)]
         if self._warp_races is not None:
-            lanes = self._lanes(c, active, instruction)
+            lanes = WarpLanes(c, active, instruction)
             self._warp_races.atomic(lanes, bases, lane_addresses, size)
             self._warp_races.synchronise(lanes, loads=self._kernel.instructions[instruction].parts[0] != "red")
         if races is not None:

@@ -7,6 +7,7 @@ import operator
 import os
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -86,7 +87,7 @@ class Checks:
     asynchronous: bool = True
     """Whether copies end as late as possible; until then their destinations hold poison."""
     counts: bool = True
-    """Whether to count bytes, sectors, bank conflicts and instructions."""
+    """Whether to count bytes, sectors, bank conflicts and instructions.  A look for races counts them too."""
 
 
 class VariableLayout(NamedTuple):
@@ -142,7 +143,7 @@ class Run:
         ptx_version = [int(version_part) for version_part in program.version.split(".")]
         self.old_strides = ptx_version < [8, 6]
         """Whether the PTX is older than 8.6: ptxas took the strides of `tensormap.replace` in 16-byte units."""
-        self.counter = Counter() if checks.counts else None
+        self.counter = Counter()
         cta_count = grid[0] * grid[1] * grid[2]
         self.orders_ctas = program.orders_ctas or self.has_clusters
         warps_per_cta = -(-block[0] * block[1] * block[2] // 32)
@@ -150,9 +151,8 @@ class Run:
         """The number of race-detector actors of a CTA: its warps if CTAs may wait for one another, else 1."""
         self.global_races, self.warp_races = self._detectors(cta_count, warps_per_cta) if checks.races else (None, None)
         watchers = self.counter, self.global_races, self.warp_races
-        is_watched = self.counter is not None or checks.races
         facts = program.kernel, program.strong, self.actors_per_cta, self.has_clusters
-        self.observer = Observer(*facts, *watchers) if is_watched else None
+        self.observer = Observer(*facts, *watchers) if checks.counts or checks.races else None
         self.turn: Turn | None = None
         self.sums: dict[int, Sums] = {}
         """By address of an allocation: the sums of floats that atomics compute there."""
@@ -182,7 +182,7 @@ class Run:
     def count(self, place: int, grain: int, lanes: int) -> None:
         """Counts one execution of a basic block by `lanes` lanes."""
         self.steps += 1
-        if self.counter is not None:
+        if self.observer is not None:
             self.counter.blocks[(place, grain)] += lanes
 
 
@@ -229,6 +229,14 @@ class CtaGroup:
     def race_slot(self, slot: int) -> int:
         """Returns the race detector's index for CTA `slot` of this group.  All CTAs of a cluster have index 0."""
         return 0 if self.run.has_clusters else slot
+
+    def each_slot(self, warps: Lanes, act: Callable[[SharedRaces, int, Lanes], object]) -> None:
+        """Calls `act` with the race detector, if there is one, for each of its slots that has some of `warps`: with the
+        slot, and the numbers of these warps in it."""
+        if self.races is not None:
+            slots, slot_warps = np.divmod(np.unique(warps), self.race_warps)
+            for slot in np.unique(slots):
+                act(self.races, int(slot), slot_warps[slots == slot])
 
     def order_lanes(self, lanes: Lanes) -> None:
         """Records that `lanes` ran an instruction that orders the lanes of a warp among each other."""

@@ -73,11 +73,7 @@ class CtaOrder:
         if warps < 1:
             raise ValueError(f"warps: expected at least 1, got {warps}")
         self.ctas, self.warps = ctas, warps
-        self.restart()
-
-    def restart(self) -> None:
-        """Clears all state before the next grid begins."""
-        actor_count = self.ctas * self.warps
+        actor_count = ctas * warps
         self.current: npt.NDArray[np.int32] = np.zeros(actor_count, np.int32)
         """By actor, the actor's current epoch; 0 before its first access."""
         self.owners: list[int] = [-1]

@@ -10,6 +10,7 @@ Accesses to flags do not race.  A store that sets a flag (.relaxed, .release, .v
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from rooflab.bench.emulator.races.cta_order import CtaOrder
 from rooflab.bench.emulator.races.granules import Granules
 from rooflab.bench.emulator.races.lane_stores import StoreMarks
 from rooflab.bench.emulator.races.reports import Findings, Race
-from rooflab.bench.emulator.races.shadow_memory import Bools, Values, chosen, equal, last_of
+from rooflab.bench.emulator.races.shadow_memory import Values, chosen, collisions, equal, last_of
 
 MOST_LOGGED = 1 << 22
 """The most lanes of reads that wait for a write to their allocation.  Most allocations are never written."""
@@ -129,23 +130,20 @@ class GlobalRaces(CtaOrder):
         self.granules, self._by_tma = granules, by_tma
         self.findings = Findings(limit)
         super().__init__(ctas, warps)
-
-    @property
-    def found(self) -> list[Race]:
-        """Returns the races that the detector found so far."""
-        return self.findings.races
-
-    def restart(self) -> None:
-        """Begins another grid.  All accesses so far are ordered before the new grid."""
-        super().restart()
-        granule_count = self.granules.count
-        self._writes, self._readers, self._atomics, self._polls, self._near = (Touched(granule_count) for _ in range(5))
+        self._writes, self._readers, self._atomics, self._polls, self._near = (
+            Touched(granules.count) for _ in range(5)
+        )
         self._sets = EpochSets()
         self._written: set[int] = set()
         """The bases of the allocations that the grid has written."""
         self._log: dict[int, list[tuple[Ints, int, int, Int32Array]]] = {}
         """By base: reads of an allocation that nothing has written yet, with addresses, width, instruction, epochs."""
         self._logged = 0
+
+    @property
+    def found(self) -> list[Race]:
+        """Returns the races that the detector found so far."""
+        return self.findings.races
 
     def writes(self, base: int) -> None:
         """Records that the allocation at `base` is written or used by atomics from now on."""
@@ -278,8 +276,8 @@ class GlobalRaces(CtaOrder):
                 owner = self.owners[(remaining_epochs & -remaining_epochs).bit_length() - 1]
                 earlier_instruction = int(touched.instructions[cell])
                 cta = int(actors[lane]) // self.warps
-                is_kept = bool(is_equal[lane])
-                self._add(kind, earlier_instruction, instruction, owner, cta, cell, is_kept, int(count), proxy)
+                more = proxy, bool(is_equal[lane]), int(count)
+                self._add(kind, earlier_instruction, instruction, owner, cta, cell, *more)
 
     def _collide(self, actors: Ints, epochs: Int32Array, cells: Ints, instruction: int, values: Values | None) -> None:
         """Reports races between CTAs that write the same granule (memory unit) in the same instruction."""
@@ -294,33 +292,13 @@ class GlobalRaces(CtaOrder):
         ctas = actors // self.warps
         is_in_two_ctas = ctas[overwritten_lanes] != ctas[last_lanes]
         overwritten_lanes, last_lanes = overwritten_lanes[is_in_two_ctas], last_lanes[is_in_two_ctas]
-        is_equal: Bools = np.zeros(overwritten_lanes.size, np.bool_)
-        if values is not None:
-            kept_lanes = last_of(first_cells << 32 | ctas)[overwritten_lanes]
-            is_equal = equal(chosen(values, kept_lanes), chosen(values, last_lanes), overwritten_lanes.size)
-        for is_kept in (False, True):
-            race_indices = np.flatnonzero(is_equal == is_kept)
-            if race_indices.size:
-                first_race = int(race_indices[0])
-                first_cta, second_cta = (
-                    int(actors[lane]) // self.warps for lane in (overwritten_lanes[first_race], last_lanes[first_race])
-                )
-                cell = int(first_cells[overwritten_lanes[first_race]])
-                self._add(
-                    "write-write", instruction, instruction, first_cta, second_cta, cell, is_kept, race_indices.size
-                )
+        kept_lanes = last_of(first_cells << 32 | ctas)[overwritten_lanes]
+        are_two_warps = np.ones(kept_lanes.size, np.bool_)
+        for kind, is_kept, index, count in collisions(values, kept_lanes, last_lanes, are_two_warps):
+            pair = int(ctas[kept_lanes[index]]), int(ctas[last_lanes[index]])
+            self._add(kind, instruction, instruction, *pair, int(first_cells[kept_lanes[index]]), False, is_kept, count)
 
-    def _add(
-        self,
-        kind: str,
-        first: int,
-        second: int,
-        owner: int,
-        cta: int,
-        cell: int,
-        same: bool,
-        count: int,
-        proxy: bool = False,
-    ) -> None:
+    def _add(self, kind: str, first: int, second: int, owner: int, cta: int, cell: int, *more: Any) -> None:
+        """Reports a race of two instructions at a granule.  `more` are the last fields of a `Race`."""
         cta_names, address = (f"CTA {owner}", f"CTA {cta}"), self.granules.address(cell)
-        self.findings.add(Race("global", kind, first, second, *cta_names, address, -1, proxy, same, count))
+        self.findings.add(Race("global", kind, first, second, *cta_names, address, -1, *more))

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from rooflab.bench.emulator.races.shadow_memory import GRANULE_SIZES
+from rooflab.bench.emulator.races.shadow_memory import GRANULE_SIZES, counted
 
 Ints = npt.NDArray[np.int64]
 
@@ -22,7 +22,6 @@ class Granules:
         self._shift = granule_bytes.bit_length() - 1
         self._bases, self._ends = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._moves = np.zeros(0, np.int64)
-        self._spans: dict[int, Ints] = {}
         self._last: tuple[Ints, int, Ints] | None = None
         for base, size in allocations:
             self._add(base, size)
@@ -51,13 +50,9 @@ class Granules:
         in allocations."""
         if self._last is not None and self._last[0] is addresses and self._last[1] == width:
             return self._last[2]  # two detectors ask for one access
-        granules_per_access = width >> self._shift or 1
-        granule_offsets = self._spans.get(granules_per_access)
-        if granule_offsets is None:
-            granule_offsets = self._spans[granules_per_access] = np.arange(granules_per_access)
         flat_addresses = addresses.astype(np.int64, copy=False)
         address_shifts = self._moves.take(self._bases.searchsorted(flat_addresses, side="right") - 1)
-        granules = ((flat_addresses + address_shifts) >> self._shift)[:, None] + granule_offsets
+        granules = ((flat_addresses + address_shifts) >> self._shift)[:, None] + counted(width >> self._shift or 1)
         self._last = addresses, width, granules
         return granules
 

@@ -10,7 +10,9 @@ comes after the actor's earlier reads.  Then the block's granules need no check.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +23,6 @@ from rooflab.bench.emulator.races.vector_clocks import (
     ACTOR_MASK,
     ASYNC,
     GENERIC,
-    INIT,
     AsyncOperation,
     Stamps,
     VectorClocks,
@@ -38,7 +39,12 @@ Value = npt.NDArray[np.generic] | np.generic
 Values = Value | Sequence[Value]
 """The values of a store: one whole value per lane, or a register for each element of the store's vector."""
 Bools = npt.NDArray[np.bool_]
-_LANES = np.arange(1024, dtype=np.int32)
+
+
+@lru_cache(maxsize=256)
+def counted(count: int, dtype: type[np.integer] = np.int64) -> npt.NDArray[Any]:
+    """Returns the numbers from 0 to `count - 1`.  Callers share the array, and must not change it."""
+    return np.arange(count, dtype=dtype)
 
 
 class Cells(NamedTuple):
@@ -117,17 +123,13 @@ class Shadow:
         self.atomics: LastOf | None = None
         self.winners: npt.NDArray[np.int32] = np.zeros(self._count, np.int32)
         """Scratch space: for each granule, the last access of one instruction that wrote it."""
-        self._spans: dict[int, Ints] = {}
 
     def cells(self, addresses: npt.NDArray[np.integer], width: int) -> Cells:
         """Returns the memory of n accesses in two units: granules (small aligned groups of bytes) and blocks of 1 KiB.
         Each access covers `width` bytes.  `addresses` `[n]` are their first bytes."""
-        granules_per_access = width >> self.shift
-        granule_offsets = self._spans.get(granules_per_access)
-        if granule_offsets is None:
-            granule_offsets = self._spans[granules_per_access] = np.arange(granules_per_access)
         flat_addresses = addresses.astype(np.int64, copy=False)
-        return Cells((flat_addresses >> self.shift)[:, None] + granule_offsets, flat_addresses >> BLOCK_SHIFT)
+        granules = (flat_addresses >> self.shift)[:, None] + counted(width >> self.shift)
+        return Cells(granules, flat_addresses >> BLOCK_SHIFT)
 
     def all_atomics(self) -> LastOf:
         """Returns the table of the last atomic access of each warp to each granule (a small group of bytes).  The first
@@ -137,8 +139,34 @@ class Shadow:
         return self.atomics
 
 
-class Lanes:
+class Accesses(ABC):
+    """Describes n accesses that one instruction makes to the memory of `shadow`."""
+
+    shadow: Shadow
+    cells: Cells
+    order: int
+    """The plane of the order that these accesses need after earlier ones."""
+
+    @abstractmethod
+    def known_of(self, plane: int, actors: Ints) -> Stamps:
+        """Returns, for each granule of each access, the least stamp of an actor that is not ordered before the access:
+        `[n, k]`.  `actors` `[n, k]` are these actors, and `plane` is the kind of order."""
+
+    def late_writes(self, *planes: int) -> Late | None:
+        """Returns the last writes that race with these accesses, or None if there are none.  A write races if no order
+        puts it before the access: not `order`, or none of `planes` if they are given."""
+        stamps = self.shadow.writes.take(self.cells.granules)
+        actors = stamps & ACTOR_MASK
+        is_late: Bools = stamps >= self.known_of(planes[0] if planes else self.order, actors)
+        for plane in planes[1:]:
+            is_late &= stamps >= self.known_of(plane, actors)
+        return Late(np.nonzero(is_late)[0], self.cells.granules[is_late], stamps[is_late]) if is_late.any() else None
+
+
+class Lanes(Accesses):
     """Describes accesses that lanes make through the generic proxy.  If `copies` is true, they are cp.async copies."""
+
+    order = GENERIC
 
     def __init__(
         self,
@@ -151,27 +179,17 @@ class Lanes:
         instruction: int,
         copies: bool = False,
     ) -> None:
-        self._clocks, self._shadow = clocks, shadow
+        self._clocks, self.shadow = clocks, shadow
         if not addresses.ndim:
             addresses = np.broadcast_to(addresses, warps.shape)
-        self.cells: Cells = shadow.cells(addresses, width)
+        self.cells = shadow.cells(addresses, width)
         self._rows = slots * clocks.warps + warps
         self.actors: Ints = clocks.copies + warps if copies else warps
         self.stamps: Stamps = clocks.current.take(slots * clocks.actors + self.actors) + (instruction << ACTOR_BITS)
 
-    def late_writes(self, of_mbarrier: bool = False) -> Late | None:
-        """Returns the earlier writes that race with the new accesses of these lanes.  A write races if nothing orders
-        it before the new access.  Returns None if there are none.
-
-        With `of_mbarrier`, the new accesses use an mbarrier.  A `fence.mbarrier_init` is then enough to order the init
-        of the mbarrier."""
-        known_stamps = self._clocks.known[GENERIC].reshape(-1)
-        stamps = self._shadow.writes.take(self.cells.granules)
-        is_racy = stamps >= known_stamps.take((stamps & ACTOR_MASK) + (self._rows * self._clocks.actors)[:, None])
-        if of_mbarrier and is_racy.any():
-            known_stamps = self._clocks.known[INIT].reshape(-1)
-            is_racy &= stamps >= known_stamps.take((stamps & ACTOR_MASK) + (self._rows * self._clocks.actors)[:, None])
-        return _late(is_racy, self.cells, stamps) if is_racy.any() else None
+    def known_of(self, plane: int, actors: Ints) -> Stamps:
+        known_stamps = self._clocks.known[plane].reshape(-1)
+        return known_stamps.take(actors + (self._rows * self._clocks.actors)[:, None])
 
     def late(self, table: LastOf | None, actors: int) -> Late | None:
         """Returns the accesses in `table` that are not ordered before the lanes' new accesses.  Returns None if there
@@ -196,37 +214,26 @@ class Lanes:
         and for each the lane that writes last.  Returns None if no value is overwritten.
 
         All lanes have one width and aligned addresses.  So two accesses overlap completely or not at all."""
-        granules = self.cells.granules[:, 0]
-        lanes = _LANES[: granules.size] if granules.size <= _LANES.size else np.arange(granules.size, dtype=np.int32)
-        self._shadow.winners[granules] = lanes
-        winning_lanes = self._shadow.winners.take(granules)
-        is_overwritten = winning_lanes != lanes
-        if not is_overwritten.any():
-            return None
-        overwritten_lanes = np.flatnonzero(is_overwritten)
-        return overwritten_lanes, winning_lanes[overwritten_lanes].astype(np.int64)
+        return replaced(self.shadow.winners, self.cells.granules[:, 0])
 
     def last_of_warp(self) -> Ints:
         """Returns, for each access, the last access by the same warp to the same address: (n,)."""
         return last_of(self.cells.granules[:, 0] << ACTOR_BITS | self.actors)
 
 
-class Operation:
+class Operation(Accesses):
     """Describes the memory accesses that one asynchronous operation makes through the async proxy."""
 
+    order = ASYNC
+
     def __init__(self, shadow: Shadow, transfer: AsyncOperation, addresses: Ints, width: int, instruction: int) -> None:
-        self._shadow, self._transfer = shadow, transfer
-        self.cells: Cells = shadow.cells(addresses, width)
+        self.shadow, self._transfer = shadow, transfer
+        self.cells = shadow.cells(addresses, width)
         self.stamp = transfer.stamp + (instruction << ACTOR_BITS)
 
-    def late_writes(self, plane: int = ASYNC) -> Late | None:
-        """Returns the last writes that are not ordered before the operation, or None if there are none.
-
-        `plane` is the kind of order.  ASYNC is the order for the async proxy.  GENERIC is plain happens-before.  INIT
-        is the order of mbarrier inits."""
-        stamps = self._shadow.writes.take(self.cells.granules)
-        is_late_write = stamps >= self._transfer.known[plane].take(stamps & ACTOR_MASK)
-        return _late(is_late_write, self.cells, stamps) if is_late_write.any() else None
+    def known_of(self, plane: int, actors: Ints) -> Stamps:
+        known_stamps: Stamps = self._transfer.known[plane].take(actors)
+        return known_stamps
 
     def late(self, table: LastOf | None, actors: int, plane: int = ASYNC) -> Late | None:
         """Returns the accesses in `table` that race with this asynchronous operation.  An access races if nothing
@@ -245,6 +252,16 @@ class Operation:
         known_stamps = self._transfer.known[GENERIC].take(late.stamps & ACTOR_MASK)
         is_ordered: Bools = late.stamps < known_stamps
         return is_ordered
+
+
+def replaced(scratch: npt.NDArray[np.int32], granules: Ints) -> tuple[Ints, Ints] | None:
+    """Returns the lanes of one instruction whose value another lane overwrites, and for each the lane that writes last.
+    Returns None if there are none.  `granules` `[n]` is what the lanes write, and `scratch` has an item per granule."""
+    lanes = counted(granules.size, np.int32)
+    scratch[granules] = lanes
+    winners = scratch.take(granules)
+    losers = np.flatnonzero(winners != lanes)
+    return (losers, winners[losers].astype(np.int64)) if losers.size else None
 
 
 def last_of(keys: Ints) -> Ints:
@@ -342,7 +359,3 @@ def _words(value: Value) -> npt.NDArray[np.unsignedinteger]:
 
 def _columns(value: Value) -> npt.NDArray[Any]:
     return np.ascontiguousarray(value).reshape(-1, 1)
-
-
-def _late(late: Bools, cells: Cells, stamps: Stamps) -> Late:
-    return Late(np.nonzero(late)[0], cells.granules[late], stamps[late])

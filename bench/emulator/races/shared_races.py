@@ -15,6 +15,7 @@ access has `width` bytes, and its address must be a multiple of `width`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -81,7 +82,8 @@ class SharedRaces(BarrierPhases):
     ) -> None:
         """Records reads of n lanes.  `warps` is (n,); `slots` and `addresses` are (n,), or one value for all lanes."""
         lane_access = Lanes(self, self._shadow, slots, warps, addresses, width, instruction)
-        self._meet(lane_access, lane_access.late_writes(of_mbarrier), "write-read", instruction)
+        planes = (GENERIC, INIT) if of_mbarrier else (GENERIC,)  # a fence.mbarrier_init is enough to order an init
+        self._meet(lane_access, lane_access.late_writes(*planes), "write-read", instruction)
         self._meet(lane_access, lane_access.late(self._shadow.atomics, self.warps), "write-read", instruction)
         self._shadow.reads.record(lane_access.actors, lane_access.cells, lane_access.stamps)
 
@@ -153,12 +155,12 @@ class SharedRaces(BarrierPhases):
         """Ends the CTA in `slot`.  Reports asynchronous operations that no warp waited for: they may run on while the
         next CTA already uses the memory."""
         for last_stamp in self.never_awaited(slot):
-            self._ended(last_stamp, 0, slot)
+            self._ended(last_stamp, slot * self.size >> self._shadow.shift)
 
-    def _ended(self, stamp: int, address: int, slot: int) -> None:
+    def _ended(self, stamp: int, granule: int) -> None:
         """Reports that a CTA ended while the access `stamp` may still use its shared memory."""
-        instruction, actor_name = (stamp & LOWER_MASK) >> ACTOR_BITS, self.name_of(stamp & ACTOR_MASK)
-        self.findings.add(Race("shared", "end", instruction, instruction, actor_name, actor_name, address, slot))
+        instruction, actor = (stamp & LOWER_MASK) >> ACTOR_BITS, stamp & ACTOR_MASK
+        self._add("end", instruction, instruction, (actor, actor), granule)
 
     def leave(self, cta: int) -> None:
         """Ends the CTA with this index in the cluster.  Reports what warps of other CTAs do to its shared memory, if
@@ -173,7 +175,7 @@ class SharedRaces(BarrierPhases):
         for late in (ended.late_writes(GENERIC), *(ended.late(table, n, GENERIC) for table, n in tables)):
             if late is not None:
                 for stamp, index in zip(*np.unique(late.stamps, return_index=True), strict=True):
-                    self._ended(int(stamp), int(late.granules[index]) << self._shadow.shift, 0)
+                    self._ended(int(stamp), int(late.granules[index]))
 
     def mbarrier_init(self, slot: int, warp: int, address: int, instruction: int) -> None:
         """Records mbarrier.init: a write of 8 bytes that must be ordered after all earlier uses of these bytes."""
@@ -201,12 +203,8 @@ class SharedRaces(BarrierPhases):
 
         These loads are known only if `signal_async` was called with the mbarrier's byte address as `key`."""
         self.mbarrier_init(slot, warp, address, instruction)
-        slot_offset = address % self.size
         for load_actor in self.unwaited(slot, warp, address):
-            actor_name, warp_name = self.name_of(load_actor), self.name_of(warp)
-            self.findings.add(
-                Race("shared", "read-write", instruction, instruction, actor_name, warp_name, slot_offset, slot)
-            )
+            self._add("read-write", instruction, instruction, (load_actor, warp), address >> self._shadow.shift)
 
     def _meet_all(
         self, access: Lanes, instruction: int, values: Values | None = None, old: Callable[[], Values] | None = None
@@ -233,26 +231,18 @@ class SharedRaces(BarrierPhases):
         is_value_kept = np.zeros(late.stamps.size, np.bool_) if same is None else same[late.access]
         race_keys = (late.stamps & LOWER_MASK) * 4 + is_ordered * 2 + is_value_kept
         for first_index, n_races in zip(*np.unique(race_keys, return_index=True, return_counts=True)[1:], strict=True):
-            slot, address = divmod(int(late.granules[first_index]) << self._shadow.shift, self.size)
-            first_stamp, second_actor = int(late.stamps[first_index]), self.name_of(int(actors[first_index]))
+            first_stamp = int(late.stamps[first_index])
             first_instruction = (first_stamp & LOWER_MASK) >> ACTOR_BITS
             if kind == "write-write" and is_ordered[first_index] and first_instruction in self._inits:
                 continue
-            self.findings.add(
-                Race(
-                    "shared",
-                    kind,
-                    first_instruction,
-                    instruction,
-                    self.name_of(first_stamp & ACTOR_MASK),
-                    second_actor,
-                    address,
-                    slot,
-                    bool(is_ordered[first_index]),
-                    bool(is_value_kept[first_index]),
-                    int(n_races),
-                )
-            )
+            pair = first_stamp & ACTOR_MASK, int(actors[first_index])
+            more = bool(is_ordered[first_index]), bool(is_value_kept[first_index]), int(n_races)
+            self._add(kind, first_instruction, instruction, pair, int(late.granules[first_index]), *more)
+
+    def _add(self, kind: str, first: int, second: int, actors: tuple[int, int], granule: int, *more: Any) -> None:
+        """Reports a race of two instructions at a granule.  `more` are the last fields of a `Race`."""
+        slot, address = divmod(granule << self._shadow.shift, self.size)
+        self.findings.add(Race("shared", kind, first, second, *map(self.name_of, actors), address, slot, *more))
 
     def _collide(self, access: Lanes, instruction: int, values: Values | None) -> None:
         """Reports lanes that write one address in the same instruction. Two warps always collide. Lanes of one warp
@@ -265,19 +255,6 @@ class SharedRaces(BarrierPhases):
         is_cross_warp = last_lanes == losers
         winners = np.where(is_cross_warp, winners, last_lanes)
         for race_kind, is_value_kept, index, count in collisions(values, losers, winners, is_cross_warp):
-            slot, address = divmod(int(access.cells.granules[losers[index], 0]) << self._shadow.shift, self.size)
-            first_actor, second_actor = (self.name_of(int(access.actors[lanes[index]])) for lanes in (losers, winners))
-            self.findings.add(
-                Race(
-                    "shared",
-                    race_kind,
-                    instruction,
-                    instruction,
-                    first_actor,
-                    second_actor,
-                    address,
-                    slot,
-                    same_value=is_value_kept,
-                    count=count,
-                )
-            )
+            pair = int(access.actors[losers[index]]), int(access.actors[winners[index]])
+            granule = int(access.cells.granules[losers[index], 0])
+            self._add(race_kind, instruction, instruction, pair, granule, False, is_value_kept, count)

@@ -27,7 +27,7 @@ from rooflab.bench.emulator.races.global_races import MOST_LOGGED
 from rooflab.bench.emulator.races.granules import Granules
 from rooflab.bench.emulator.races.lane_stores import StoreMarks
 from rooflab.bench.emulator.races.reports import Findings, Race
-from rooflab.bench.emulator.races.shadow_memory import Bools, Ints, Values, chosen, collisions, equal, last_of
+from rooflab.bench.emulator.races.shadow_memory import Bools, Ints, Values, chosen, collisions, equal, last_of, replaced
 from rooflab.bench.emulator.races.vector_clocks import ACTOR_BITS, ACTOR_MASK, GENERIC, LOWER_MASK, Stamps, VectorClocks
 
 
@@ -295,16 +295,10 @@ class WarpRaces:
         warp if their values differ."""
         if self._winners is None:
             self._winners = np.zeros(self._granules.count, np.int32)
-        order = np.arange(cells.size, dtype=np.int32)
-        self._winners[cells] = order
-        winners = self._winners.take(cells)
-        if (winners == order).all():
+        if (found := replaced(self._winners, cells)) is None:
             return
-        is_own = (lanes.ctas == lanes.ctas[winners]) & (winners != order)
-        losers = np.flatnonzero(is_own)
-        if not losers.size:
-            return
-        kept_lanes = winners[losers].astype(np.int64)
+        is_own = lanes.ctas[found[0]] == lanes.ctas[found[1]]
+        losers, kept_lanes = (each[is_own] for each in found)
         is_cross_warp = lanes.warps[losers] != lanes.warps[kept_lanes]
         for kind, same, index, count in collisions(values, losers, kept_lanes, is_cross_warp):
             loser, winner = int(losers[index]), int(kept_lanes[index])

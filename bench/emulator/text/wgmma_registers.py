@@ -90,12 +90,12 @@ def _follow(
     return [(flow.kernel.instructions[later_index], op_index) for later_index, op_index in conflicts]
 
 
-def _registers(instruction: Instruction) -> list[int]:
-    """Returns the register numbers of a wgmma's accumulators and of its operand A. Returns an empty list for other
-    instructions."""
+def _registers(instruction: Instruction, first: int = 0) -> list[int]:
+    """Returns the register numbers of a wgmma's accumulators and of its operand A, or with `first` 1 of A alone.
+    Returns an empty list for other instructions."""
     if not instruction.opcode.startswith("wgmma.mma_async"):
         return []
-    operand_groups = [operand for operand in instruction.operands[:2] if isinstance(operand, OperandGroup)]
+    operand_groups = [operand for operand in instruction.operands[first:2] if isinstance(operand, OperandGroup)]
     return [register.index for operand in operand_groups for register in registers_of(operand)]
 
 
@@ -134,7 +134,7 @@ def _step(instruction: Instruction, state: _EventState, taken: set[int]) -> set[
 def rewritten(flow: Flow) -> list[tuple[Instruction, Instruction]]:
     """Returns pairs: an instruction that overwrites a register of A, and a wgmma that may still read this register."""
     kernel = flow.kernel
-    if not any(_a_registers(instruction) for instruction in kernel.instructions):
+    if not any(_registers(instruction, 1) for instruction in kernel.instructions):
         return []
 
     def younger(ages: _GroupAges, earlier: _GroupAges) -> _GroupAges:
@@ -145,12 +145,6 @@ def rewritten(flow: Flow) -> list[tuple[Instruction, Instruction]]:
     return [(reg_writer, kernel.instructions[instruction_index]) for reg_writer, instruction_index in conflicts]
 
 
-def _a_registers(instruction: Instruction) -> list[int]:
-    if not instruction.opcode.startswith("wgmma.mma_async") or not isinstance(instruction.operands[1], OperandGroup):
-        return []
-    return [register.index for register in registers_of(instruction.operands[1])]
-
-
 def _step_reads(instruction: Instruction, ages: _GroupAges) -> set[int]:
     """Updates `ages` for one instruction.  Returns the wgmmas whose A registers this instruction overwrites too early.
     A wgmma is given by the index of its instruction.
@@ -158,7 +152,7 @@ def _step_reads(instruction: Instruction, ages: _GroupAges) -> set[int]:
     `ages` has an entry for each register that a wgmma may still read.  The entry holds the wgmma's index, and how many
     wgmma groups were committed since."""
     if instruction.opcode.startswith("wgmma.mma_async"):
-        ages.update(dict.fromkeys(_a_registers(instruction), (0, instruction.number)))
+        ages.update(dict.fromkeys(_registers(instruction, 1), (0, instruction.number)))
         return set()
     if instruction.opcode.startswith("wgmma.commit_group"):
         ages.update({index: (group_age + 1, wgmma_number) for index, (group_age, wgmma_number) in ages.items()})

@@ -17,8 +17,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
-from rooflab.bench.emulator.numbers.bits import REDUCTION_UFUNCS, UNSIGNED
-from rooflab.bench.emulator.numbers.formats import decode, encode
+from rooflab.bench.emulator.numbers.bits import UNSIGNED
+from rooflab.bench.emulator.numbers.formats import encode
 from rooflab.bench.emulator.tiles.shared_layout import CHUNK_BYTES, SWIZZLE_PERIOD, swizzled
 
 MAP_BYTES = 128
@@ -58,7 +58,6 @@ _CODE_COUNTS = {
 }
 BOX_ALIGNMENT = 128
 """The alignment in bytes of the shared address of a box."""
-_NUMPY_INTEGER_KINDS = {"u": "u", "s": "i"}
 _INTEGER_TYPES = ("u32", "s32", "u64", "s64")
 REDUCIBLE_TYPES = {
     "add": ("u32", "s32", "u64", "f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz"),
@@ -66,7 +65,8 @@ REDUCIBLE_TYPES = {
     **dict.fromkeys(("inc", "dec"), ("u32",)),
     **dict.fromkeys(("and", "or", "xor"), _INTEGER_TYPES),
 }
-"""By reduction, the element types that ptxas accepts for `cp.reduce.async.bulk`, and Triton for tensors."""
+"""By reduction, the element types that ptxas accepts for `cp.reduce.async.bulk`, and Triton for tensors (PTX ISA 8.7,
+`red` and `cp.reduce.async.bulk.tensor`)."""
 
 
 @dataclass(frozen=True)
@@ -331,26 +331,3 @@ def loaded(bits: np.ndarray, element: str) -> np.ndarray:
     if element.startswith("tf32"):
         bits = np.asarray(encode(bits.view(np.float32), "tf32")).view(np.uint32)
     return bits
-
-
-def reduce_values(op: str, old: np.ndarray, new: np.ndarray, element: str) -> np.ndarray:
-    """Combines the raw elements `old` and `new` as `cp.reduce.async.bulk.tensor` does.  Returns raw elements.
-
-    `op` is add, min, max, inc, dec, and, or, xor (PTX ISA 8.7, `red` and `cp.reduce.async.bulk.tensor`).  `element` is
-    a type in `ELEMENT_TYPES`.  f16 and bf16 are rounded to nearest even.  min and max ignore a NaN.  Raises
-    `ValueError` on a combination that PTX does not have."""
-    if element not in REDUCIBLE_TYPES[op]:
-        raise ValueError(f"op: expected a reduction that {element} has, got {op!r}")
-    word_dtype = UNSIGNED[ELEMENT_BYTES[element]]
-    is_integer = element[0] in _NUMPY_INTEGER_KINDS
-    old, new = old.view(word_dtype), new.view(word_dtype)
-    if op == "inc":
-        return np.where(old >= new, np.uint32(0), old + np.uint32(1))
-    if op == "dec":
-        return np.where((old == 0) | (old > new), new, old - np.uint32(1))
-    combine_function = REDUCTION_UFUNCS[op]
-    if element in ("f16", "bf16"):
-        return np.asarray(encode(combine_function(decode(old, element), decode(new, element)), element))
-    numpy_kind = f"{_NUMPY_INTEGER_KINDS[element[0]] if is_integer else 'f'}{word_dtype.itemsize}"
-    combined_bits: np.ndarray = combine_function(old.view(numpy_kind), new.view(numpy_kind)).view(word_dtype)
-    return loaded(combined_bits, element) if element.endswith(".ftz") else combined_bits
