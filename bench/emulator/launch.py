@@ -82,7 +82,7 @@ def emulate(
     for address, flags in (written or {}).items() if checks.uninitialised else ():
         if (allocation := global_memory.find(address)) is None:
             raise ValueError("written: expected tensors among the arguments or in `memory`, got another")
-        allocation.written = flags
+        allocation.written, allocation.partly_written = flags, bool(flags.any())
     block, cluster = _sizes(program.kernel, compiled, grid_sizes)
     layout = _layout(program.kernel, global_memory)
     dyn_bytes = _dynamic_shared(compiled, layout)

@@ -178,6 +178,9 @@ def _findings(run: Run, ptx: str) -> tuple[Finding, ...]:
         found.append(name.finding("barrier", f"{text} undefined unless all threads come to it", number))
     for rule, number, text in run.turn.faults(run.memory) if run.turn is not None else ():
         found.append(name.finding(rule, f"{name(number)} {text}", number))
+    for number, text in run.unwritten_reads.items():
+        text = f"{name(number)}: {text}; an earlier launch wrote another part, so the kernel may not use what it read"
+        found.append(name.finding("unwritten-read", text, number, severity="note"))
     for number in run.unordered_sums:
         text = f"{name(number)} adds floats of several warps or CTAs to one address, and an addition was rounded: the"
         text += " sum's last bits depend on the order, which differs from run to run"

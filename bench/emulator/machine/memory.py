@@ -67,6 +67,8 @@ class Allocation:
     """By access width in bytes: the memory in units of this width; see `view`."""
     written: npt.NDArray[np.bool_] | None = None
     """For each byte, whether it was written; None if all bytes were written before the launch."""
+    partly_written: bool = False
+    """Whether some bytes, but not all, were written before the launch."""
     read_only: bool = False
     bounds: ViewBounds | None = None
     """The views that accesses must stay in; None if all bytes may be used."""

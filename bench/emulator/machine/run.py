@@ -158,6 +158,8 @@ class Run:
         """By address of an allocation: the sums of floats that atomics compute there."""
         self.unordered_sums: dict[int, None] = {}
         """Atomics that add floats of several warps to one place, in an order that the sum's last bits show."""
+        self.unwritten_reads: dict[int, str] = {}
+        """By instruction: what it read of a tensor of which earlier launches wrote another part."""
         self.shared_races: list[Any] = []
         self.register_races: dict[int, None] = {}
         """Instructions that read an accumulator whose wgmma may still be running."""
