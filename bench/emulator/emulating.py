@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from rooflab.bench.compile.pretended import OnGpu, pretended_gpu
+from rooflab.bench.compile.pretended import pretended_gpu
 from rooflab.bench.emulator.launch_streams import ordered_streams
 from rooflab.bench.emulator.launches import Launches, emulating_launches
 from rooflab.bench.emulator.machine.run import Checks, EmulationError
@@ -32,19 +32,10 @@ PACKAGE_FOLDER = str(Path(__file__).parents[1])
 class Emulation(Launches):
     """Holds the launches inside `emulating`, and the faults that were found."""
 
-    memory: tuple[torch.Tensor, ...] = ()
-    """Tensors that kernels reach by pointers, and whose addresses were taken before the `with` block."""
-    gpu: OnGpu | None = None
-
     @property
     def launches(self) -> list[LaunchResult]:
         """Returns the results of all launches.  Each has the kernel, grid, bytes by memory level, counts and races."""
         return self.results
-
-    @property
-    def reached(self) -> list[torch.Tensor]:
-        """Returns the tensors that kernels may access through pointers that are stored in memory."""
-        return [*self.memory, *(self.gpu.addressed.values() if self.gpu else ())]
 
 
 Choice = Mapping[str, Any] | float | None

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from rooflab.bench.compile.cases import SM, properties
+from rooflab.bench.compile.pretended import OnGpu
 from rooflab.bench.compile.pretended_graph import capturing
 from rooflab.bench.emulator.faults import Finding, Rule
 from rooflab.bench.emulator.fresh_memory import FreshMemory, tensors_in
@@ -52,6 +53,10 @@ class Launches:
     """The lines that kernels printed (`device_print`, `printf`), each with its kernel, CTA and thread."""
     marks: Counter[str] = field(default_factory=Counter)
     """Sentences on what stands in place of a time, each with the number of calls."""
+    memory: tuple[torch.Tensor, ...] = ()
+    """Tensors that kernels reach by pointers, and whose addresses were taken before the launches."""
+    gpu: OnGpu | None = None
+    """The pretended GPU, if it keeps the tensors whose addresses a program asked for."""
     fresh: FreshMemory = field(default_factory=FreshMemory)
     """A mode that is active while a kernel's function runs.  It knows which memory has not been written."""
 
@@ -122,9 +127,8 @@ class Launches:
 
     @property
     def reached(self) -> list[torch.Tensor]:
-        """Returns tensors whose addresses a kernel may read from memory instead of from its arguments.  Returns no
-        tensors here; a subclass knows them."""
-        return []
+        """Returns the tensors that kernels may access through pointers that are stored in memory."""
+        return [*self.memory, *(self.gpu.addressed.values() if self.gpu else ())]
 
     @property
     def findings(self) -> list[Finding]:

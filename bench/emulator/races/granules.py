@@ -52,7 +52,8 @@ class Granules:
             return self._last[2]  # two detectors ask for one access
         flat_addresses = addresses.astype(np.int64, copy=False)
         address_shifts = self._moves.take(self._bases.searchsorted(flat_addresses, side="right") - 1)
-        granules = ((flat_addresses + address_shifts) >> self._shift)[:, None] + counted(width >> self._shift or 1)
+        first_granules = (flat_addresses + address_shifts) >> self._shift
+        granules: Ints = first_granules[:, None] + counted(width >> self._shift or 1)
         self._last = addresses, width, granules
         return granules
 

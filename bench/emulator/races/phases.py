@@ -15,7 +15,8 @@ to memory count as ordered as they came, so what only a certain outcome of them 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -115,5 +116,5 @@ class BarrierPhases(VectorClocks):
 
     def _report(self, kind: str, slot: int, key: Hashable, first: _Event, second: _Event) -> None:
         names = self.name_of(first[0]), self.name_of(second[0])
-        *_, number = key if isinstance(key, Iterable) else (key,)
+        number: Any = key[-1] if isinstance(key, tuple) else key
         self.findings.add(Race("shared", kind, first[2], second[2], *names, int(number), slot))

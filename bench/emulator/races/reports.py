@@ -74,8 +74,6 @@ class Findings:
 
     def __init__(self, limit: int = 100) -> None:
         self.races: list[Race] = []
-        self.dropped = 0
-        """The number of races that were not kept, because of `limit`."""
         self._limit, self._harmful = limit, 0
         self._by_key: dict[tuple[str, int, int, bool, bool], Race] = {}
 
@@ -89,8 +87,6 @@ class Findings:
             self._by_key[race_key] = race
             self.races.append(race)
             self._harmful += not race.harmless
-        else:
-            self.dropped += 1
 
 
 def describe(race: Race, name_of_instruction: Callable[[int], str]) -> str:

@@ -188,8 +188,9 @@ class Lanes(Accesses):
         self.stamps: Stamps = clocks.current.take(slots * clocks.actors + self.actors) + (instruction << ACTOR_BITS)
 
     def known_of(self, plane: int, actors: Ints) -> Stamps:
-        known_stamps = self._clocks.known[plane].reshape(-1)
-        return known_stamps.take(actors + (self._rows * self._clocks.actors)[:, None])
+        rows = (self._rows * self._clocks.actors)[:, None]
+        known_stamps: Stamps = self._clocks.known[plane].reshape(-1).take(actors + rows)
+        return known_stamps
 
     def late(self, table: LastOf | None, actors: int) -> Late | None:
         """Returns the accesses in `table` that are not ordered before the lanes' new accesses.  Returns None if there

@@ -242,7 +242,8 @@ class SharedRaces(BarrierPhases):
     def _add(self, kind: str, first: int, second: int, actors: tuple[int, int], granule: int, *more: Any) -> None:
         """Reports a race of two instructions at a granule.  `more` are the last fields of a `Race`."""
         slot, address = divmod(granule << self._shadow.shift, self.size)
-        self.findings.add(Race("shared", kind, first, second, *map(self.name_of, actors), address, slot, *more))
+        names = self.name_of(actors[0]), self.name_of(actors[1])
+        self.findings.add(Race("shared", kind, first, second, *names, address, slot, *more))
 
     def _collide(self, access: Lanes, instruction: int, values: Values | None) -> None:
         """Reports lanes that write one address in the same instruction. Two warps always collide. Lanes of one warp

@@ -97,17 +97,9 @@ class VectorClocks:
         self._now: Stamps | None = None
         self._next = [0] * slots
         self._objects: list[dict[Hashable, _SyncObject]] = [{} for _ in range(slots)]
-        for slot in range(slots):
-            self.restart(slot)
-
-    def restart(self, slot: int) -> None:
-        """Reuses `slot` for another CTA.  All earlier actions in the slot are ordered before this CTA."""
-        self.current[slot] += CLOCK_STEP
-        self._now = None
-        self.known[:, slot] = self.current[slot] & ~LOWER_MASK
-        warps = np.arange(self.warps)
-        self.known[GENERIC, slot, warps, warps] += CLOCK_STEP
-        self.known[CONTROL, slot, warps, warps] += CLOCK_STEP
+        warp_ids = np.arange(warps)
+        self.known[GENERIC, :, warp_ids, warp_ids] += CLOCK_STEP
+        self.known[CONTROL, :, warp_ids, warp_ids] += CLOCK_STEP
 
     def now(self) -> Stamps:
         """Returns the stamps of the warps' current accesses, without instructions: `[slots * warps]`.  Later ticks do
