@@ -50,7 +50,7 @@ NAME_KEYS = ("group", "name", "fullname", "params", "param")
 IDENTITY = ("op", "kernel", "role", "backend", "case_id", "case", "scheme", "device", "l2_state", "seed")
 LATENCY_NAMES = ("latency_p20_ms", "latency_median_ms", "latency_p80_ms")
 """The fields of a record that our exporter writes unchanged."""
-SUITE = "rooflab"
+SUITE = "bench/bench_kernels.py"
 
 
 @dataclass(frozen=True)
