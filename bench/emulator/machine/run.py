@@ -150,9 +150,7 @@ class Run:
         self.actors_per_cta = warps_per_cta if self.orders_ctas else 1
         """The number of race-detector actors of a CTA: its warps if CTAs may wait for one another, else 1."""
         self.global_races, self.warp_races = self._detectors(cta_count, warps_per_cta) if checks.races else (None, None)
-        watchers = self.counter, self.global_races, self.warp_races
-        facts = program.kernel, program.strong, self.actors_per_cta, self.has_clusters
-        self.observer = Observer(*facts, *watchers) if checks.counts or checks.races else None
+        self.observer = self._observer() if checks.counts or checks.races else None
         self.turn: Turn | None = None
         self.sums: dict[int, Sums] = {}
         """By address of an allocation: the sums of floats that atomics compute there."""
@@ -169,6 +167,11 @@ class Run:
         """Barriers that warps still meet at after another warp of their CTA, which met there before, has gone on."""
         self.map_races: dict[tuple[int, int], None] = {}
         """Uses of tensor maps that lack a fence, each with the instruction that made the map."""
+
+    def _observer(self) -> Observer:
+        watchers = self.counter, self.global_races, self.warp_races
+        facts = self.program.kernel, self.program.strong, self.actors_per_cta, self.has_clusters
+        return Observer(*facts, *watchers)
 
     def _detectors(self, ctas: int, warps: int) -> tuple[GlobalRaces | None, WarpRaces | None]:
         """Makes the detectors of races on global memory: between CTAs, and between the warps of a CTA."""
