@@ -173,7 +173,10 @@ def main() -> None:
     arguments = parser.parse_args()
     kept, planted = beside(arguments.out)
     if arguments.faults:
-        _write(planted, [run(*fault) for fault in FAULTS])
+        runs: list[Record] = []
+        for fault in FAULTS:
+            runs.append(run(*fault))
+            _write(planted, runs)
     for name, project in projects().items():
         if arguments.faults or (arguments.only and name not in arguments.only):
             continue

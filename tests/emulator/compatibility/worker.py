@@ -87,5 +87,6 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         found["names_line"] = any(fault.line in _lines(each) for each in named)
     if not refused:
         stats = judged(entry, held, inputs)
-        found |= {"error": largest(stats), "wrong": [each.describe() for each in stats if not each.passed]}
+        found["wrong"] = [each.describe() for each in stats if not each.passed]
+        found |= {} if fault is not None else {"error": largest(stats)}
     return found
