@@ -25,7 +25,7 @@ test-full: setup
 	$(TEST)
 
 # The emulator alone, with its corpus: without the tests that run the lab's own commands, rungs and microkernels in it.
-OF_THE_LAB := test_emulate.py test_emulated_registry.py test_ptx_microkernels.py test_ptx_mutants.py test_inputs.py test_printed.py test_found.py
+OF_THE_LAB := test_emulate.py test_emulated_registry.py test_ptx_microkernels.py test_ptx_mutants.py test_inputs.py test_printed.py test_launch_order.py
 test-emulator: setup
 	$(TEST) -m "not slow and not more" tests/emulator $(addprefix --ignore=tests/emulator/,$(OF_THE_LAB))
 
