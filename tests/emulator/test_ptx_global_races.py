@@ -89,18 +89,19 @@ ORDERED = "write@0 {} release@0 acquire@1 {} read@1"
 @pytest.mark.parametrize(
     ("words", "by_tma", "missing"),
     [
-        (ORDERED.format("", ""), {READ}, True),
+        (ORDERED.format("", ""), {READ: True}, True),
         (ORDERED.format("", ""), {}, False),
-        (ORDERED.format("", ""), {READ, WRITE}, False),
-        (ORDERED.format("proxy_fence@0", ""), {READ}, False),
-        (ORDERED.format("", "proxy_fence@1"), {READ}, False),
-        ("proxy_fence@0 " + ORDERED.format("", ""), {READ}, True),
-        (ORDERED.format("proxy_fence@0 write@0", ""), {READ}, True),
-        ("write@0 read@0", {READ}, True),
-        ("write@0 proxy_fence@0 read@0", {READ}, False),
+        (ORDERED.format("", ""), {READ: True, WRITE: True}, False),
+        (ORDERED.format("", ""), {READ: True, WRITE: False}, False),
+        (ORDERED.format("proxy_fence@0", ""), {READ: True}, False),
+        (ORDERED.format("", "proxy_fence@1"), {READ: True}, False),
+        ("proxy_fence@0 " + ORDERED.format("", ""), {READ: True}, True),
+        (ORDERED.format("proxy_fence@0 write@0", ""), {READ: True}, True),
+        ("write@0 read@0", {READ: True}, True),
+        ("write@0 proxy_fence@0 read@0", {READ: True}, False),
     ],
 )
-def test_tma_needs_a_proxy_fence_after_what_threads_wrote(words: str, by_tma: set, missing: bool) -> None:
+def test_tma_needs_a_proxy_fence_after_what_threads_wrote(words: str, by_tma: dict[int, bool], missing: bool) -> None:
     races = GlobalRaces(8, GRANULES, by_tma=by_tma)
     assert run(races, words) == ["write-read write read"] * missing
     assert all(race.proxy and race.rule == "missing-fence" for race in races.found)

@@ -178,7 +178,8 @@ class Run:
         allocations = ((allocation.base, allocation.size) for allocation in self.memory.allocations)
         granules = Granules(self.program.granules["global"], allocations)
         instructions = self.program.kernel.instructions
-        by_tma = {each.number for each in instructions if each.parts[0] == "cp" and "bulk" in each.parts}
+        copies = (each for each in instructions if "bulk" in each.parts or each.parts[0] == "tensormap")
+        by_tma = {each.number: each.parts[0] == "cp" for each in copies}
         between_ctas = GlobalRaces(ctas, granules, warps=self.actors_per_cta, by_tma=by_tma) if ctas > 1 else None
         stores_of = cache(self.program.flow.stores_of)
         is_small = granules.count <= MOST_GRANULES

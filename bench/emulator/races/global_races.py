@@ -9,7 +9,7 @@ Accesses to flags do not race.  A store that sets a flag (.relaxed, .release, .v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -120,12 +120,13 @@ class GlobalRaces(CtaOrder):
     """Detects races on global memory between the `ctas` CTAs of a grid, by shadow memory.
 
     Shadow memory has one entry for each granule of global memory.  With `warps` above 1, the `warps` warps of a CTA are
-    tracked separately.  At most `limit` different races are stored.  `by_tma` are the numbers of the instructions that
-    access global memory through the async proxy.  Raises `ValueError` on `ctas` or `warps` below 1.
+    tracked separately.  At most `limit` different races are stored.  `by_tma` has the instructions after whose writes
+    TMA needs no fence.proxy.async, and whether each is TMA itself; those that write tensor maps have another fence.
+    Raises `ValueError` on `ctas` or `warps` below 1.
     """
 
     def __init__(
-        self, ctas: int, granules: Granules, limit: int = 100, warps: int = 1, by_tma: Container[int] = ()
+        self, ctas: int, granules: Granules, limit: int = 100, warps: int = 1, by_tma: Mapping[int, bool] = {}
     ) -> None:
         self.granules, self._by_tma = granules, by_tma
         self.findings = Findings(limit)
@@ -172,7 +173,7 @@ class GlobalRaces(CtaOrder):
         cells = self.granules.of(addresses, width)
         self._meet("write-read", self._writes, actors, epochs, cells, instruction)
         self._meet("write-read", self._atomics, actors, epochs, cells, instruction)
-        if instruction in self._by_tma:
+        if self._by_tma.get(instruction):
             self._meet("write-read", self._writes, actors, epochs, cells, instruction, proxy=True)
         self._readers.join(cells, epochs, instruction, self._sets)
 

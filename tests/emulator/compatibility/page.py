@@ -147,11 +147,11 @@ def _planted(text: str) -> Marked:
 
 def _cells(row: Record, entries: Iterable[Any]) -> tuple[Any, ...]:
     entry = next(each for each in entries if each.name == row["entry"])
-    error = f"{row['error']:.2g}" + (f" (allowed {entry.allowed:g})" if entry.allowed != 1 else "")
+    allowed = f" (allowed {entry.allowed:g})" if entry.allowed != 1 else ""
+    error = f"{row['error']:.2g}{allowed}" if is_right(row) else Marked("**wrong**")
     return (
         markdown_code(row["kernel"]), row["entry"], markdown_code(str(entry.inputs)),
-        error if is_right(row) else Marked("**wrong**"), len(row["races"]) or None, len(row["notes"]) or None,
-        f"{row['seconds']:.1f}",
+        error, len(row["races"]) or None, len(row["notes"]) or None, f"{row['seconds']:.1f}",
     )  # fmt: skip
 
 
