@@ -65,8 +65,8 @@ class Finding:
 
     rule: Rule
     severity: Literal["error", "note"]
-    """`error`: a GPU may compute another result, or the kernel cannot go on.  `note`: ptxas repairs the fault, or only
-    the last bits of the result are undefined."""
+    """`error`: a GPU may compute another result, or the kernel cannot go on.  `note`: ptxas repairs the fault, only the
+    last bits of the result are undefined, or elements that nobody wrote are read or returned, which may be meant."""
     kernel: str
     text: str
     """A sentence that names the source lines."""
