@@ -14,19 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from rooflab.bench.core import (
-    Checked,
-    Checkers,
-    CheckTask,
-    FunctionOp,
-    Measurement,
-    Selection,
-    default_scheme,
-    pick_device,
-)
+from rooflab.bench.core import Checked, Checkers, CheckTask, FunctionOp, Measurement, Selection, default_scheme
 from rooflab.bench.plugin.plugin import asked
 from rooflab.kernels.registry import get_kernel, get_op
-from rooflab.reference.spec import Case, get_scheme
+from rooflab.reference.spec import get_scheme
 
 SUITE_NAMES = ("smoke", "smollm2_135m")
 BUDGET_S = 0.1
@@ -62,20 +53,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @functools.cache
-def gate_fault(op: str, name: str, scheme: str) -> str:
+def gate_fault(op: str, name: str, scheme: str, device: torch.device) -> str:
     """Checks a kernel once, on the op's first small case with adversarial inputs.  Returns the fault, or ""."""
     task = CheckTask(get_kernel(op, name), get_op(op).get_cases("smoke")[0], get_scheme(scheme))
-    result = Checkers(pick_device(None))(task)
+    result = Checkers(device)(task)
     # UNSUPPORTED holds for the small case only
     return "" if result.status in ("OK", "UNSUPPORTED") else f"{result.status}: {result.reason}"
 
 
 def test_kernel(kernel_benchmark: Callable[..., Any], op: str, kernel: str, case: str, scheme: str) -> None:
     """Checks the kernel, and times it with values that change; the outputs of the last timed calls are checked."""
-    spec, target_kernel, kernel_scheme = get_op(op), get_kernel(op, kernel), get_scheme(scheme)
-    measured = FunctionOp(target_kernel, spec, spec.check_case(Case.parse(case)), kernel_scheme, pick_device(None))
+    spec, kernel_scheme, selection = get_op(op), get_scheme(scheme), Selection.of(op, [kernel], (), [case], None, None)
+    measured = FunctionOp(*selection.kernels[op], spec, *selection.cases, kernel_scheme, selection.device)
     meta_inputs = spec.make_inputs(measured.case, kernel_scheme, torch.device("meta"), 0)
-    if skip_reason := target_kernel.why_not_args(meta_inputs, spec):
+    if skip_reason := measured.kernel.why_not_args(meta_inputs, spec):
         pytest.skip(str(skip_reason))
-    checked = Checked(None, gate_fault(op, kernel, scheme), interpreted=False, op=measured, judged=True, again=str)
+    fault = gate_fault(op, kernel, scheme, measured.device)
+    checked = Checked(None, fault, interpreted=False, op=measured, judged=True, again=str)
     kernel_benchmark(checked, cost=spec.cost_of(meta_inputs))
