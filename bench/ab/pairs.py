@@ -34,11 +34,10 @@ class AbSettings:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        Settings(device=self.device)  # refuses a device that is neither cpu nor cuda
+        # Refuses a device that is neither cpu nor cuda, and a budget that is no positive number of seconds.
+        Settings(device=self.device, budget_s=math.inf if self.budget_s is None else self.budget_s)
         if self.pairs < 1:
             raise ValueError(f"pairs: expected at least 1, got {self.pairs}")
-        if self.budget_s is not None and not self.budget_s > 0:
-            raise ValueError(f"budget: expected a positive number of seconds, got {self.budget_s}")
         if not 0 < self.kernel_s < math.inf:
             raise ValueError(f"kernel-seconds: expected a positive number of seconds, got {self.kernel_s}")
 
@@ -149,13 +148,16 @@ class JobRunner:
         """Checks the kernels of `keys` in a process.  If a kernel kills it, a new process checks the rest."""
         return self._run_all(name, "check", keys, CHECK_LIMIT_S)
 
-    def list(self, name: SideName, subset: Subset) -> dict[str, Any]:
+    def list(self, name: SideName, subset: Subset, option: str) -> dict[str, Any]:
         """Lists the ops, kernels and cases in one side's source tree, and the requested cases that its ops accept.
 
-        Raises `ChildFailed` if the tree cannot be imported."""
+        Raises `ValueError`, which names `option`, if the tree cannot be imported."""
         side = self.comparison.side(name)
         list_request = {"ops": subset.ops, "suite": subset.suite_name, "cases": subset.cases}
-        answers = list(ask_process(side, self._job(side, "list", ()) | list_request, CHECK_LIMIT_S))
+        try:
+            answers = list(ask_process(side, self._job(side, "list", ()) | list_request, CHECK_LIMIT_S))
+        except ChildFailed as failed:
+            raise ValueError(f"{option}: expected a tree that can be imported, got {side.label}: {failed}") from failed
         side_listing: dict[str, Any] = next(answer["list"] for answer in answers if "list" in answer)
         return side_listing
 
