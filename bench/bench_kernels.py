@@ -31,10 +31,9 @@ def timeable() -> Iterator[Any]:
 
     The scheme is the engine's default dtype on this device, or the op's first scheme if the op lacks that dtype."""
     selection = Selection.of(None, None, SUITE_NAMES, None, None, None)
-    engine_scheme = default_scheme(selection.device)
     for op, op_kernels in selection.kernels.items():
         spec = get_op(op)
-        scheme = engine_scheme if engine_scheme in spec.schemes else spec.schemes[0]
+        scheme = default_scheme(selection.device, spec)
         for case in selection.cases_of(spec):
             for kernel in op_kernels:
                 if Measurement.why_not(kernel, selection.device) is None:

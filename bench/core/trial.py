@@ -345,3 +345,8 @@ def wait_for_all(device: torch.device) -> None:
     """Waits for every stream of `device`."""
     if device.type == "cuda":
         _cuda.synchronize(device)
+
+
+def several(device: torch.device) -> bool:
+    """Returns whether `device` has several streams: true for a GPU."""
+    return device.type == "cuda"

@@ -10,7 +10,7 @@ import torch
 from rooflab.bench.core.check_data import CheckData
 from rooflab.bench.core.failed import Failed, LayoutRefused
 from rooflab.bench.core.poison import FAR_LAYOUTS, FAR_PAGES, kept_names, never_written, same_bits
-from rooflab.bench.core.trial import Layout, Runner
+from rooflab.bench.core.trial import Layout, Runner, several
 from rooflab.reference.spec import Inputs, OpSpec, Outputs
 
 Earlier = tuple[str, Outputs, Inputs]
@@ -36,7 +36,7 @@ class Look:
             return f"with {grid_text}; with a grid for all SMs it is right"
         if layout.elsewhere and self._is_right(data, replace(layout, elsewhere=False)):
             return "a call from another thread: it is right only in the thread of its first call"
-        if self.device.type == "cuda" and self._is_right(data, replace(layout, alone=True)):
+        if several(self.device) and self._is_right(data, replace(layout, alone=True)):
             return "work on another stream: it is right only if the caller waits for the whole device"
         if self._unwritten(read, data, layout, before):
             return "the previous output: it returns memory that it did not write, which may hold an earlier result"
