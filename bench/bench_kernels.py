@@ -63,9 +63,10 @@ def gate_fault(op: str, name: str, scheme: str, device: torch.device) -> str:
 def test_kernel(kernel_benchmark: Callable[..., Any], op: str, kernel: str, case: str, scheme: str) -> None:
     """Checks the kernel, and times it with values that change; the outputs of the last timed calls are checked."""
     spec, kernel_scheme, selection = get_op(op), get_scheme(scheme), Selection.of(op, [kernel], (), [case], None, None)
-    measured = FunctionOp(*selection.kernels[op], spec, *selection.cases, kernel_scheme, selection.device)
+    (target_kernel,), (checked_case,) = selection.kernels[op], selection.cases
+    measured = FunctionOp(target_kernel, spec, checked_case, kernel_scheme, selection.device)
     meta_inputs = spec.make_inputs(measured.case, kernel_scheme, torch.device("meta"), 0)
-    if skip_reason := measured.kernel.why_not_args(meta_inputs, spec):
+    if skip_reason := target_kernel.why_not_args(meta_inputs, spec):
         pytest.skip(str(skip_reason))
     fault = gate_fault(op, kernel, scheme, measured.device)
     checked = Checked(None, fault, interpreted=False, op=measured, judged=True, again=str)

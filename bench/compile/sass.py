@@ -269,7 +269,7 @@ class _Reading:
         address, guard, opcode, operand_text = int(fields[1], 16), fields[2] or "", fields[3].rstrip("."), fields[4]
         self.labels.update(dict.fromkeys(self.pending, address))
         self.pending = []
-        operands = _COMMENT.sub("", operand_text.partition(";")[0]).strip()
+        operands = " ".join(_COMMENT.sub("", operand_text.partition(";")[0]).split())
         self.instructions.append(SassInstruction(address, guard, opcode, operands))
 
 

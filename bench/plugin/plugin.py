@@ -18,7 +18,6 @@ import pytest
 from rooflab.bench.base.system_time import time
 
 if TYPE_CHECKING:
-    from rooflab.bench.core import Checked
     from rooflab.bench.emulator import Emulation
     from rooflab.roofline.model import Cost
 
@@ -243,7 +242,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
     config, test_item = request.config, request.node
 
     def run(
-        fn: Callable[..., Any] | Checked,
+        fn: Any,
         *args: Any,
         reference: Callable[..., Any] | None = None,
         cost: Cost | None = None,
