@@ -123,9 +123,7 @@ def _run_kernels(writer: RunWriter, smoke: bool) -> tuple[list[CheckResult], lis
     show.line(HEADER, "dim")
     checkers = Checkers(device)
     for op, op_spec in registry.ops().items():
-        op_scheme = (
-            next(iter(op_spec.schemes)) if default_scheme(device) not in op_spec.schemes else default_scheme(device)
-        )
+        op_scheme = default_scheme(device, op_spec)
         op_checks = few_checks(listed_checks(Selection.of(op, None, ["smoke"], None, [op_scheme], None)))
         case = largest_case(op_spec, op_spec.get_cases(suite_name), get_scheme(op_scheme), BENCH_FLOPS)
         benches = Selection.of(op, None, [], [case.id], [op_scheme], None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rooflab.bench.ab.evidence import difference, evidence_of
-from rooflab.bench.ab.pairs import AbSettings, JobRunner, run_pairs
+from rooflab.bench.ab.pairs import AbSettings, JobRunner, SideRecords, run_pairs
 from rooflab.bench.ab.sides import SIDES, Comparison, SideName
 from rooflab.bench.ab.verdict import (
     BOUNDED_PAIRS,
@@ -23,9 +23,6 @@ from rooflab.bench.ab.verdict import (
 )
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core import NOT_RUN, Record, RunWriter, Status, Verdict
-
-SideRecords = list[tuple[SideName, str, Record]]
-"""A list of readings, each with its side, the key of its comparison, and its record."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +90,15 @@ def run(
         return evidence_items
 
     min_pairs = min(SUITE_PAIRS if len(keys) > 1 else BOUNDED_PAIRS, settings.pairs)
-    first_batch = pair_runner(valid_keys, seed=settings.seed, least=min_pairs, later=min(BOUNDED_PAIRS, settings.pairs))
-    read = failures + first_batch.read
+    later = min(BOUNDED_PAIRS, settings.pairs)
+    first_read, stopped = pair_runner(valid_keys, seed=settings.seed, least=min_pairs, later=later)
+    read = failures + first_read
     differing_keys = [item.key for item in evidence(read, {}) if wants_confirmation(item, settings.rules)]
-    second_batch = pair_runner(differing_keys, seed=settings.seed + 1, confirms=True)
-    read += second_batch.read
+    second_read, second_stopped = pair_runner(differing_keys, seed=settings.seed + 1, confirms=True)
+    read += second_read
     floors_here = load_floors(str(environments.get("B", {}).get("machine_key", ""))) if floors is None else floors
-    outcomes = tuple(judge(evidence(read, floors_here, second_batch.stopped), settings.rules))
-    stopped = first_batch.stopped or (f"confirmation: {second_batch.stopped}" if second_batch.stopped else "")
+    outcomes = tuple(judge(evidence(read, floors_here, second_stopped), settings.rules))
+    stopped = stopped or (f"confirmation: {second_stopped}" if second_stopped else "")
     return AbResult(comparison, settings, outcomes, environments, read, stopped, skip_reasons)
 
 

@@ -123,7 +123,9 @@ def _function(blank: Record, job: SideJob) -> Record:
     try:
         prepared_op = prepare_functions(job["functions"], job["seed"])
         if job["mode"] == "check":
-            check_result = prepared_op.checked(job["seed"])
+            settings = Settings(device=str(prepared_op.device), seed=job["seed"], roof=False)
+            measurement = Measurement(prepared_op.spec, prepared_op.scheme, settings)
+            check_result = measurement.check_here(prepared_op.kernel, prepared_op.case, planted=True)
             return _ended(blank, check_result.status, check_result.reason)
     except Failed.errors() as error:
         run_failure = Failed.of(error, "the functions")

@@ -12,11 +12,11 @@ from rooflab.bench.ab import evidence, output
 from rooflab.bench.ab.ab_run import run, save
 from rooflab.bench.ab.pairs import AbSettings, JobRunner
 from rooflab.bench.ab.self_test import KERNELS, self_test
-from rooflab.bench.ab.sides import Comparison, Listings, Side, SideName, Subset, check_names, two_kernels, two_trees
+from rooflab.bench.ab.sides import Comparison, Listings, Side, Subset, check_names, two_kernels, two_trees
 from rooflab.bench.ab.verdict import Outcome, Rules, exit_status
 from rooflab.bench.base.git import ROOT
 from rooflab.bench.base.statuses import ExitStatus
-from rooflab.bench.core import ChildFailed, choose_kernels
+from rooflab.bench.core import choose_kernels
 from rooflab.bench.revisions.changes import touched_files, touched_ops, users
 from rooflab.bench.revisions.repository import files_in, import_path, repository_of
 from rooflab.bench.revisions.trees import changed_files, check_contract, checked_out, pins, working_tree
@@ -93,7 +93,7 @@ def of_revisions(
                 for side, paths in zip((first_side, second_side), side_files, strict=True)
             )
         runner = JobRunner(Comparison(first_side, second_side), settings)
-        side_listings = _listing(runner, "A", "base", subset), _listing(runner, "B", "head", subset)
+        side_listings = runner.list("A", subset, "base"), runner.list("B", subset, "head")
         if repository and not any(side_listings):
             raise ValueError(f"kernel: expected a file, or an installed package, of {root.name} with kernels, got none")
         check_names(side_listings, subset)
@@ -109,14 +109,6 @@ def of_revisions(
         if pins(a.path) != pins(b.path):
             notes.append("the two pin other packages: both ran in this environment")
         return _ran(comparison, settings, out, say, notes)
-
-
-def _listing(runner: JobRunner, name: SideName, option: str, subset: Subset) -> dict[str, Any]:
-    try:
-        return runner.list(name, subset)
-    except ChildFailed as failed:
-        side_label = runner.comparison.side(name).label
-        raise ValueError(f"{option}: expected a tree that can be imported, got {side_label}: {failed}") from failed
 
 
 def _touched(changed: Sequence[str], listed: Listings, trees: tuple[Path, Path], repository: Path | None) -> list[str]:

@@ -34,11 +34,10 @@ class AbSettings:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        Settings(device=self.device)  # refuses a device that is neither cpu nor cuda
+        # Refuses a device that is neither cpu nor cuda, and a budget that is no positive number of seconds.
+        Settings(device=self.device, budget_s=math.inf if self.budget_s is None else self.budget_s)
         if self.pairs < 1:
             raise ValueError(f"pairs: expected at least 1, got {self.pairs}")
-        if self.budget_s is not None and not self.budget_s > 0:
-            raise ValueError(f"budget: expected a positive number of seconds, got {self.budget_s}")
         if not 0 < self.kernel_s < math.inf:
             raise ValueError(f"kernel-seconds: expected a positive number of seconds, got {self.kernel_s}")
 
@@ -47,14 +46,8 @@ MeasureFn = Callable[[SideName, Collection[str]], dict[str, Record]]
 """A function that measures the comparisons with these keys in one process of a side, and returns the records by key."""
 
 
-@dataclass
-class Batch:
-    """Holds measurements of one part of an A/B comparison, from pairs of processes (one for side A, one for side B)."""
-
-    read: list[tuple[SideName, str, Record]] = field(default_factory=list)
-    """The side, the key and the record of every reading, in time order."""
-    stopped: str = ""
-    """Why the batch has fewer pairs than the caller asked for; empty if it has all."""
+SideRecords = list[tuple[SideName, str, Record]]
+"""A list of readings, each with its side, the key of its comparison, and its record."""
 
 
 def orders(seed: int) -> Iterator[tuple[SideName, SideName]]:
@@ -78,7 +71,7 @@ def run_pairs(
     confirms: bool = False,
     clock: Callable[[], float] = time.monotonic,
     done: Callable[[str], None] = lambda text: None,
-) -> Batch:
+) -> tuple[SideRecords, str]:
     """Measures kernels in pairs of processes, one for side A and one for B.  `keys` names the kernels' comparisons.
 
     Runs at most `pairs` pairs before the time `deadline` of `clock`.  The first pair always runs.  The last pair leaves
@@ -86,8 +79,10 @@ def run_pairs(
 
     A verdict needs `least` pairs from this call.  If `least + later` pairs would take too long, only one pair runs.
 
-    A fault ends the measurement of its kernel.  A NOISY record spoils only its own pair."""
-    pair_batch, side_orders = Batch(), orders(seed)
+    A fault ends the measurement of its kernel.  A NOISY record spoils only its own pair.
+
+    Returns the readings in time order, and why there are fewer pairs than `pairs`: "" if there are all."""
+    read, stopped, side_orders = SideRecords(), "", orders(seed)
     broken_keys: set[str] = set()
     noisy_reasons: dict[tuple[str, int], str] = {}
     max_pair_s = 0.0
@@ -99,17 +94,17 @@ def run_pairs(
         overrun_s = (least + later - pair_number) * max_pair_s - (deadline - start_s)
         if pair_number == 1 and overrun_s > 0:
             pairs_text = f"the {least + later} pairs that a verdict takes need {overrun_s:.0f} s more"
-            pair_batch.stopped = f"the budget is too short: at {max_pair_s:.1f} s a pair, {pairs_text}"
+            stopped = f"the budget is too short: at {max_pair_s:.1f} s a pair, {pairs_text}"
             break
         if pair_number and start_s + (1 + later) * max_pair_s > deadline:
-            pair_batch.stopped = f"the budget ended after {pair_number} of {pairs} pairs"
+            stopped = f"the budget ended after {pair_number} of {pairs} pairs"
             break
         for side in next(side_orders):
             for key, record in measure(side, valid_keys).items():
                 pair_metrics = {"pair": float(pair_number), CONFIRMS: float(confirms)}
                 name = f"{'second' if confirms else 'first'}-{pair_number}{side}"
                 record = replace(record, run_id=name, metrics={**record.metrics, **pair_metrics})
-                pair_batch.read.append((side, key, record))
+                read.append((side, key, record))
                 if record.status == "NOISY":
                     noisy_reasons.setdefault((key, pair_number), record.reason)
                 elif fault_of(record) is not None:
@@ -117,9 +112,9 @@ def run_pairs(
             done(f"pair {pair_number + 1} of {pairs}, side {side}")
         max_pair_s = max(max_pair_s, clock() - start_s)
     reasons = [noise_text for (key, _), noise_text in noisy_reasons.items() if key not in broken_keys]
-    if reasons and not pair_batch.stopped:
-        pair_batch.stopped = f"{counted(len(reasons), 'pair')} not counted, because a reading is NOISY: {reasons[0]}"
-    return pair_batch
+    if reasons and not stopped:
+        stopped = f"{counted(len(reasons), 'pair')} not counted, because a reading is NOISY: {reasons[0]}"
+    return read, stopped
 
 
 WORKER_MODULE = "rooflab.bench.ab.ab_worker"
@@ -153,13 +148,16 @@ class JobRunner:
         """Checks the kernels of `keys` in a process.  If a kernel kills it, a new process checks the rest."""
         return self._run_all(name, "check", keys, CHECK_LIMIT_S)
 
-    def list(self, name: SideName, subset: Subset) -> dict[str, Any]:
+    def list(self, name: SideName, subset: Subset, option: str) -> dict[str, Any]:
         """Lists the ops, kernels and cases in one side's source tree, and the requested cases that its ops accept.
 
-        Raises `ChildFailed` if the tree cannot be imported."""
+        Raises `ValueError`, which names `option`, if the tree cannot be imported."""
         side = self.comparison.side(name)
         list_request = {"ops": subset.ops, "suite": subset.suite_name, "cases": subset.cases}
-        answers = list(ask_process(side, self._job(side, "list", ()) | list_request, CHECK_LIMIT_S))
+        try:
+            answers = list(ask_process(side, self._job(side, "list", ()) | list_request, CHECK_LIMIT_S))
+        except ChildFailed as failed:
+            raise ValueError(f"{option}: expected a tree that can be imported, got {side.label}: {failed}") from failed
         side_listing: dict[str, Any] = next(answer["list"] for answer in answers if "list" in answer)
         return side_listing
 

@@ -37,3 +37,9 @@ def git_says(root: Path, *arguments: str) -> str | None:
     with suppress(ValueError):
         return git(root, *arguments)
     return None
+
+
+def top_of(folder: Path) -> Path | None:
+    """Returns the root of the git checkout that contains `folder`, or None."""
+    top_folder = git_says(folder, "rev-parse", "--show-toplevel")
+    return Path(top_folder).resolve() if top_folder else None

@@ -90,7 +90,6 @@ def _fields(launch: Launch, launches: int) -> Answer:
         "opcodes": opcode_counts,
         "sass": code.sass,
         "asked": dict(launch.asked),
-        "indirect": [[jump_address, list(targets)] for jump_address, targets in code.indirect.items()],
         "warnings": [line.strip() for line in log_lines if re.search("warning|Potential Performance Loss", line)],
         "code_hash": code_hash(launch.cubin),
     }
@@ -173,7 +172,7 @@ def answer(request: Mapping[str, Any]) -> Answer:
 TOOL_TIMEOUT_S = 120.0
 _DRIVER_BYTES = 1024
 """The bytes of a CTA's shared memory that the driver keeps for itself."""
-_LABEL_TEXT = re.compile(r"`\(([^)]+)\)")
+_LABEL_TEXT = re.compile(r"`\(([^)]+)\)|(\.L[\w.$@]+)")
 _RESOURCE_PATTERN = re.compile(r"^\s*Function (\S+):\s*\n\s*(.*)$", re.MULTILINE)
 
 
@@ -189,8 +188,6 @@ class Cubin:
     """Shared memory per CTA, in bytes, that the code itself declares."""
     sass: str
     """The machine code as `cuobjdump -sass` prints it."""
-    indirect: dict[int, tuple[int, ...]]
-    """The possible targets of each indirect branch, by the address of the branch."""
 
 
 def read_cubin(cubin: bytes, name: str) -> Cubin:
@@ -212,14 +209,15 @@ def read_cubin(cubin: bytes, name: str) -> Cubin:
         # From sm_90 on this figure includes the driver's own bytes, which ptxas -v leaves out (12.8, 13.5).
         shared_bytes -= _DRIVER_BYTES
     function = sass_functions[name]
-    return Cubin(amounts["REG"], amounts["STACK"], shared_bytes, _text(function), dict(function.indirect))
+    return Cubin(amounts["REG"], amounts["STACK"], shared_bytes, _text(function))
 
 
 def _text(code: sass.SassFunction) -> str:
     """Returns the SASS code of a function in the format of `cuobjdump`, with addresses instead of labels."""
 
     def address(label: re.Match[str]) -> str:
-        return hex(code.labels[label[1]]) if label[1] in code.labels else label[0]
+        label_name = label[1] or label[2]
+        return hex(code.labels[label_name]) if label_name in code.labels else label[0]
 
     code_lines = [
         f"        /*{op.address:04x}*/ {op.guard:>8} {op.opcode} {_LABEL_TEXT.sub(address, op.operands)} ;"

@@ -44,39 +44,23 @@ class CompiledTree:
 
 
 @contextmanager
-def revision_side(root: Path, revision: str) -> Iterator[CompiledTree]:
-    """Yields the sources of `revision` in a temporary git worktree.  Raises `ValueError` on an unknown revision."""
-    # Both sides use the same compilers, even where the revision pins others, so that only the kernels differ.
-    with checked_out(root, revision) as tree:
-        path = tree.path / git(root, "rev-parse", "--show-prefix")
-        if not (path / "kernels").is_dir() or not (path / "reference").is_dir():
-            raise ValueError(f"compare: expected a revision with the folders kernels and reference, got {revision!r}")
-        check_contract(path, tree.label)
-        workers = compilers(path)
-        try:
-            yield CompiledTree(tree.label, workers, tree_hash(path), path)
-        finally:
-            workers.stop()
-
-
-def own_side() -> CompiledTree:
-    """Returns the source tree of the running program, including uncommitted changes."""
-    return CompiledTree("the working tree", own_compilers(), own_hash())
-
-
-@contextmanager
 def two_sides(revision: str, files: Sequence[str]) -> Iterator[tuple[CompiledTree, CompiledTree]]:
     """Yields two source trees to compare: a git revision of a repository, and its working tree.  The repository is the
     one that contains the kernel files `files`.  If `files` is empty, it is the repository of the working directory.
-    Outside of any repository, it is Rooflab's own."""
-    repository = repository_of(files, OWN_TREE)
-    if repository is None:
-        with revision_side(OWN_TREE, revision) as base_tree:
-            yield base_tree, own_side()
-        return
+    Outside of any repository, it is Rooflab's own.  Raises `ValueError` on an unknown revision."""
+    # Both sides use the same compilers, even where the revision pins others, so that only the kernels differ.
+    repository, own_label = repository_of(files, OWN_TREE), "the working tree"
     with ExitStack() as exit_stack:
-        tree = exit_stack.enter_context(checked_out(repository, revision))
-        tree_paths, tree_labels = (tree.path, repository), (tree.label, "the working tree")
+        tree = exit_stack.enter_context(checked_out(repository or OWN_TREE, revision))
+        if repository is None:
+            path = tree.path / git(OWN_TREE, "rev-parse", "--show-prefix")
+            check_contract(path, tree.label, "compare")
+            workers = compilers(path)
+            exit_stack.callback(workers.stop)
+            own_tree = CompiledTree(own_label, own_compilers(), own_hash())
+            yield CompiledTree(tree.label, workers, tree_hash(path), path), own_tree
+            return
+        tree_paths, tree_labels = (tree.path, repository), (tree.label, own_label)
         code_trees = []
         for path, label, sources in zip(tree_paths, tree_labels, files_in(tree_paths, repository, files), strict=True):
             pool = compilers(OWN_TREE, import_path(repository, path))

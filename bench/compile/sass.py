@@ -46,7 +46,7 @@ WARPGROUP_WARPS = 4
 _FUNCTION_HEADING = re.compile(r"^(?:\.text\.(\S+):|\s+Function : (\S+))$")
 _LABEL_LINE = re.compile(r"^([.$\w][\w.$@]*):\s*$")
 _INSTRUCTION_LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][A-Za-z0-9_.]*)\s*(.*)$")
-_BRANCH_TARGETS = re.compile(r'BRANCH_TARGETS ([^"]*)"')
+_COMMENT = re.compile(r'\(\*(?!"BRANCH_TARGETS ).*')
 _REGISTER_PATTERN = re.compile(r"\b(U?R|U?P)(\d+)(\.64)?")
 _RESULT_REGISTER = re.compile(r"U?R(\d+|Z)\b|U?P(\d|T)\b")
 _PREDICATE_NAME = re.compile(r"U?P(\d|T)")
@@ -68,6 +68,7 @@ class SassInstruction:
     opcode: str
     """The opcode with its modifiers, such as `LDG.E.128`."""
     operands: str
+    """The text of the operands.  `nvdisasm` adds the targets of an indirect branch, after `BRANCH_TARGETS`."""
 
     @cached_property
     def name(self) -> str:
@@ -214,8 +215,6 @@ class SassFunction:
     instructions: tuple[SassInstruction, ...]
     labels: Mapping[str, int] = field(default_factory=dict)
     """The address of each label; empty if the text has no labels."""
-    indirect: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """The possible targets of each indirect branch, by the address of the branch.  Only `nvdisasm` prints targets."""
 
 
 def width_bytes(opcode: str) -> int:
@@ -238,7 +237,11 @@ def parse(text: str) -> dict[str, SassFunction]:
             current_parser.read(sass_line)
     if not any(parser.instructions for parser in function_readings.values()):
         raise ValueError(f"sass: expected what cuobjdump or nvdisasm print, got {text[:60]!r}")
-    return {name: parser.function(name) for name, parser in function_readings.items() if parser.instructions}
+    return {
+        name: SassFunction(name, tuple(parser.instructions), parser.labels)
+        for name, parser in function_readings.items()
+        if parser.instructions
+    }
 
 
 def parse_code(text: str) -> tuple[SassInstruction, ...]:
@@ -253,7 +256,6 @@ class _Reading:
     def __init__(self) -> None:
         self.instructions: list[SassInstruction] = []
         self.labels: dict[str, int] = {}
-        self.indirect: dict[int, list[str]] = {}
         self.pending: list[str] = []
 
     def read(self, line: str) -> None:
@@ -267,18 +269,8 @@ class _Reading:
         address, guard, opcode, operand_text = int(fields[1], 16), fields[2] or "", fields[3].rstrip("."), fields[4]
         self.labels.update(dict.fromkeys(self.pending, address))
         self.pending = []
-        targets_match = _BRANCH_TARGETS.search(operand_text)
-        if targets_match:
-            self.indirect[address] = [label.strip() for label in targets_match[1].split(",")]
-        operands = operand_text.partition(";")[0].partition("(*")[0].strip()
+        operands = " ".join(_COMMENT.sub("", operand_text.partition(";")[0]).split())
         self.instructions.append(SassInstruction(address, guard, opcode, operands))
-
-    def function(self, name: str) -> SassFunction:
-        targets = {
-            address: tuple(self.labels[label_name] for label_name in labels if label_name in self.labels)
-            for address, labels in self.indirect.items()
-        }
-        return SassFunction(name, tuple(self.instructions), self.labels, targets)
 
 
 def count_families(opcodes: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -25,7 +25,7 @@ _WAIT_OPCODES = ("SYNCS", "USETMAXREG", "NANOSLEEP", "CCTL", "UCGABAR_WAIT")
 _WORK_FAMILIES = ("wgmma", "mma", "tma", "cp_async", "ldmatrix", "global_store", "shared_store", "atomic")
 _MAX_WAIT_SIZE = 24
 """A loop with more instructions is no waiting loop.  On sm_90a a polling loop has four to nine instructions."""
-_TARGET_OPERAND = re.compile(r"`\(([^)]+)\)|\b(0x[0-9a-f]+)\b")
+_TARGET_OPERAND = re.compile(r"`\(([^)]+)\)|(\.L[\w.$@]+|\b0x[0-9a-f]+\b)")
 _CONDITION_OPERAND = re.compile(r"^!?U?P\d\b")
 
 
@@ -146,14 +146,14 @@ def _ends_block(instruction: SassInstruction) -> bool:
 
 
 def _targets(instruction: SassInstruction, function: SassFunction) -> list[int]:
+    operands, target_addresses = instruction.operands, []
     if instruction.name in _INDIRECT_OPCODES:
-        return list(function.indirect.get(instruction.address, ()))
-    target_addresses = []
-    for label_name, target_address in _TARGET_OPERAND.findall(instruction.operands):
-        if label_name in function.labels:
-            target_addresses.append(function.labels[label_name])
-        elif target_address:
-            target_addresses.append(int(target_address, 16))
+        operands = operands.partition("BRANCH_TARGETS")[2]
+    for target in map("".join, _TARGET_OPERAND.findall(operands)):
+        if target in function.labels:
+            target_addresses.append(function.labels[target])
+        elif target.startswith("0x"):
+            target_addresses.append(int(target, 16))
     return target_addresses
 
 

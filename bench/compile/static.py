@@ -90,8 +90,6 @@ class CompiledInfo:
     """Triton's or Gluon's IR of the kernel.  The IR shows the requested options."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """The options that the launcher set, such as `num_warps` and `num_stages`."""
-    indirect: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    """The possible targets of each indirect branch, by the address of the branch."""
     warnings: tuple[str, ...] = ()
     """The assembler's warnings about code with wgmma."""
     tried: int = 0
@@ -111,7 +109,7 @@ class CompiledInfo:
     @cached_property
     def loops(self) -> list[Loop]:
         """Returns every loop in the code."""
-        return find_loops(sass.SassFunction(self.name, sass.parse_code(self.sass), indirect=self.indirect))
+        return find_loops(sass.SassFunction(self.name, sass.parse_code(self.sass)))
 
     @property
     def spill_loads(self) -> int:
@@ -204,5 +202,4 @@ def _result(message: Mapping[str, Any], answer: Mapping[str, Any]) -> CompileOut
 def info_of(kernel: Mapping[str, Any]) -> CompiledInfo:
     """Makes a `CompiledInfo` from the entry of one kernel in the result of `compile_worker.describe`."""
     tuple_fields = {name: tuple(kernel[name]) for name in ("grid", "warnings")}
-    targets = {address: tuple(branch_targets) for address, branch_targets in kernel["indirect"]}
-    return CompiledInfo(**{**kernel, **tuple_fields, "indirect": targets})
+    return CompiledInfo(**{**kernel, **tuple_fields})

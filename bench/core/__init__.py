@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rooflab.bench.core.running import ContextBroken, Running
     from rooflab.bench.core.select import Selection, choose_kernels, default_scheme, first_case, pick_device, source_of
     from rooflab.bench.core.settings import Settings
-    from rooflab.bench.core.timed import Unseen
     from rooflab.bench.core.timers import tampered
     from rooflab.bench.core.timers.timing import time_functions, timer_for
     from rooflab.bench.core.trial import Runner
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NOT_RUN", "CheckResult", "CheckTask", "Checked", "Checkers", "Child", "ChildFailed", "ContextBroken",
     "Environment", "Failed", "FunctionOp", "MachineLimits", "Measurement", "Pool", "Record", "Rotation", "RunWriter",
-    "Runner", "Running", "Selection", "Serving", "Settings", "Status", "TimeBasis", "Unseen", "Verdict", "ceilings_for",
+    "Runner", "Running", "Selection", "Serving", "Settings", "Status", "TimeBasis", "Verdict", "ceilings_for",
     "choose_kernels", "default_scheme", "first_case", "git_state", "pick_device", "poisoned_allocations", "read",
     "read_all", "result_folder", "source_of", "tampered", "time_functions", "timer_for", "why_noisy",
 ]  # fmt: skip

@@ -69,11 +69,8 @@ def _plainer(spec: OpSpec, case: Case) -> Iterator[Case]:
 def options_on(spec: OpSpec, inputs: Inputs) -> set[str]:
     """Returns the names of the optional arguments that do not have their default value in `inputs`."""
     defaults = {param.name: param.default for param in spec.parameters if param.default is not param.empty}
-    return {name for name, default_value in defaults.items() if name in inputs and not _is(inputs[name], default_value)}
-
-
-def _is(value: object, default: object) -> bool:
-    return value is default or (not isinstance(value, torch.Tensor) and value == default)
+    values = {name: inputs[name] for name in defaults if name in inputs}
+    return {name for name, value in values.items() if isinstance(value, torch.Tensor) or value != defaults[name]}
 
 
 def named_in(text: str, names: Collection[str]) -> set[str]:

@@ -180,7 +180,7 @@ class Check:
                 raise Failed("INCORRECT", f"{out_stats.output}: {bad_count} elements not finite where the oracle is")
         self.right = self.right or data
         if len(self.answers) < KEPT_ANSWER_COUNT:
-            self.answers.append(Earlier(label, outputs, data.inputs))
+            self.answers.append((label, outputs, data.inputs))
         return outputs
 
     @property
@@ -312,7 +312,7 @@ class Check:
         output_forms = data.forms if takes_out else ()
         layout = Layout(out="plain" if takes_out else None, forms=output_forms)
         run_outputs = [self._judged(run_label, data, replace(layout, twice=True))]
-        old_out = self.answers[-2].outputs if takes_out else ()
+        old_out = self.answers[-2][1] if takes_out else ()
         if [tensor_value.shape for tensor_value in old_out] != [tensor_value.shape for tensor_value in run_outputs[0]]:
             old_out = ()
         rerun = replace(layout, out="padded" if takes_out else None, stale=old_out, same_memory=True, elsewhere=True)

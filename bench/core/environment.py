@@ -18,7 +18,7 @@ from types import ModuleType
 import psutil
 import torch
 
-from rooflab.bench.base.git import ROOT, git_says
+from rooflab.bench.base.git import ROOT, git_says, top_of
 from rooflab.bench.base.plain import Json
 from rooflab.bench.core.record import Kind, Record, Status, new_run_id
 from rooflab.bench.core.select import file_of
@@ -208,9 +208,8 @@ def git_state(path: Path) -> tuple[str | None, bool | None]:
 
 
 def _folder_state(root: Path) -> tuple[str | None, bool | None]:
-    top_folder = git_says(root, "rev-parse", "--show-toplevel")
     # A package that is installed inside another project's checkout must not report that checkout's commit.
-    if top_folder is None or Path(top_folder).resolve() != root.resolve():
+    if top_of(root) != root.resolve():
         return None, None
     commit = git_says(root, "rev-parse", "--verify", "HEAD")
     # Ignores results/: a run writes its own records there, and runs no code from there.

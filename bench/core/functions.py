@@ -14,7 +14,6 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from rooflab.bench.core.check import check_kernel
-from rooflab.bench.core.check_data import CheckResult
 from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.poison import same_bits
 from rooflab.bench.core.timers import tampered
@@ -93,11 +92,6 @@ class FunctionOp(NamedTuple):
                 raise ValueError(f"{name}: expected {oracle.dtype}, as from the reference, got {output.dtype}")
             output_verdicts.append(elementwise(name, output, oracle, tolerance(output.dtype, oracle)))
         return output_verdicts
-
-    def checked(self, seed: int) -> CheckResult:
-        """Checks the function against its reference on random inputs.  It finds writes outside of the tensors, and
-        results that differ between calls.  A function gets no adversarial inputs."""
-        return check_kernel(self.kernel, self.spec, self.case, self.scheme, self.device, seed)
 
 
 def named(inputs: object) -> Inputs:

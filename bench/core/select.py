@@ -135,6 +135,8 @@ def first_case(kernel: Kernel, spec: OpSpec, scheme: Scheme, suites: Sequence[st
     return None
 
 
-def default_scheme(device: torch.device) -> str:
-    """Returns the name of the default number format (scheme) for measurements: fp32 on a CPU, bf16 on a GPU."""
-    return "fp32" if device.type == "cpu" else "bf16"
+def default_scheme(device: torch.device, spec: OpSpec | None = None) -> str:
+    """Returns the name of the default number format (scheme) for measurements: fp32 on a CPU, bf16 on a GPU.  If the op
+    `spec` lacks it, returns the op's first scheme."""
+    name = "fp32" if device.type == "cpu" else "bf16"
+    return name if spec is None or name in spec.schemes else spec.schemes[0]

@@ -34,10 +34,5 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.budget_s > 0:
             raise ValueError(f"budget: expected seconds above 0, got {self.budget_s}")
-        check_device(self.device.partition(":")[0])
-
-
-def check_device(device_type: str) -> None:
-    """Raises `ValueError` on a device that is neither cpu nor cuda."""
-    if device_type not in ("cpu", "cuda"):
-        raise ValueError(f"device: expected cpu or cuda, got {device_type}")
+        if self.device.partition(":")[0] not in ("cpu", "cuda"):
+            raise ValueError(f"device: expected cpu or cuda, got {self.device}")

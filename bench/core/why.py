@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 
@@ -14,13 +13,8 @@ from rooflab.bench.core.poison import FAR_LAYOUTS, FAR_PAGES, kept_names, never_
 from rooflab.bench.core.trial import Layout, Runner, several
 from rooflab.reference.spec import Inputs, OpSpec, Outputs
 
-
-class Earlier(NamedTuple):
-    """Holds the name, the expected outputs and the inputs of an earlier call."""
-
-    label: str
-    outputs: Outputs
-    inputs: Inputs
+Earlier = tuple[str, Outputs, Inputs]
+"""The name, the expected outputs and the inputs of an earlier call."""
 
 
 @dataclass(frozen=True)

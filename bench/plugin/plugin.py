@@ -231,6 +231,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
     FLOP/s, bytes/s and the fraction of the roofline.
 
     The keyword argument `afterwards` is a further check after timing: a function that returns None or an error text.
+    `fn` may be a `Checked`: a call that was checked before, such as a kernel of Rooflab's on a case.
 
     `max_time` and `min_rounds` of `pytest.mark.benchmark` limit the timing.  Otherwise `--benchmark-max-time` and
     `--benchmark-min-rounds` do.  If pytest-benchmark is disabled (xdist, `--benchmark-disable`), `fn` is only checked.
@@ -241,7 +242,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
     config, test_item = request.config, request.node
 
     def run(
-        fn: Callable[..., Any],
+        fn: Any,
         *args: Any,
         reference: Callable[..., Any] | None = None,
         cost: Cost | None = None,
@@ -263,7 +264,7 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
         if named:  # by position, so that their tensors are copied and protected as the others are
             fn, args = _by_position(fn, tuple(named)), (*args, *named.values())
             reference = reference and _by_position(reference, tuple(named))
-        checked_call = _by_fn(benchmark, Checked.of, fn, args, reference)
+        checked_call = fn if isinstance(fn, Checked) else _by_fn(benchmark, Checked.of, fn, args, reference)
         if checked_call.fault:
             _fail(benchmark, checked_call.fault)
         if benchmark.disabled:
@@ -279,7 +280,8 @@ def kernel_benchmark(request: pytest.FixtureRequest, benchmark: Any) -> Callable
             _fail(benchmark, info["status"])
         if is_noisy:
             config.stash.setdefault(_NOISE_LINES_KEY, []).append(f"{test_item.nodeid}: {info['status']}")
-        benchmark.extra_info.update(plain(info) | {"checked": reference is not None or afterwards is not None})
+        is_checked = checked_call.judged or reference is not None or afterwards is not None
+        benchmark.extra_info.update(plain(info) | {"checked": is_checked})
         samples_s = record.samples_s
         test_item.stash[_TIMER_KEY].load(samples_s)
         return benchmark.pedantic(lambda: checked_call.result, rounds=len(samples_s))

@@ -61,14 +61,13 @@ class Role:
         return any(entry.mma_flops for entry in self.turn)
 
 
-def roles_of(code: Sequence[SassInstruction], threads: int, indirect: Mapping[int, tuple[int, ...]]) -> list[Role]:
-    """Splits the code of a kernel into roles (groups of warps).  The CTA has `threads` threads.  `indirect` maps the
-    address of each indirect branch to its targets.
+def roles_of(code: Sequence[SassInstruction], threads: int) -> list[Role]:
+    """Splits the code of a kernel into roles (groups of warps).  The CTA has `threads` threads.
 
     If the warps are specialised, the last role is the code that all warps run.  This role has no loops."""
     warps = max(1, threads // WARP_THREADS)
     role_starts = [entry.address for entry in code if entry.name == "USETMAXREG"]
-    all_loops = find_loops(SassFunction("kernel", tuple(code), indirect=indirect))
+    all_loops = find_loops(SassFunction("kernel", tuple(code)))
     loops = [loop for loop in all_loops if not (_own(loop) & set(role_starts))]
     poll_addresses = {address for loop in loops if loop.waits for address in _own(loop)}
     code = [entry for entry in code if entry.address not in poll_addresses and entry.name != "NOP"]
@@ -226,7 +225,7 @@ def work_of(info: CompiledInfo, device: Device, chip: Chip, share: Share) -> Lau
     if ctas < 1:
         raise ValueError(f"compiled: expected a grid of {info.name} that has CTAs, got {tuple(info.grid)}")
     code = parse_code(info.sass)
-    roles = roles_of(code, info.threads, info.indirect)
+    roles = roles_of(code, info.threads)
     loads_per_cta = _Loads(code, roles, info)
     cta_share = 1 / (info.launches * ctas)
     rounds, max_rounds = _rounds(roles, share.write_bytes * cta_share), 1.0

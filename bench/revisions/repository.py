@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from rooflab.bench.base.git import git_says
+from rooflab.bench.base.git import git_says, top_of
 from rooflab.bench.core import source_of
 from rooflab.kernels import registry
 
@@ -21,21 +21,16 @@ def repository_of(files: Sequence[str], checkout: Path) -> Path | None:
     directory. Returns None for Rooflab's own `checkout`.
 
     Raises `ValueError` if there is no repository."""
-    repository_roots = {_top(Path(file).absolute().parent) for file in files} or {_top(Path.cwd())}
+    repository_roots = {top_of(Path(file).absolute().parent) for file in files} or {top_of(Path.cwd())}
     if len(repository_roots) > 1:
         raise ValueError(f"kernel: expected files of one git repository, got {', '.join(files)}")
     root = repository_roots.pop()
-    if not files and root in (None, _top(checkout)) and git_says(checkout, "ls-files", "kernels/registry.py"):
+    if not files and root in (None, top_of(checkout)) and git_says(checkout, "ls-files", "kernels/registry.py"):
         return None
     if root is None:
         kernel_message = f"kernel: expected a file in a git repository, got {files[0]!r}" if files else ""
         raise ValueError(kernel_message or f"revision: expected to be in a git repository, got {str(Path.cwd())!r}")
     return root
-
-
-def _top(folder: Path) -> Path | None:
-    top_folder = git_says(folder, "rev-parse", "--show-toplevel")
-    return Path(top_folder).resolve() if top_folder else None
 
 
 def files_in(trees: Sequence[Path], root: Path, files: Sequence[str]) -> list[tuple[Path, ...]]:

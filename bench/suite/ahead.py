@@ -96,10 +96,8 @@ def main() -> None:
     if sys.argv[1:]:
         path = Path(sys.argv[1])
         entries = read_plan(path)
-        is_entry_done = state.load(
-            path.parent, [entry.id for entry in entries]
-        ).done  # the entries that a resumed run has done
-        entries = [entry for entry in entries if not is_entry_done(entry.id)]
+        progress = state.load(path.parent, [entry.id for entry in entries])
+        entries = [entry for entry in entries if not progress.done(entry.id)]  # a resumed run has done the others
     rows = compile_entries(entries)
     show.table(rows, ("entry", "kernels", "seconds", "failed"))
     core_s = sum(row.get("seconds", 0.0) for row in rows)

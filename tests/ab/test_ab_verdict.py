@@ -115,19 +115,19 @@ def reads(seconds):
     return lambda key: reading(seconds)
 
 
-def evidence_in(batch, key):
-    sides = ([record for where, name, record in batch.read if (where, name) == (side, key)] for side in "AB")
+def evidence_in(read, key):
+    sides = ([record for where, name, record in read if (where, name) == (side, key)] for side in "AB")
     return evidence_of(key, *sides, ("A", "B"), RULES, {})
 
 
 def test_pairs_are_taken_in_abba_order_from_the_seed():
     machine, again = (Machine(A=reads(1.0), B=reads(1.1)) for _ in range(2))
-    batch = run_pairs(machine, ["k"], 40, seed=3)
+    read, why_fewer = run_pairs(machine, ["k"], 40, seed=3)
     order = "".join(side for side, _ in machine.asked)
     assert {order[start : start + 4] for start in range(0, 80, 4)} == {"ABBA", "BAAB"}
     run_pairs(again, ["k"], 40, seed=3)
     assert again.asked == machine.asked
-    assert evidence_in(batch, "k").first == ((1.0, 1.1),) * 40 and not batch.stopped
+    assert evidence_in(read, "k").first == ((1.0, 1.1),) * 40 and not why_fewer
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_the_budget_ends_a_run_before_a_pair_that_would_not_fit(deadline, need, 
         now[0] += 5.0
         return {key: reading() for key in keys}
 
-    batch = run_pairs(measure, ["k"], 12, deadline=deadline, clock=lambda: now[0], **need)
-    assert now[0] == 10.0 * taken and batch.stopped.startswith(stopped)
+    _, why_fewer = run_pairs(measure, ["k"], 12, deadline=deadline, clock=lambda: now[0], **need)
+    assert now[0] == 10.0 * taken and why_fewer.startswith(stopped)
 
 
 NOTHING = {"latency_median_ms": None, "samples": None}
@@ -163,10 +163,10 @@ NOTHING = {"latency_median_ms": None, "samples": None}
 )
 def test_a_reading_that_cannot_be_compared_takes_its_kernel_out_and_no_other(values, verdict, why):
     machine = Machine(A=reads(1.0), B=lambda key: reading(**values) if key == "bad" else reading())
-    batch = run_pairs(machine, ["bad", "good"], 3)
-    found, reason = evidence_in(batch, "bad").broken
+    read, _ = run_pairs(machine, ["bad", "good"], 3)
+    found, reason = evidence_in(read, "bad").broken
     assert found == verdict and reason.startswith("B: ") and why in reason
-    assert len(evidence_in(batch, "good").first) == 3 and not evidence_in(batch, "bad").first
+    assert len(evidence_in(read, "good").first) == 3 and not evidence_in(read, "bad").first
     assert all(keys == ("good",) for _, keys in machine.asked[2:])
 
 

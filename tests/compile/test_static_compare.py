@@ -91,8 +91,7 @@ def test_every_kernel_of_either_tree_has_a_verdict_and_its_evidence(sides, tmp_p
         return CliRunner().invoke(app, arguments)
 
     monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path))
-    monkeypatch.setattr(two, "revision_side", lambda *of: contextmanager(lambda: (yield sides[0]))())
-    monkeypatch.setattr(two, "own_side", lambda: sides[1])
+    monkeypatch.setattr(two, "two_sides", lambda *of: contextmanager(lambda: (yield sides))())
     monkeypatch.setattr(difference, "changed_files", lambda *of: ["kernels/gemm/ours.py"])
     file = tmp_path / "summary" / "static.md"
     done = compared("--markdown", str(file))

@@ -228,7 +228,7 @@ def families(body) -> list[str]:
 
 
 def divided(text: str, threads: int = 128) -> list[Role]:
-    return roles_of(parse_code(text), threads, {})
+    return roles_of(parse_code(text), threads)
 
 
 def worked(text: str, share: Share, **changes) -> LaunchWork:

@@ -15,7 +15,7 @@ import torch
 
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core.noise import Samples, few, why_noisy
-from rooflab.bench.core.settings import check_device
+from rooflab.bench.core.settings import Settings
 from rooflab.bench.core.timers import Function, Timer, tampered
 from rooflab.bench.core.timers.cpu import CpuTimer
 
@@ -37,7 +37,7 @@ MIN_STEADY_RATIO = 0.95
 def timer_for(device: torch.device, cold: bool = True, flush: str = "read") -> Timer:
     """Returns a device's timer.  With `cold`, it empties the cache before each sample by reading or writing memory:
     `flush` is "read" or "write".  Raises `ValueError` on another `flush` or a device other than cpu and cuda."""
-    check_device(device.type)
+    Settings(device=device.type)  # refuses another device
     if device.type == "cpu":
         return CpuTimer(cold, flush)
     from rooflab.bench.core.timers.cuda import CudaCalls, EventTimer  # imported where there is a GPU

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rooflab.bench.base.git import git
+from rooflab.bench.base.git import git, top_of
 from rooflab.bench.base.plain import Row
 from rooflab.bench.core import Record, read
 from rooflab.bench.report.sources import find_files, grouped
@@ -143,10 +143,7 @@ def _point(measured: Sequence[tuple[Record, Any]]) -> TrendPoint:
 
 def repository() -> Path | None:
     """Returns the git checkout that contains the working directory, or else that of this file, or else None."""
-    for candidate_folder in (Path.cwd(), Path(__file__).parent):
-        with suppress(ValueError):
-            return Path(git(candidate_folder, "rev-parse", "--show-toplevel"))
-    return None
+    return top_of(Path.cwd()) or top_of(Path(__file__).parent)
 
 
 def commit_order(commits: Iterable[object], root: Path | None) -> dict[str, int]:
