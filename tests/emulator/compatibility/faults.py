@@ -25,7 +25,7 @@ KINDS: dict[str, tuple[str, str, set[str]]] = {
     "wgmma wait": (r"(wgmma\.wait_group[^;]*;)", "", {"wgmma-registers", "race"}),
     "wgmma fence": (r"(wgmma\.fence[^;]*;)", "", {"missing-fence"}),
     "mbarrier init": (r"(@%p\d+ mbarrier\.init[^;]*;)", "", {"mbarrier-phase"}),
-    "mbarrier wait": (r"mbarrier\.try_wait[^;]*;\s*(@!\w+ bra[^;]*;)", "", {"race", "unwritten-read"}),
+    "mbarrier wait": (r"mbarrier\.try_wait[^;]*;\s*(@!\w+ bra[^;]*;)", "", {"race", "mbarrier-phase"}),
     "fewer bytes": (r"mbarrier\.arrive\.expect_tx[^;]*?, (\d+);", "16", {"deadlock", "mbarrier-phase"}),
     "bulk wait": (r"((?:@!?%p\d+ )?cp\.async\.bulk\.wait_group[^;]*;)", "", {"race", "early-exit"}),
 }
@@ -64,7 +64,7 @@ FAULTS = (
     ("xformers", "rms_norm_add", "address"), ("unsloth", "rms_layernorm", "shared store"),
     ("unsloth", "cross_entropy", "barrier"), ("inductor", "softmax", "barrier"),
     ("inductor", "layer_norm", "shared store"), ("fla", "layer_norm", "shared store"), ("fla", "l2norm", "address"),
-    ("lightllm", "silu_and_mul", "address"), ("helion", "softmax", "barrier"), ("helion", "rms_norm", "shared store"),
+    ("lightllm", "silu_and_mul", "address"), ("helion", "rms_norm", "shared store"),
 )  # fmt: skip
 """Project, entry and kind: where what is taken out is needed on the entry's shape.
 
