@@ -66,7 +66,7 @@ class Finding:
     rule: Rule
     severity: Literal["error", "note"]
     """`error`: a GPU may compute another result, or the kernel cannot go on.  `note`: ptxas repairs the fault, only the
-    last bits of the result are undefined, or elements that nobody wrote are read or returned, which may be meant."""
+    last bits of the result are undefined, or nobody wrote an element that is read or returned, but may be unused."""
     kernel: str
     text: str
     """A sentence that names the source lines."""

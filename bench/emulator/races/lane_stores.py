@@ -3,7 +3,7 @@
 The detectors order accesses by warp.  But a lane that releases (an arrival at an mbarrier, a flag, a bulk copy out of
 shared memory) releases its own accesses alone, and those that are ordered before the release (PTX ISA 8.7, "Release and
 Acquire Patterns" and "mbarrier.arrive").  So the stores of the warp's other lanes get a later time: the time that
-begins with the release.  Then the detectors themselves find the race with who acquires.
+begins with the release.  Then the detectors themselves find the race with the thread that acquires.
 
 What orders the lanes of a warp is bar.warp.sync (PTX ISA 8.7, "bar.warp.sync") and a barrier of the CTA or cluster.
 elect.sync orders no memory.  shfl.sync, vote.sync, match.sync and redux.sync do not either (CUDA C++ Programming Guide,

@@ -10,7 +10,7 @@ barriers, of waits for mbarriers, and of the four warps of a wgmma.  A run keeps
 If CONTROL implies all three, then any other order gives each arrival the same phase, by induction over its events.  So
 no order ends in a deadlock if this one does not, and no schedule has to be tried.  Where CONTROL does not imply one of
 them, there is an order of the same events that breaks it first, and that is reported.  Strong and atomic accesses
-to memory count as ordered as they came, so what only a certain outcome of them allows is not reported.
+to memory count as ordered as they came, so a fault that needs another order of them is not reported.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BarrierPhases(VectorClocks):
         self._arrived: dict[tuple[int, Hashable], list[_Event]] = {}
         """By slot and barrier: the arrivals of the current phase."""
         self._before: dict[tuple[int, Hashable], list[_Event]] = {}
-        """By slot and barrier: the arrivals of the phase before, which are what ended it."""
+        """By slot and barrier: the arrivals that ended the phase before."""
         self._limits: dict[tuple[int, Hashable], dict[tuple[str, int, int], int]] = {}
         """By slot and mbarrier, then by kind, warp and instruction: stamps of what must precede the phase's end."""
 

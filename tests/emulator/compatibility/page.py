@@ -84,8 +84,8 @@ def page_of(records: list[Record], faults: list[Record]) -> str:
         f" C++, compiled for sm_90a by Triton {compilers} or NVRTC and run on the CPU on small ragged shapes with all"
         f" checks. The values of {len(right)} are right against fp64 references; {len(racing)}"
         f" {'has' if len(racing) == 1 else 'have'} a race. The median kernel takes"
-        f" {statistics.median(times):.1f} s, compile included and with races on, on one core; the slowest takes"
-        f" {times[-1]:.1f} s.",
+        f" {statistics.median(times):.1f} s, compile included and with races on, on one core of a busy"
+        f" machine; the slowest takes {times[-1]:.1f} s.",
         "",
         "An error is the largest of all outputs of the call that launched the kernel, gradients included, as a multiple"
         " of what is allowed: 64 roundings of fp32, 4 of a dtype of 16 bits, relative to the larger of the element and"
