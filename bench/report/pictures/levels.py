@@ -34,7 +34,7 @@ PRODUCT_CALLS = ("mm", "bmm", "addmm", "baddbmm")
 def bytes_of(call: TorchCall) -> dict[str, int]:
     """Returns the bytes that a torch call moves to and from HBM and L2.  The L2 reads of a matrix product depend on its
     tile size, which is assumed.  `l2_modelled_bytes` repeats such reads, and is 0 for other calls."""
-    result_size = max(item.numel() for item in call.written)
+    result_size = max((item.numel() for item in call.written), default=0)  # a call may write nothing
     if is_matrix_product := call.name in PRODUCT_CALLS:
         (*_, rows, columns), batch_size = call.written[0].shape, math.prod(call.written[0].shape[:-2])
         tile_columns, tile_rows = math.ceil(columns / PRODUCT_TILE), math.ceil(rows / PRODUCT_TILE)
