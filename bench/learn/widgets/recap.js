@@ -1,0 +1,1 @@
+// none yet
