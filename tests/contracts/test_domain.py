@@ -99,9 +99,8 @@ def test_sizes_come_from_real_models_and_from_the_kernel_s_own_file(tmp_path):
     assert {3071, 3072, 3073, 6144, 6145} <= {point.case["n"] for point in points}
 
 
-@pytest.mark.parametrize(
-    "op", [pytest.param(op, marks=pytest.mark.more) if op == "flash_attention_varlen" else op for op in ops()]
-)
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("op", ops())
 def test_nothing_at_all_is_a_case_of_every_op(op):
     spec, cpu = get_op(op), torch.device("cpu")
     points = [point for point in drawn_points(spec, 5, SOFTWARE_LIMITS) if point.principle == "empty"]
