@@ -30,6 +30,7 @@ LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 MENU: dict[str, list[str]] = {
     "Start": ["README.md"],
     "Kernels": ["kernels", "check", "bench", "emulate", "found", "predict", "ab", "own_kernel", "own_op", "published"],
+    "Ladders": [f"ladders/{name}" for name in ("gemm", "flash_attention", "paged_attention", "norms", "sampling")],
     "Engine": ["engine", "models", "speculate", "serve", "latency"],
     "Numbers": ["card", "numbers", "results/README.md", "not_shown", "rehearsal"],
     "Inside": ["architecture"],

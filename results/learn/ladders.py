@@ -1,0 +1,77 @@
+"""Writes docs/ladders/: a page and its drawings for each ladder, from bench/learn/data/levels.json and ladders.toml.
+
+python results/learn/ladders.py
+"""
+
+import argparse
+import tomllib
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from rooflab.bench.learn.drawing import facts_of_kernel, figures, from_l2, hbm
+from rooflab.bench.learn.learn_data import load
+from rooflab.bench.learn.sketch import file_of, size
+from rooflab.kernels._files import write_whole
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "docs/ladders"
+WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+HEAD, NOTE = WORDS.pop("head"), WORDS.pop("note")
+
+
+def shown(kernel: dict[str, Any]) -> dict[str, Any]:
+    """Returns a kernel's counts as texts, beside its sizes and config."""
+    about = "~" if kernel["basis"] == "modelled" else ""
+    texts = {
+        "hbm": about + size(hbm(kernel)),
+        "l2": about + size(from_l2(kernel)),
+        "shared": "not seen",
+        "instructions": "",
+    }
+    if not about:
+        moved = kernel["shared_read_bytes"] + kernel["shared_write_bytes"]
+        texts |= {"shared": size(moved), "instructions": size(kernel["instructions"], "")}
+    return {**kernel, **texts, "file": f"[`{kernel['name']}`](../../{kernel['code']})"}
+
+
+def page_of(words: dict[str, Any], data: dict[str, Any]) -> str:
+    """Returns the page of one ladder as Markdown."""
+    drawn, facts, tables = figures(data), {}, []
+    for op in words["ops"]:
+        for index, case in enumerate(data["levels"]["ops"][op]):
+            least = f"least bytes: {size(case['least_bytes'])}"
+            tables += [fill(f"**{op}**, `{case['case']}`, {case['scheme']}; {least}. {case['why']}", 118), "", HEAD]
+            for kernel in case["kernels"]:
+                name = kernel["name"] + (f"#{index}" if index else "")
+                facts[f"{op}/{name}"] = one = shown(facts_of_kernel(data["levels"], op, name))
+                saves = words["saves"][f"{op}/{kernel['name']}"]
+                tables.append("| {file} | {} | {hbm} | {l2} | {shared} | {instructions} |".format(saves, **one))
+            tables.append("")
+    parts = [f"# {words['title']}", "", fill(words["intro"], 118), "", "## Which rung saves which bytes", "", *tables]
+    parts += [NOTE, ""]
+    for rung in words["rungs"]:
+        one = facts[rung["kernel"]]
+        parts += [f"## {rung['kernel'].partition('#')[0]}", ""]
+        for figure in map(drawn.__getitem__, rung.get("figures", ())):
+            parts += [f"![{figure.title}: {s.label}]({figure.name}-{n}.svg)" for n, s in enumerate(figure.states, 1)]
+            parts.append("")
+        parts += [fill(f"Ladder: {one['line']}. {rung['text'].format_map(facts)} File: {one['file']}.", 118), ""]
+    told = {rung["kernel"] for rung in words["rungs"]}
+    commands = [one["command"] for name, one in facts.items() if name in told or one["role"] == "naive"]
+    return "\n".join([*parts, "## Count it again", "", "```sh", *commands, "```", ""])
+
+
+def main() -> None:
+    """Writes all pages and drawings."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    data = load()
+    for name, words in WORDS.items():
+        write_whole(OUT / f"{name}.md", page_of(words, data))
+    for figure in figures(data).values():
+        for number, state in enumerate(figure.states, 1):
+            write_whole(OUT / f"{figure.name}-{number}.svg", file_of(state.svg))
+
+
+if __name__ == "__main__":
+    main()
