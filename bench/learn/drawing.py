@@ -228,8 +228,8 @@ def _sampling_passes(sketch: Sketch, facts: Facts) -> None:
         sketch.arrow(x, 46, x, 78)
     launches = f"{facts['launches']} launch{'es' * (facts['launches'] != 1)}"
     sketch.box(2, 80, 316, 36, f"{facts['name']}: {launches}", "bar")
-    more = f" (arrows: {shown} of them)" if shown < round(reads) else ""
-    sketch.text(2, 136, f"times that all logits are read: {reads:.1f}{more}")
+    more = f" ({shown} arrows)" if shown < round(reads) else ""
+    sketch.text(2, 136, f"reads: {reads:.3g} times the logits' bytes{more}")
 
 
 _DRAWERS = {

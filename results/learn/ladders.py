@@ -14,22 +14,17 @@ from rooflab.bench.learn.learn_data import load
 from rooflab.bench.learn.sketch import file_of, size
 from rooflab.kernels._files import write_whole
 
-ROOT = Path(__file__).resolve().parents[2]
-OUT = ROOT / "docs/ladders"
+OUT = Path(__file__).resolve().parents[2] / "docs/ladders"
 WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 HEAD, NOTE = WORDS.pop("head"), WORDS.pop("note")
 
 
 def shown(kernel: dict[str, Any]) -> dict[str, Any]:
     """Returns a kernel's counts as texts, beside its sizes and config."""
-    about = "~" if kernel["basis"] == "modelled" else ""
-    texts = {
-        "hbm": about + size(hbm(kernel)),
-        "l2": about + size(from_l2(kernel)),
-        "shared": "not seen",
-        "instructions": "",
-    }
-    if not about:
+    texts = {"hbm": size(hbm(kernel)), "l2": size(from_l2(kernel)), "shared": "not seen", "instructions": ""}
+    if kernel["basis"] == "modelled":
+        texts |= {name: f"~{texts[name]}" for name in ("hbm", "l2")}
+    else:
         moved = kernel["shared_read_bytes"] + kernel["shared_write_bytes"]
         texts |= {"shared": size(moved), "instructions": size(kernel["instructions"], "")}
     return {**kernel, **texts, "file": f"[`{kernel['name']}`](../../{kernel['code']})"}
@@ -37,7 +32,7 @@ def shown(kernel: dict[str, Any]) -> dict[str, Any]:
 
 def page_of(words: dict[str, Any], data: dict[str, Any]) -> str:
     """Returns the page of one ladder as Markdown."""
-    drawn, facts, tables = figures(data), {}, []
+    drawn, facts, tables = figures(data), {}, ["\n## Which rung saves which bytes\n"]
     for op in words["ops"]:
         for index, case in enumerate(data["levels"]["ops"][op]):
             least = f"least bytes: {size(case['least_bytes'])}"
@@ -48,18 +43,17 @@ def page_of(words: dict[str, Any], data: dict[str, Any]) -> str:
                 saves = words["saves"][f"{op}/{kernel['name']}"]
                 tables.append("| {file} | {} | {hbm} | {l2} | {shared} | {instructions} |".format(saves, **one))
             tables.append("")
-    parts = [f"# {words['title']}", "", fill(words["intro"], 118), "", "## Which rung saves which bytes", "", *tables]
-    parts += [NOTE, ""]
+    parts = [f"# {words['title']}\n", fill(words["intro"], 118), *tables, NOTE, ""]
     for rung in words["rungs"]:
         one = facts[rung["kernel"]]
         parts += [f"## {rung['kernel'].partition('#')[0]}", ""]
-        for figure in map(drawn.__getitem__, rung.get("figures", ())):
-            parts += [f"![{figure.title}: {s.label}]({figure.name}-{n}.svg)" for n, s in enumerate(figure.states, 1)]
-            parts.append("")
+        for figure in (drawn[name] for name in rung.get("figures", ())):
+            files = (f"![{figure.title}: {s.label}]({figure.name}-{n}.svg)" for n, s in enumerate(figure.states, 1))
+            parts += [*files, ""]
         parts += [fill(f"Ladder: {one['line']}. {rung['text'].format_map(facts)} File: {one['file']}.", 118), ""]
-    told = {rung["kernel"] for rung in words["rungs"]}
+    told = [rung["kernel"] for rung in words["rungs"]]
     commands = [one["command"] for name, one in facts.items() if name in told or one["role"] == "naive"]
-    return "\n".join([*parts, "## Count it again", "", "```sh", *commands, "```", ""])
+    return "\n".join([*parts, "## Count it again\n\n```sh", *commands, "```\n"])
 
 
 def main() -> None:

@@ -81,14 +81,13 @@ def main() -> None:
     found = json.loads(DATA.read_text())["ops"] if DATA.is_file() else {}
     made = {"commit": own.commit, "machine": f"{own.cpu}, {own.threads} thread", "software": f"triton {own.triton}"}
     faults, store = json.loads((HERE.parent / "found/found.json").read_text()), (HERE / "column.ptx").read_text()
-    places = {"plain": "%r6", "padded": "%r7", "swizzled": "%r8"}
-    stores = {name: emulate(PtxLaunch(store.replace("PLACE", place)), (1,), []) for name, place in places.items()}
+    stores = {name: PtxLaunch(store.replace("PLACE", f"%{name}")) for name in ("plain", "padded", "swizzled")}
     whole = {
         "command": "python results/learn/levels.py",
         "made": made | {"date": f"{datetime.now(UTC):%Y-%m-%d}"},
         "device": {name: getattr(device, name) for name in ABOUT} | {"smem_bytes_per_cta": HOPPER.shared_bytes_per_cta},
         "fence": {state: [text for _, text in said] for state, said in faults["changed_operand"].items()},
-        "banks": {name: result.shared_wavefronts for name, result in stores.items()},
+        "banks": {name: emulate(one, (1,), []).shared_wavefronts for name, one in stores.items()},
     }
     for op in chosen:
         found[op] = [case_of(op, **wanted) for wanted in WANTED[op]]

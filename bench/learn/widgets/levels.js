@@ -29,7 +29,7 @@ function drawing(device, kernel) {
   arrow(132, `${bytes(counts.l2)} to the SMs`);
   box(169, 148, `${device.sms} SMs; each of them has`, `shared memory: ${kib(device.smem_bytes_per_sm)}`);
   text(8, 220, `(${kib(device.smem_bytes_per_cta)} at most for one CTA)`);
-  text(8, 246, `↕ ${counts.shared === null ? "not seen, inside torch's kernels" : `${bytes(counts.shared)} in and out`}`);
+  text(8, 246, counts.shared === null ? "(not seen: torch's kernels)" : `↕ ${bytes(counts.shared)} in and out`);
   text(8, 272, `registers: ${kib(4 * device.registers_per_sm)}`);
   text(8, 298, kernel.instructions ? `${rooflab.digits(kernel.instructions / 1e6)} million thread instructions` : "");
   return root;
