@@ -154,14 +154,14 @@ def _gemm_operands(sketch: Sketch, facts: Facts) -> None:
 
 
 def _shared_banks(sketch: Sketch, facts: Facts) -> None:
-    bank_of = {
-        "plain": lambda lane: COLUMN,
-        "padded": lambda lane: (COLUMN + lane) % BANKS,
-        "swizzled": lambda lane: COLUMN ^ lane,
+    places = {
+        "plain": [COLUMN] * BANKS,
+        "padded": [(COLUMN + lane) % BANKS for lane in range(BANKS)],
+        "swizzled": [COLUMN ^ lane for lane in range(BANKS)],
     }[facts["name"]]
     sketch.text(2, 14, "across: 32 banks")
     sketch.text(2, 31, "down: 32 lanes, each stores a word (filled)")
-    sketch.cells(2, 38, (BANKS, BANKS), (9.875, 6), lambda column, row: "full" if bank_of(row) == column else "")
+    sketch.cells(2, 38, (BANKS, BANKS), (9.875, 6), lambda column, row: "full" if places[row] == column else "")
 
 
 def _proxy_fence(sketch: Sketch, facts: Facts) -> None:

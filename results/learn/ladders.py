@@ -3,7 +3,6 @@
 python results/learn/ladders.py
 """
 
-import argparse
 import tomllib
 from pathlib import Path
 from textwrap import fill
@@ -32,11 +31,11 @@ def shown(kernel: dict[str, Any]) -> dict[str, Any]:
 
 def page_of(words: dict[str, Any], data: dict[str, Any]) -> str:
     """Returns the page of one ladder as Markdown."""
-    drawn, facts, tables = figures(data), {}, ["\n## Which rung saves which bytes\n"]
+    facts, drawn, tables = dict[str, Any](), figures(data), ["\n## Which rung saves which bytes\n"]
     for op in words["ops"]:
         for index, case in enumerate(data["levels"]["ops"][op]):
-            least = f"least bytes: {size(case['least_bytes'])}"
-            tables += [fill(f"**{op}**, `{case['case']}`, {case['scheme']}; {least}. {case['why']}", 118), "", HEAD]
+            needed = f"{case['scheme']}. {case['why']} The op needs {size(case['least_bytes'])} of HBM."
+            tables += [fill(f"**{op}**, `{case['case']}`, {needed}", 118), "", HEAD]
             for kernel in case["kernels"]:
                 name = kernel["name"] + (f"#{index}" if index else "")
                 facts[f"{op}/{name}"] = one = shown(facts_of_kernel(data["levels"], op, name))
@@ -58,7 +57,6 @@ def page_of(words: dict[str, Any], data: dict[str, Any]) -> str:
 
 def main() -> None:
     """Writes all pages and drawings."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     data = load()
     for name, words in WORDS.items():
         write_whole(OUT / f"{name}.md", page_of(words, data))

@@ -1,12 +1,13 @@
 """Counts the bytes of naive kernels and of the rungs above them at each memory level: bench/learn/data/levels.json.
 
-python results/learn/levels.py --op gemm   # one op; the others stay as they are.  All ops take about ten minutes.
+python results/learn/levels.py [OP ...]   # ops that are not named stay as they are; all take about ten minutes
 """
 
-import argparse
 import json
+import sys
 import tomllib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from rooflab.bench.base.plain import JsonObject
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import Environment
 from rooflab.bench.emulate.calls import ask, request_of
@@ -39,7 +41,7 @@ def counted(target: KernelCase, inputs: Any) -> dict[str, Any]:
     if not kernel.has_code:
         calls = [Counter(bytes_of(call)) for call in calls_of(lambda: kernel(**inputs))]
         command = f"rooflab picture bytes {target.op} --kernel {target.kernel} --case {case}"
-        command = command if kernel.role == "naive" else f"python results/learn/levels.py --op {target.op}"
+        command = command if kernel.role == "naive" else f"python results/learn/levels.py {target.op}"
         return {"basis": "modelled", "command": command, "launches": len(calls), **sum(calls, Counter())}
     answer = ask(request_of(target, None, seed=0, schedule=0, races=False))
     if answer["status"] != "OK" or answer["ran"] < answer["of"]:
@@ -66,34 +68,33 @@ def case_of(op: str, case_text: str, kernels: list[str], why: str, scheme: str =
     for name in kernels:
         print(op, name, case.id, scheme, flush=True)
         target = KernelCase(op, name, case, dtypes)
-        tuning, about = target.registered.tuning, rows[name] | {"name": name, "role": target.registered.role}
-        about["config"] = asdict(tuning.heuristic(case, dtypes)) if tuning is not None else {}
-        counts.append(about | counted(target, inputs))
+        kernel = target.registered
+        config = asdict(kernel.tuning.heuristic(case, dtypes)) if kernel.tuning is not None else {}
+        about = {"name": name, "role": kernel.role, "config": config}
+        counts.append(rows[name] | about | counted(target, inputs))
     words = {"case": case.id, "sizes": dict(case), "scheme": scheme, "why": why}
     return words | {"least_bytes": int(spec.cost_of(inputs).bytes), "kernels": counts}
 
 
-def main() -> None:
-    """Counts the chosen ops, and writes the file after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--op", choices=list(WANTED), action="append", help="count this op alone")
-    chosen, own, device = parser.parse_args().op or list(WANTED), Environment.now(), get_device("h100")
+def files(chosen: Iterable[str] = WANTED) -> dict[str, JsonObject]:
+    """Returns the content of the file: new counts of the ops `chosen`, and those that it has of the others."""
+    own, device = Environment.now(), get_device("h100")
     found = json.loads(DATA.read_text())["ops"] if DATA.is_file() else {}
+    found |= {op: [case_of(op, **wanted) for wanted in WANTED[op]] for op in chosen}
     made = {"commit": own.commit, "machine": f"{own.cpu}, {own.threads} thread", "software": f"triton {own.triton}"}
     faults, store = json.loads((HERE.parent / "found/found.json").read_text()), (HERE / "column.ptx").read_text()
     stores = {name: PtxLaunch(store.replace("PLACE", f"%{name}")) for name in ("plain", "padded", "swizzled")}
-    whole = {
+    content: JsonObject = {
         "command": "python results/learn/levels.py",
         "made": made | {"date": f"{datetime.now(UTC):%Y-%m-%d}"},
         "device": {name: getattr(device, name) for name in ABOUT} | {"smem_bytes_per_cta": HOPPER.shared_bytes_per_cta},
         "fence": {state: [text for _, text in said] for state, said in faults["changed_operand"].items()},
         "banks": {name: emulate(one, (1,), []).shared_wavefronts for name, one in stores.items()},
+        "ops": {op: found[op] for op in WANTED},
     }
-    for op in chosen:
-        found[op] = [case_of(op, **wanted) for wanted in WANTED[op]]
-        ops = {name: found[name] for name in WANTED if name in found}
-        write_whole(DATA, json.dumps(whole | {"ops": ops}, indent=1, allow_nan=False) + "\n")
+    return {DATA.name: content}
 
 
 if __name__ == "__main__":
-    main()
+    (content,) = files(sys.argv[1:] or WANTED).values()
+    write_whole(DATA, json.dumps(content, indent=1, allow_nan=False) + "\n")
