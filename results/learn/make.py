@@ -1,9 +1,6 @@
-"""Writes the data files of `rooflab learn`.
+"""Writes the data of `rooflab learn`: OMP_NUM_THREADS=1 python results/learn/make.py [TOPIC ...]
 
-    OMP_NUM_THREADS=1 python results/learn/make.py [TOPIC ...]
-
-A topic is a script beside this one, such as `inside`.  Its function `files()` returns the contents of its data files by
-their names.  Without topics, all scripts run.
+A topic is a script beside this one, whose function `files()` returns the contents of its data files by their names.
 """
 
 import gzip
@@ -18,22 +15,21 @@ from rooflab.bench.core import Environment
 from rooflab.bench.learn.learn_data import DATA_FOLDER
 from rooflab.kernels._files import write_whole
 
-TOPICS = [name for name in ("inside", "serving", "levels") if Path(__file__).with_name(f"{name}.py").exists()]
-
 
 def origin() -> JsonObject:
-    """Returns what every data file says of its origin: the command, and the commit, machine, date and software."""
-    now = Environment.now()
-    made = {"commit": now.commit, "machine": f"{now.cpu}, threads: {now.threads}"}
-    made |= {"date": f"{datetime.now(UTC):%Y-%m-%d}", "software": f"torch {now.torch}"}
+    """Returns what each data file says of its origin: the command, and the commit, machine, date and software."""
+    now, today = Environment.now(), f"{datetime.now(UTC):%Y-%m-%d}"
+    machine = f"{now.cpu}, {now.threads} thread{'s' * (now.threads > 1)}"
+    made = {"commit": now.commit, "machine": machine, "date": today, "software": f"torch {now.torch}"}
     return {"command": "OMP_NUM_THREADS=1 python results/learn/make.py", "made": made}
 
 
 if __name__ == "__main__":
-    for topic in sys.argv[1:] or TOPICS:
+    here = [name for name in ("inside", "serving", "levels") if Path(__file__).with_name(f"{name}.py").exists()]
+    for topic in sys.argv[1:] or here:
         for file, content in import_module(topic).files().items():
             raw = json.dumps(
                 {**origin(), **content}, ensure_ascii=False, separators=(",", ":"), allow_nan=False
             ).encode()
-            raw = gzip.compress(raw, 9, mtime=0) if file.endswith(".gz") else raw
-            print(f"{write_whole(DATA_FOLDER / file, raw).name}: {len(raw) / 1e3:.0f} kB")
+            path = write_whole(DATA_FOLDER / file, gzip.compress(raw, 9, mtime=0) if file.endswith(".gz") else raw)
+            print(f"{file}: {path.stat().st_size / 1e3:.0f} kB")
