@@ -67,7 +67,7 @@ def files() -> dict[str, JsonObject]:
         "run.json": run_of(LLM(MODEL, max_model_len=512, max_num_seqs=4, prefix_caching=False), names),
         "models.json": {"models": {n: {**asdict(a), "parameters": asdict(a.parameters())} for n, a in PRESETS.items()}},
         "neighbours.json": {"tokens": neighbours(tensors["model.embed_tokens.weight"], names)},
-        "inside.json": inside(calls),
+        "inside.json": {"rope": {"theta": arch.rope_theta, "size": arch.head_dim}, **inside(calls)},
         "vocabulary.json.gz": vocabulary(tokenizer, names),
         "attention.json.gz": {"texts": [weights_of(text) for text in TEXTS.splitlines()]},
         "logits.json.gz": {
