@@ -64,7 +64,7 @@ rooflab.table = (caption, head, rows) => {
     value instanceof Node ? rooflab.el(tag, extra, value)
       : rooflab.el(tag, { text: value, class: isNumber(value) ? "n" : null, ...extra });
   const body = rows.map(([first, ...others]) =>
-    rooflab.el("tr", {}, cell("th", first, { scope: "row" }), ...others.map((value) => cell("td", value))));
+    rooflab.el("tr", {}, cell("th", first, { scope: "row", class: null }), ...others.map((value) => cell("td", value))));
   const table = rooflab.el("table", {}, rooflab.el("caption", { text: caption }),
     rooflab.el("thead", {}, rooflab.el("tr", {}, ...head.map((text) => cell("th", text, { scope: "col" })))),
     rooflab.el("tbody", {}, ...body));
