@@ -78,7 +78,6 @@ def facts_of_kernel(levels: JsonObject, op: str, kernel: str) -> Facts:
 
 def _figure(levels: JsonObject, name: str, words: Mapping[str, Any]) -> StateFigure:
     record: Any = levels
-    draw: Callable[[Sketch, Facts], None] = _DRAWERS[name]
     if "op" in words:
         facts = [facts_of_kernel(levels, words["op"], state["kernel"]) for state in words["states"]]
     else:
@@ -90,12 +89,11 @@ def _figure(levels: JsonObject, name: str, words: Mapping[str, Any]) -> StateFig
     states = []
     for state, one in zip(words["states"], facts, strict=True):
         sketch = Sketch()
-        draw(sketch, one)
+        _DRAWERS[name](sketch, one)
         for label, unit, value in bars:
             sketch.bar(label, size(value(one), unit), value(one) / most[unit])
         text = state["text"].format_map(one)
-        svg = sketch.svg(f"{words['title']}: {state['label']}", text)
-        states.append(FigureState(state["label"], svg, text))
+        states.append(FigureState(state["label"], sketch.svg(f"{words['title']}: {state['label']}", text), text))
     return StateFigure(name, words["title"], states)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from html import escape
 
@@ -10,6 +11,7 @@ from rooflab.roofline.numbers import si
 WIDTH = 320
 """The width of a drawing in its own units.  Text of 13 units stays 12 px high on a screen 360 px wide."""
 FONT_SIZE, LINE_HEIGHT = 13, 17
+IN_PAGE, FILE_WIDTH, LABEL_HEIGHT = 'width="100%" style="max-width: 460px"', 330, 24
 COLOURS = {
     "page": ("#ffffff", "#14171b"),
     "ink": ("#15181c", "#e5e8ec"),
@@ -41,9 +43,8 @@ class Sketch:
 
     def text(self, x: float, y: float, words: str, anchor: str = "start", bold: bool = False) -> None:
         """Writes a line of text whose baseline is at `y`."""
-        weight = ' font-weight="600"' if bold else ""
-        colour = 'fill="var(--ink, #15181c)"'
-        self.parts.append(f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{weight} {colour}>{escape(words)}</text>')
+        look = f'text-anchor="{anchor}" font-weight="{600 if bold else 400}" {_paint("ink")}'
+        self.parts.append(f'<text x="{x:g}" y="{y:g}" {look}>{escape(words)}</text>')
         self.height = max(self.height, y + 6)
 
     def box(self, x: float, y: float, w: float, h: float, words: str = "", fill: str = "page") -> None:
@@ -94,19 +95,22 @@ class Sketch:
 
     def svg(self, title: str, text: str) -> str:
         """Returns the drawing as an SVG element that says its title and `text` to a screen reader."""
-        view = f'viewBox="0 0 {WIDTH} {self.height:g}" width="100%" style="max-width: 460px"'
+        view = f'viewBox="0 0 {WIDTH} {self.height:g}" {IN_PAGE}'
         font = f'font-family="system-ui, Liberation Sans, sans-serif" font-size="{FONT_SIZE}"'
         spoken = f"<title>{escape(title)}</title><desc>{escape(text)}</desc>"
         return f'<svg xmlns="http://www.w3.org/2000/svg" {view} {font} role="img">{spoken}{"".join(self.parts)}</svg>'
 
 
-def file_of(svg: str) -> str:
-    """Returns a drawing as the text of an SVG file, which follows the reader's light or dark scheme."""
+def file_of(svg: str, label: str) -> str:
+    """Returns a drawing below its label as the text of an SVG file, which follows the reader's light or dark scheme."""
     light, dark = ("".join(f"--{name}: {pair[tone]}; " for name, pair in COLOURS.items()) for tone in (0, 1))
     style = f"<style>svg {{ {light}}} @media (prefers-color-scheme: dark) {{ svg {{ {dark}}} }}</style>"
-    background = f'<rect width="100%" height="100%" {_paint("page")}/>'
-    svg = svg.replace('width="100%" style="max-width: 460px"', 'width="360"')
-    return svg.replace("</desc>", f"</desc>{style}{background}", 1) + "\n"
+    sketch = Sketch()
+    sketch.parts = [f'<rect y="{-LABEL_HEIGHT}" width="100%" height="100%" {_paint("page")}/>']
+    sketch.text(2, -8, label, bold=True)
+    start, height, rest = re.split(rf'0 0 {WIDTH} ([\d.]+)" {IN_PAGE}', svg)
+    view = f'0 {-LABEL_HEIGHT} {WIDTH} {float(height) + LABEL_HEIGHT:g}" width="{FILE_WIDTH}"'
+    return start + view + rest.replace("</desc>", f"</desc>{style}{''.join(sketch.parts)}", 1) + "\n"
 
 
 def _paint(colour: str) -> str:

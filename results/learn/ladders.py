@@ -49,7 +49,8 @@ def page_of(words: dict[str, Any], data: dict[str, Any]) -> str:
         for figure in (drawn[name] for name in rung.get("figures", ())):
             files = (f"![{figure.title}: {s.label}]({figure.name}-{n}.svg)" for n, s in enumerate(figure.states, 1))
             parts += [*files, ""]
-        parts += [fill(f"Ladder: {one['line']}. {rung['text'].format_map(facts)} File: {one['file']}.", 118), ""]
+        file = f"File: [`{one['code']}`](../../{one['code']})."
+        parts += [fill(f"Ladder: {one['line']}. {rung['text'].format_map(facts)} {file}", 118), ""]
     told = [rung["kernel"] for rung in words["rungs"]]
     commands = [one["command"] for name, one in facts.items() if name in told or one["role"] == "naive"]
     return "\n".join([*parts, "## Count it again\n\n```sh", *commands, "```\n"])
@@ -62,7 +63,7 @@ def main() -> None:
         write_whole(OUT / f"{name}.md", page_of(words, data))
     for figure in figures(data).values():
         for number, state in enumerate(figure.states, 1):
-            write_whole(OUT / f"{figure.name}-{number}.svg", file_of(state.svg))
+            write_whole(OUT / f"{figure.name}-{number}.svg", file_of(state.svg, state.label))
 
 
 if __name__ == "__main__":

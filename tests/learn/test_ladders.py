@@ -35,7 +35,8 @@ def drawn(data):
 def test_pages_and_drawings_are_what_the_script_writes(data, drawn):
     written = {f"{name}.md": ladders.page_of(words, data) for name, words in ladders.WORDS.items()}
     for figure in drawn.values():
-        written |= {f"{figure.name}-{n}.svg": file_of(state.svg) for n, state in enumerate(figure.states, 1)}
+        files = [file_of(state.svg, state.label) for state in figure.states]
+        written |= {f"{figure.name}-{n}.svg": text for n, text in enumerate(files, 1)}
     assert {path.name: path.read_text() for path in PAGES.iterdir()} == written
     assert all(text.count("\n") <= 120 for name, text in written.items() if name.endswith(".md"))
 
@@ -46,7 +47,6 @@ def test_the_numbers_of_a_page_are_the_record_s(page, data):
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| [`")]
     cases = [one for op in ladders.WORDS[page]["ops"] for one in data["levels"]["ops"][op]]
     kernels = [kernel for one in cases for kernel in one["kernels"]]
-    assert len(rows) == len(kernels) > 2
     for (name, saves, *cells), kernel in zip(rows, kernels, strict=True):
         assert f"`{kernel['name']}`" in name and f"({'../../' + kernel['code']})" in name and saves
         assert [cell.lstrip("~") for cell in cells[:2]] == [size(hbm(kernel)), size(from_l2(kernel))]
@@ -79,7 +79,7 @@ def test_a_changed_number_changes_the_figure_and_the_page(data, drawn):
 def test_a_drawing_is_well_formed_and_speaks_without_colours(drawn):
     assert drawn.keys() == WORDS.keys() and len(drawn) == 9
     for state in (state for figure in drawn.values() for state in figure.states):
-        for svg in (state.svg, file_of(state.svg)):
+        for svg in (state.svg, file_of(state.svg, state.label)):
             root = ElementTree.fromstring(svg)
             assert root.get("role") == "img" and all(root.find(f"{{*}}{tag}").text for tag in ("title", "desc"))
             assert float(root.get("font-size")) >= 13 and root.findall("{*}text"), "12 px on a screen of 360 px"
