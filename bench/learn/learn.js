@@ -51,6 +51,19 @@ rooflab.choice = (label, options, value, onchange) => {
   return Object.assign(rooflab.el("label", {}, label, " ", select), { select });
 };
 rooflab.button = (text, f) => rooflab.el("button", { type: "button", text, on: { click: f } });
+// Buttons that show a recorded run step by step: `draw(n)` shows its first `n` steps, of `total()` steps.
+rooflab.steps = (total, draw) => {
+  let shown = 0;
+  const to = (text, count) => rooflab.button(text, () => draw((shown = count())));
+  return rooflab.el("div", {}, to("next step", () => Math.min(shown + 1, total())), to("all steps", total),
+    to("from the start", () => 0));
+};
+// A select for each [name, label, options]: it sets `chosen[name]`, then calls `draw`.
+rooflab.choices = (chosen, draw, selects) => selects.map(([name, label, options]) =>
+  rooflab.choice(label, options, chosen[name], (value) => {
+    chosen[name] = typeof chosen[name] === "number" ? Number(value) : value;
+    draw();
+  }));
 rooflab.status = () => rooflab.el("output", { "aria-live": "polite" });
 
 rooflab.table = (caption, head, rows) => {
@@ -82,7 +95,7 @@ rooflab.lines = (caption, series, { x, y }) => {
   const [width, height, left, low] = [640, 300, 56, 40];
   const points = series.flatMap((one) => one.points);
   const [mostX, mostY] = [0, 1].map((axis) => Math.max(...points.map((point) => point[axis])) * 1.05 || 1);
-  const at = ([px, py]) => [left + (px / mostX) * (width - left - 110), height - low - (py / mostY) * (height - low - 12)];
+  const at = ([px, py]) => [left + (px / mostX) * (width - left - 110), height - low - (py / mostY) * (height - low - 34)];
   const drawing = rooflab.svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": caption });
   const text = (px, py, words, anchor) =>
     rooflab.svg("text", { x: px, y: py, "text-anchor": anchor, "font-size": 15, text: words });

@@ -106,10 +106,10 @@ def _replayed(llm: LLM, make_scheduler: Callable[[], Scheduler], requests: Seque
 
 def batching(llm: LLM) -> Row:
     """Returns the steps of six requests with continuous batching and with static batches."""
-    modes = {"continuous": True, "static": False}
-    steps = {mode: _replayed(llm, lambda on=on: scheduler_of(on), REQUESTS) for mode, on in modes.items()}
+    modes = ("continuous", True), ("static", False)
+    steps = {mode: _replayed(llm, lambda on=on: scheduler_of(on), REQUESTS) for mode, on in modes}
     asked = [dict(zip(("prompt", "output", "arrives"), request, strict=True)) for request in REQUESTS]
-    return {"requests": asked, "pages": PAGES, "page_tokens": PAGE_TOKENS, "batch_limit": BATCH_LIMIT, "steps": steps}
+    return {"requests": asked, "pages": PAGES, "batch_limit": BATCH_LIMIT, "steps": steps}
 
 
 def chunks(llm: LLM) -> Row:
@@ -151,8 +151,8 @@ def prefix(llm: LLM) -> Row:
     cut = [ids[: PAGE_TOKENS * pages] + others[: len(ids) - PAGE_TOKENS * pages] for pages in range(len(ids) // 16 + 1)]
     by_pages = [_ttft_ms(llm, ids, one, True) for one in cut]
     without_ms = _ttft_ms(llm, ids, cut[0], False)
-    first = {"ids": ids, "texts": texts}
-    return {"page_tokens": PAGE_TOKENS, "first": first, "seconds": seconds, "cut_ms": by_pages, "whole_ms": without_ms}
+    first, times = {"ids": ids, "texts": texts}, {"cut_ms": by_pages, "whole_ms": without_ms}
+    return {"page_tokens": PAGE_TOKENS, "first": first, "seconds": seconds, **times}
 
 
 def drafts() -> Row:
@@ -175,8 +175,7 @@ def drafts() -> Row:
             begin_s = time.perf_counter()
             llm.step()
             step_ms = round(1e3 * (time.perf_counter() - begin_s), 2)
-            draft = [token for one in llm.runner.drafts.values() for token in one]
-            steps.append({"ms": step_ms, "draft": draft, "drew": drawn[-1]})
+            steps.append({"ms": step_ms, "draft": next(iter(llm.runner.drafts.values()), []), "drew": drawn[-1]})
         runs.append({"name": name, "prompt": text, "steps": steps, "answer": sequence.output_ids})
     used = {token for run in runs for step in run["steps"] for token in (*step["draft"], *step["drew"])}
     return {"runs": runs, "texts": {str(token): llm.tokenizer.named(token)[0] for token in sorted(used)}}
@@ -202,7 +201,9 @@ def gpus() -> Row:
     """Returns the figures of data sheets that the estimator and the scaling section need, by the GPU's name."""
     names = ("full_name", "hbm_bytes", "hbm_bytes_per_s", "nvlink_bytes_per_s", "nvlink_gpus", "pcie_bytes_per_s")
     figures = {gpu.name: {name: getattr(gpu, name) for name in names} for gpu in DEVICES.values()}
-    return {"gpus": {name: {**own, "sm": DEVICES[name].compute_capability[0]} for name, own in figures.items()}}
+    for name, own in figures.items():
+        own |= {"sm": DEVICES[name].compute_capability[0], "bf16_flops_per_s": DEVICES[name].matrix_flops_per_s["bf16"]}
+    return {"gpus": figures}
 
 
 def files() -> dict[str, Row]:
@@ -210,5 +211,5 @@ def files() -> dict[str, Row]:
     llm, before = LLM("smollm2-135m", device="cpu", num_kv_blocks=64, max_num_seqs=4), run_times()
     runs = {"batching": batching(llm), "chunks": chunks(llm), "prefix": prefix(llm), "drafts": drafts()}
     noise = {"noise": why_noisy([], waiting_since(before))}
-    made = {name: content | noise for name, content in runs.items()} | {"curves": curves(), "gpus": gpus()}
-    return {f"{name}.json": content for name, content in made.items()}
+    made = {f"{name}.json": content | noise for name, content in runs.items()}
+    return made | {"curves.json": curves(), "gpus.json": gpus()}
