@@ -5,7 +5,8 @@ Times are the shortest of `REPEATS` equal runs, because other programs on the CP
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -88,8 +89,8 @@ def _cell(core: Core, sequence: EngineSequence) -> str:
     return "x" if sequence in core.last.preempted else "w" if has_waited else "d"
 
 
-def _replayed(llm: LLM, make_scheduler: Callable[[], Scheduler], requests: Sequence[tuple[int, int, int]]) -> list[Row]:
-    """Returns the steps of `requests`, each with its shortest time of `REPEATS` runs after one run to warm up."""
+def _replayed(llm: LLM, schedulers: Mapping[Any, Callable[[], Scheduler]], requests: Any) -> list[list[Row]]:
+    """Returns the steps of `requests` for each scheduler, each step with its shortest time.  The runs take turns."""
     ids = llm.tokenizer.encode(SYSTEM * 9)
 
     def submit(index: int) -> EngineSequence:
@@ -97,18 +98,18 @@ def _replayed(llm: LLM, make_scheduler: Callable[[], Scheduler], requests: Seque
         params = SamplingParams(max_tokens=output_tokens, ignore_eos=True)
         return llm.submit(ids[index : index + prompt_tokens], params, float(index))[0]
 
-    runs = []
-    for _ in range(1 + REPEATS):
-        llm.scheduler = llm.core.scheduler = make_scheduler()
-        runs.append(replay(llm.core, llm.step, submit, [arrival for _, _, arrival in requests]))
-    return [{**same[0], "ms": min(step["ms"] for step in same[1:])} for same in zip(*runs, strict=True)]
+    runs: list[list[list[Row]]] = [[] for _ in schedulers]
+    for _, (own, make) in product(range(REPEATS), zip(runs, schedulers.values(), strict=True)):
+        llm.scheduler = llm.core.scheduler = make()
+        own.append(replay(llm.core, llm.step, submit, [arrival for _, _, arrival in requests]))
+    return [[{**same[0], "ms": min(step["ms"] for step in same)} for same in zip(*own, strict=True)] for own in runs]
 
 
 def batching(llm: LLM) -> Row:
     """Returns the steps of six requests with continuous batching and with static batches."""
-    modes = ("continuous", True), ("static", False)
-    steps = {mode: _replayed(llm, lambda on=on: scheduler_of(on), REQUESTS) for mode, on in modes}
+    modes = {"continuous": lambda: scheduler_of(True), "static": lambda: scheduler_of(False)}
     asked = [dict(zip(("prompt", "output", "arrives"), request, strict=True)) for request in REQUESTS]
+    steps = dict(zip(modes, _replayed(llm, modes, REQUESTS), strict=True))
     return {"requests": asked, "pages": PAGES, "batch_limit": BATCH_LIMIT, "steps": steps}
 
 
@@ -118,19 +119,19 @@ def chunks(llm: LLM) -> Row:
     def scheduler(size: int | None) -> Scheduler:
         return Scheduler(BlockManager(64, PAGE_TOKENS, False), 4, 2048, size or 2**31, chunked=size is not None)
 
-    runs = [{"chunk": size, "steps": _replayed(llm, lambda n=size: scheduler(n), OTHERS)} for size in CHUNK_SIZES]
+    found = _replayed(llm, {size: partial(scheduler, size) for size in CHUNK_SIZES}, OTHERS)
+    runs = [{"chunk": size, "steps": steps} for size, steps in zip(CHUNK_SIZES, found, strict=True)]
     return {"prompt": OTHERS[-1][0], "arrives": OTHERS[-1][2], "runs": runs}
 
 
-def _ttft_ms(llm: LLM, first: list[int], second: list[int], prefix_caching: bool) -> float:
-    """Returns the shortest TTFT of the prompt `second` after `first`, each time with an empty prefix cache before."""
-    times_ms = []
-    for _ in range(REPEATS):
-        blocks = BlockManager(64, PAGE_TOKENS, prefix_caching)
-        llm.scheduler = llm.core.scheduler = Scheduler(blocks, 4, 2048)
+def _ttfts_ms(llm: LLM, first: list[int], asked: Sequence[tuple[list[int], bool]]) -> list[float]:
+    """Returns the shortest TTFT of each prompt in `asked` after `first`, with or without a prefix cache."""
+    times_ms: list[list[float]] = [[] for _ in asked]
+    for _, (own, (second, prefix_caching)) in product(range(REPEATS), zip(times_ms, asked, strict=True)):
+        llm.scheduler = llm.core.scheduler = Scheduler(BlockManager(64, PAGE_TOKENS, prefix_caching), 4, 2048)
         _, output = (llm.generate(ids, SamplingParams(max_tokens=1))[0] for ids in (first, second))
-        times_ms.append(output.timeline.ttft_ms)
-    return round(min(times_ms), 2)
+        own.append(output.timeline.ttft_ms)
+    return [round(min(own), 2) for own in times_ms]
 
 
 def prefix(llm: LLM) -> Row:
@@ -142,25 +143,22 @@ def prefix(llm: LLM) -> Row:
         return ids, [llm.tokenizer.named(token)[0] for token in ids]
 
     ids, texts = prompt(SYSTEM, QUESTION)
-    others = llm.tokenizer.encode(SYSTEM.upper() * 2)
-    seconds = []
-    for name, asked in SECONDS.items():
-        second, second_texts = prompt(*asked)
-        times = {f"ttft_{on}_ms": _ttft_ms(llm, ids, second, on == "with") for on in ("with", "without")}
-        seconds.append({"name": name, "ids": second, "texts": second_texts, **times})
-    cut = [ids[: PAGE_TOKENS * pages] + others[: len(ids) - PAGE_TOKENS * pages] for pages in range(len(ids) // 16 + 1)]
-    by_pages = [_ttft_ms(llm, ids, one, True) for one in cut]
-    without_ms = _ttft_ms(llm, ids, cut[0], False)
-    first, times = {"ids": ids, "texts": texts}, {"cut_ms": by_pages, "whole_ms": without_ms}
-    return {"page_tokens": PAGE_TOKENS, "first": first, "seconds": seconds, **times}
+    others, size = llm.tokenizer.encode(SYSTEM.upper() * 2), PAGE_TOKENS
+    cut = [ids[: size * pages] + others[: len(ids) - size * pages] for pages in range(len(ids) // size + 1)]
+    seconds = [dict(zip(("name", "ids", "texts"), (name, *prompt(*own)), strict=True)) for name, own in SECONDS.items()]
+    asked = [(one["ids"], caching) for one in seconds for caching in (True, False)]
+    times = _ttfts_ms(llm, ids, [*asked, *((one, True) for one in cut), (ids, False)])
+    for index, one in enumerate(seconds):
+        one |= dict(zip(("ttft_with_ms", "ttft_without_ms"), times[2 * index :], strict=False))
+    cuts = {"cut_ms": times[len(asked) : -1], "whole_ms": times[-1]}
+    return {"page_tokens": size, "first": {"ids": ids, "texts": texts}, "seconds": seconds, **cuts}
 
 
 def drafts() -> Row:
     """Returns for each step of two answers its `ms`, its `draft`, and the tokens that the model `drew` to check it."""
-    llm = LLM("smollm2-135m", device="cpu", speculate="ngram", num_speculative_tokens=4, num_kv_blocks=64)
-    llm.generate(QUESTION)  # to warm up
+    llm = LLM("smollm2-135m", device="cpu", speculate="ngram", num_kv_blocks=64, prefix_caching=False)
     runs, run_step = [], llm.runner.run
-    for name, text in DRAFTED.items():
+    for name, text in [*DRAFTED.items()] * 2:  # the first two runs warm up
         drawn: list[list[int]] = []
 
         def spied(step: Any, drawn: list[list[int]] = drawn) -> Any:
@@ -177,6 +175,7 @@ def drafts() -> Row:
             step_ms = round(1e3 * (time.perf_counter() - begin_s), 2)
             steps.append({"ms": step_ms, "draft": next(iter(llm.runner.drafts.values()), []), "drew": drawn[-1]})
         runs.append({"name": name, "prompt": text, "steps": steps, "answer": sequence.output_ids})
+    runs = runs[2:]
     used = {token for run in runs for step in run["steps"] for token in (*step["draft"], *step["drew"])}
     return {"runs": runs, "texts": {str(token): llm.tokenizer.named(token)[0] for token in sorted(used)}}
 
