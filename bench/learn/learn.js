@@ -116,7 +116,7 @@ rooflab.lines = (caption, series, { x, y }) => {
         "stroke-dasharray": dash ?? ["", "7 4", "2 4", "9 3 2 3"][index % 4] }),
       text(end[0] + 6, end[1] + 5, label, "start"));
   });
-  return drawing;
+  return rooflab.el("div", { class: "box", tabindex: 0, role: "region", "aria-label": caption }, drawing);
 };
 
 // The recorded data: gzip in base64, unpacked once, when a widget first needs it.
