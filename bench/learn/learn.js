@@ -26,6 +26,11 @@ rooflab.bytes = (n) => {
   return step ? `${rooflab.digits(n / step[0])} ${step[1]}` : `${Math.round(n)} B`;
 };
 rooflab.ms = (x) => `${rooflab.digits(x)} ms`;
+rooflab.percent = (x) => (x > 0 && x < 0.0005 ? "<0.1%" : `${(100 * x).toFixed(1)}%`);
+rooflab.quoted = (text) => JSON.stringify(text); // a token with its spaces and line ends, as Python shows it
+rooflab.wide = () => Math.min(640, innerWidth - 64); // the width of a drawing whose letters keep their size on a phone
+rooflab.drawing = (caption, width, height, ...parts) =>
+  rooflab.svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": caption }, ...parts);
 
 let ids = 0;
 rooflab.range = (label, { min, max, step = 1, value, show = String }, onchange) => {
@@ -92,11 +97,11 @@ rooflab.bars = (caption, rows, { max } = {}) => {
 
 // A line chart: series are {label, points: [[x, y], ...], dash}; the last point of each carries its label.
 rooflab.lines = (caption, series, { x, y }) => {
-  const [width, height, left, low] = [640, 300, 56, 40];
+  const [width, height, left, low] = [rooflab.wide(), 300, 56, 40];
   const points = series.flatMap((one) => one.points);
   const [mostX, mostY] = [0, 1].map((axis) => Math.max(...points.map((point) => point[axis])) * 1.05 || 1);
-  const at = ([px, py]) => [left + (px / mostX) * (width - left - 110), height - low - (py / mostY) * (height - low - 34)];
-  const drawing = rooflab.svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": caption });
+  const at = ([px, py]) => [left + (px / mostX) * (width - left - 110), (height - low) * (1 - (0.9 * py) / mostY)];
+  const drawing = rooflab.drawing(caption, width, height);
   const text = (px, py, words, anchor) =>
     rooflab.svg("text", { x: px, y: py, "text-anchor": anchor, "font-size": 15, text: words });
   for (const share of [0, 0.5, 1]) {
@@ -116,7 +121,7 @@ rooflab.lines = (caption, series, { x, y }) => {
         "stroke-dasharray": dash ?? ["", "7 4", "2 4", "9 3 2 3"][index % 4] }),
       text(end[0] + 6, end[1] + 5, label, "start"));
   });
-  return rooflab.el("div", { class: "box", tabindex: 0, role: "region", "aria-label": caption }, drawing);
+  return drawing;
 };
 
 // The recorded data: gzip in base64, unpacked once, when a widget first needs it.

@@ -9,24 +9,23 @@ import sys
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from rooflab.bench.base.plain import JsonObject
 from rooflab.bench.core import Environment
 from rooflab.bench.learn.learn_data import DATA_FOLDER
 from rooflab.kernels._files import write_whole
 
 
-def origin() -> JsonObject:
+def origin() -> dict[str, Any]:
     """Returns what each data file says of its origin: the command, and the commit, machine, date and software."""
-    now, today = Environment.now(), f"{datetime.now(UTC):%Y-%m-%d}"
-    machine = f"{now.cpu}, {now.threads} thread{'s' * (now.threads > 1)}"
-    made = {"commit": now.commit, "machine": machine, "date": today, "software": f"torch {now.torch}"}
+    now = Environment.now()
+    made = {"commit": now.commit, "machine": f"{now.cpu}, threads: {now.threads}"}
+    made |= {"date": f"{datetime.now(UTC):%Y-%m-%d}", "software": f"torch {now.torch}"}
     return {"command": "OMP_NUM_THREADS=1 python results/learn/make.py", "made": made}
 
 
 if __name__ == "__main__":
-    here = [name for name in ("inside", "serving", "levels") if Path(__file__).with_name(f"{name}.py").exists()]
-    for topic in sys.argv[1:] or here:
+    for topic in sys.argv[1:] or sorted({path.stem for path in Path(__file__).parent.glob("*.py")} - {"make"}):
         for file, content in import_module(topic).files().items():
             raw = json.dumps(
                 {**origin(), **content}, ensure_ascii=False, separators=(",", ":"), allow_nan=False

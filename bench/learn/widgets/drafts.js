@@ -5,7 +5,7 @@ rooflab.accepted = (drew, draft) => {
 };
 rooflab.widget("drafts", ["drafts"], (root, [{ runs, texts }]) => {
   const [shown, status, at] = [rooflab.el("div"), rooflab.status(), { run: 0 }];
-  const words = (tokens) => tokens.map((token) => `“${texts[token]}”`).join(" ") || "–";
+  const words = (tokens) => tokens.map((token) => rooflab.quoted(texts[token])).join(" ") || "–";
   const draw = (count) => {
     const steps = runs[at.run].steps.slice(0, count)
       .map((step) => ({ ...step, taken: rooflab.accepted(step.drew, step.draft) }));

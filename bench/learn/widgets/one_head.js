@@ -1,21 +1,20 @@
 rooflab.widget("one_head", ["run", "inside"], (root, [run, { weights }]) => {
-  const { el, quoted, share } = rooflab;
-  const [shown, said] = [el("div"), rooflab.status()];
-  const small = run.prompt.map(() => el("small"));
+  const { el, quoted, percent } = rooflab;
+  const [shown, said, names] = [el("div"), rooflab.status(), run.prompt.map((one) => quoted(one[1]))];
+  const small = names.map(() => el("small"));
   const show = (query) => {
     const row = weights[query];
-    small.forEach((node, key) => (node.textContent = key <= query ? share(row[key]) : "later"));
+    small.forEach((node, key) => (node.textContent = key <= query ? percent(row[key]) : "later"));
     buttons.forEach((one, i) => one.setAttribute("aria-pressed", String(i === query)));
-    const order = row.map((weight, key) => [key, weight]).sort((a, b) => b[1] - a[1]);
-    const rest = order.slice(6).reduce((sum, one) => sum + one[1], 0);
-    const bars = order.slice(0, 6).map(([key, weight]) =>
-      ({ label: `${key}: ${quoted(run.prompt[key][1])}`, value: weight, text: share(weight) }));
-    if (order.length > 6) bars.push({ label: `the other ${order.length - 6}`, value: rest, text: share(rest) });
+    const bar = (label, value) => ({ label, value, text: percent(value) });
+    const most = [...row.keys()].sort((a, b) => row[b] - row[a]).slice(0, 6);
+    const bars = most.map((key) => bar(`${names[key]}, number ${key}`, row[key]));
+    bars.push(bar("all others", Math.max(0, 1 - bars.reduce((sum, one) => sum + one.value, 0))));
     shown.replaceChildren(rooflab.bars("The tokens that it looks at most", bars, { max: 1 }));
-    said.textContent = `Token ${query}, ${quoted(run.prompt[query][1])}, looks at ${row.length} tokens`;
+    said.textContent = `${names[query]}, number ${query}, looks at:`;
   };
-  const buttons = run.prompt.map(([, name], i) =>
-    el("button", { type: "button", on: { click: () => show(i) } }, quoted(name), small[i]));
+  const buttons = names.map((name, i) => rooflab.button(name, () => show(i)));
+  buttons.forEach((one, i) => one.append(small[i]));
   root.append(el("div", { class: "chips" }, ...buttons), said, shown);
-  show(run.prompt.length - 1);
+  show(names.length - 1);
 });

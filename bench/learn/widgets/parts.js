@@ -1,22 +1,19 @@
-// FLOPs of one token: 2 for each parameter of a matrix that multiplies it. The embedding only multiplies as a tied head.
+// FLOPs of one token: 2 for each parameter of a matrix that multiplies it. An embedding multiplies only as the LM head.
 rooflab.flopsPerToken = ({ parameters: { embedding, attention, mlp, lm_head }, tie_word_embeddings }) =>
   2 * (attention + mlp + (tie_word_embeddings ? embedding : lm_head));
 
 rooflab.widget("parts", ["models"], (root, [{ models }]) => {
-  const { digits } = rooflab;
-  const [shown, names] = [rooflab.el("div"), { embedding: "embedding", attention: "attention", mlp: "MLP", norms: "norms" }];
-  const millions = (n) => `${digits(n / 1e6)} M`;
+  const shown = rooflab.el("div");
   const show = (name) => {
-    const model = models[name];
-    const head = model.tie_word_embeddings ? "head (the embedding's weights)" : "head";
-    const parts = Object.entries({ ...names, lm_head: head }).map(([key, label]) => [label, model.parameters[key]]);
-    const total = parts.reduce((sum, part) => sum + part[1], 0);
-    shown.replaceChildren(
-      rooflab.bars(`Parameters of ${name}`, parts.map(([label, value]) => ({ label, value, text: millions(value) }))),
-      rooflab.table(name, ["what", "number"], [
-        ["layers", model.num_layers], ["parameters", total.toLocaleString("en-US")],
-        ["FLOPs a token", `${digits(rooflab.flopsPerToken(model) / 1e9)} G`],
-        ["bytes in bf16, 2 a parameter", rooflab.bytes(2 * total)]]));
+    const { parameters, tie_word_embeddings: tied, num_layers } = models[name];
+    const labels = { mlp: "MLP", norms: "RMSNorm", lm_head: tied ? "LM head: uses the embedding" : "LM head" };
+    const parts = Object.entries(parameters).map(([part, value]) =>
+      ({ label: labels[part] ?? part, value, text: `${rooflab.digits(value / 1e6)} M` }));
+    const total = parts.reduce((sum, part) => sum + part.value, 0);
+    shown.replaceChildren(rooflab.bars(`Parameters of ${name}`, parts), rooflab.table(name, ["what", "number"], [
+      ["layers", num_layers], ["parameters", total.toLocaleString("en-US")],
+      ["FLOPs a token", `${rooflab.digits(rooflab.flopsPerToken(models[name]) / 1e9)} G`],
+      ["bytes in bf16", rooflab.bytes(2 * total)]]));
   };
   root.append(rooflab.choice("Model", Object.keys(models), "smollm2-135m", show), shown);
   show("smollm2-135m");

@@ -1,17 +1,16 @@
 rooflab.widget("residual", ["run", "inside"], (root, [run, { residual }]) => {
-  const { digits } = rooflab;
-  const shown = rooflab.el("div");
+  const { el, digits } = rooflab;
+  const [shown, names] = [el("div"), run.prompt.map((one) => rooflab.quoted(one[1]))];
   const show = (token) => {
-    const norms = residual.map((row) => row[token]); // the embedding, then after each attention and each MLP
-    const name = rooflab.quoted(run.prompt[token][1]);
+    const norms = residual.map((row) => row[token]); // of the embedding, then after each attention and each MLP
     const rows = norms.slice(1).flatMap((norm, i) => (i % 2 ? [] : [[i / 2, digits(norm), digits(norms[i + 2])]]));
-    shown.replaceChildren(
-      rooflab.lines(`Norm of the residual of ${name} through the layers`,
-        [{ label: name, points: norms.map((norm, i) => [i / 2, norm]) }], { x: "layers computed", y: "norm" }),
-      rooflab.table(`${name}: norm ${digits(norms[0])} as embedding`, ["layer", "after attention", "after MLP"], rows));
+    const caption = `${names[token]}: norm ${digits(norms[0])} as embedding, ${digits(norms[60])} after the last layer`;
+    const series = [{ label: names[token].slice(0, 12), points: norms.map((norm, i) => [i / 2, norm]) }];
+    shown.replaceChildren(rooflab.lines(caption, series, { x: "layers computed", y: "norm" }),
+      el("details", {}, el("summary", { text: "The numbers" }),
+        rooflab.table(caption, ["layer", "after attention", "after MLP"], rows)));
   };
-  const last = run.prompt.length - 1;
-  const options = run.prompt.map(([, name], i) => [i, `${i}: ${rooflab.quoted(name)}`]);
+  const [last, options] = [names.length - 1, names.map((name, i) => [i, `${i}: ${name}`])];
   root.append(rooflab.choice("Token", options, last, (value) => show(Number(value))), shown);
   show(last);
 });

@@ -4,36 +4,34 @@ rooflab.logits = ({ largest, below }) => below.map((steps) => largest - steps / 
 rooflab.distribution = (logits, { temperature, top_k, top_p, min_p }) => {
   const order = Uint32Array.from(logits.keys()).sort((a, b) => logits[b] - logits[a] || a - b);
   if (temperature === 0) return [[order[0], 1]];
-  const score = (id) => logits[id] / temperature;
   const ids = [...order.subarray(0, top_k || order.length)];
-  const weights = ids.map((id) => Math.exp(score(id) - score(ids[0])));
-  const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
-  const all = sum(weights);
-  let [count, before] = [0, 0];
-  while (count < ids.length && (top_p === 1 || before < top_p) && weights[count] >= min_p) before += weights[count++] / all;
-  const kept = sum(weights.slice(0, count));
+  const weights = ids.map((id) => Math.exp(logits[id] / temperature - logits[ids[0]] / temperature));
+  const all = weights.reduce((a, b) => a + b);
+  let [count, before, kept] = [0, 0, 0];
+  while (count < ids.length && (top_p === 1 || before < top_p) && weights[count] >= min_p) {
+    kept += weights[count];
+    before += weights[count++] / all;
+  }
   return ids.slice(0, count).map((id, i) => [id, weights[i] / kept]);
 };
 
 rooflab.widget("sampling", ["logits", "vocabulary"], (root, [record, vocabulary]) => {
-  const { range, digits, share } = rooflab;
+  const { digits, percent } = rooflab;
   const [logits, shown, said] = [rooflab.logits(record), rooflab.el("div"), rooflab.status()];
-  const now = { temperature: 1, top_k: 0, top_p: 1, min_p: 0 };
-  const set = (name) => (value) => { now[name] = value; show(); };
+  const [now, count] = [{ temperature: 1, top_k: 0, top_p: 1, min_p: 0 }, (n) => n.toLocaleString("en-US")];
   const show = () => {
     const kept = rooflab.distribution(logits, now);
-    const bars = kept.slice(0, 8).map(([id, p]) =>
-      ({ label: rooflab.quoted(rooflab.tokenName(vocabulary, id)), value: p, text: share(p) }));
+    const name = (id) => rooflab.quoted(rooflab.tokenName(vocabulary, id));
     const rest = kept.slice(8).reduce((sum, one) => sum + one[1], 0);
-    if (kept.length > 8) bars.push({ label: `the other ${(kept.length - 8).toLocaleString("en-US")}`, value: rest, text: share(rest) });
+    const bar = (label, value) => ({ label, value, text: percent(value) });
+    const bars = [...kept.slice(0, 8).map(([id, p]) => bar(name(id), p)), bar("all others", rest)];
     shown.replaceChildren(rooflab.bars("Tokens that may be drawn", bars, { max: 1 }));
-    said.textContent = `${kept.length.toLocaleString("en-US")} of ${logits.length.toLocaleString("en-US")} tokens may be drawn`;
+    said.textContent = `${count(kept.length)} of ${count(logits.length)} tokens may be drawn`;
   };
-  const off = (value) => (x) => (x === value ? "off" : digits(x));
-  root.append(
-    range("Temperature", { min: 0, max: 2, step: 0.05, value: 1, show: (x) => (x ? digits(x) : "0: the likeliest") }, set("temperature")),
-    range("top-k", { min: 0, max: 50, value: 0, show: off(0) }, set("top_k")),
-    range("top-p", { min: 0.05, max: 1, step: 0.05, value: 1, show: off(1) }, set("top_p")),
-    range("min-p", { min: 0, max: 0.5, step: 0.01, value: 0, show: off(0) }, set("min_p")), said, shown);
+  const slider = (label, name, step, max, off) => rooflab.range(label,
+    { min: off === 1 ? step : 0, max, step, value: now[name], show: (x) => (x === off ? "off" : digits(x)) },
+    (value) => { now[name] = value; show(); });
+  root.append(slider("Temperature", "temperature", 0.05, 2), slider("top-k", "top_k", 1, 50, 0),
+    slider("top-p", "top_p", 0.05, 1, 1), slider("min-p", "min_p", 0.01, 0.5, 0), said, shown);
   show();
 });
