@@ -67,6 +67,7 @@ def serve(
     need("serve", "engine")
     import uvloop
 
+    from rooflab.bench.learn.learn_page import render
     from rooflab.engine.serve.client import EngineDied
     from rooflab.engine.serve.limits import Limits
     from rooflab.engine.serve.server import serve as run
@@ -93,7 +94,8 @@ def serve(
         _replicas(engine_options, replicas, max_replicas, ray, otlp_endpoint, common_options)
         return
     try:
-        uvloop.run(run(engine_options, otlp_endpoint=otlp_endpoint, **common_options))
+        pages = {"/learn": render(live=True)}
+        uvloop.run(run(engine_options, otlp_endpoint=otlp_endpoint, pages=pages, **common_options))
     except EngineDied as died:
         show.error(f"rooflab: {died}")
         raise typer.Exit(ExitStatus.INCORRECT) from died

@@ -56,6 +56,19 @@ rooflab.choice = (label, options, value, onchange) => {
   return Object.assign(rooflab.el("label", {}, label, " ", select), { select });
 };
 rooflab.button = (text, f) => rooflab.el("button", { type: "button", text, on: { click: f } });
+// Buttons that show a recorded run step by step: `draw(n)` shows its first `n` steps, of `total()` steps.
+rooflab.steps = (total, draw) => {
+  let shown = 0;
+  const to = (text, count) => rooflab.button(text, () => draw((shown = count())));
+  return rooflab.el("div", {}, to("next step", () => Math.min(shown + 1, total())), to("all steps", total),
+    to("from the start", () => 0));
+};
+// A select for each [name, label, options]: it sets `chosen[name]`, then calls `draw`.
+rooflab.choices = (chosen, draw, selects) => selects.map(([name, label, options]) =>
+  rooflab.choice(label, options, chosen[name], (value) => {
+    chosen[name] = typeof chosen[name] === "number" ? Number(value) : value;
+    draw();
+  }));
 rooflab.status = () => rooflab.el("output", { "aria-live": "polite" });
 
 rooflab.table = (caption, head, rows) => {

@@ -36,7 +36,6 @@ EVENT_INTERVAL_S = 0.1
 MAX_EVENT_STEPS = 200
 """The most lines of steps in one event.  They are written in one turn of the event loop, which takes 2 ms."""
 TOO_LONG_CODE = "context_length_exceeded"
-PAGE_PATH = Path(__file__).with_name("page.html")
 _STATUS_RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorReply, "description": HTTPStatus(status).phrase}
     for status in (400, 401, 404, 408, 413, 415, 429, 500, 503)
@@ -70,10 +69,11 @@ class Tokens(BaseModel):
 
 
 class Service:
-    """Answers requests with one engine.  Holds the model's name, its tokenizer and the server's limits."""
+    """Answers requests with one engine.  Holds the model's name, its tokenizer, the server's limits and web pages."""
 
     def __init__(self, engine: Engine, texts: Texts, model: str, limits: Limits):
         self.engine, self.texts, self.model, self.limits = engine, texts, model, limits
+        self.pages = {"/": Path(__file__).with_name("page.html").read_text(encoding="utf-8")}
         self.draining = False
         """Whether new requests are refused because the server is about to end."""
         self.created, engine_info = int(time.time()), engine.info
@@ -282,9 +282,8 @@ def _add_views(app: FastAPI, service: Service) -> None:
     async def live() -> Response:
         return EventStream(service.live(), lambda: None)
 
-    @app.get("/", include_in_schema=False)
-    async def page() -> HTMLResponse:
-        return HTMLResponse(PAGE_PATH.read_text(encoding="utf-8"))
+    for path, page in service.pages.items():
+        app.add_route(path, lambda _, page=page: HTMLResponse(page), include_in_schema=False)
 
 
 def _handle_errors(app: FastAPI) -> None:

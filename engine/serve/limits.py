@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rooflab.engine.serve.errors import ApiError
 
-OPEN_PATHS = ("/", "/health")
-"""Paths that need no key: the page has no data of its own, and a health probe has no key."""
+OPEN_PATHS = ("/", "/learn", "/health")
+"""Paths that need no key: the pages have no data of the server, and a health probe has no key."""
 
 
 @dataclass(frozen=True)

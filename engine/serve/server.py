@@ -170,15 +170,14 @@ def hosts_of(host: str) -> list[str] | None:
 
 def config_of(service: Service, host: str) -> uvicorn.Config:
     """Returns uvicorn's configuration for a server at `host`."""
-    limits = service.limits
     return uvicorn.Config(
         make_app(service, hosts_of(host)),
-        http=partial(ClientConnection, receive_s=limits.receive_s),  # type: ignore[arg-type]  # it is only called
+        http=partial(ClientConnection, receive_s=service.limits.receive_s),  # type: ignore[arg-type]  # it is only called
         log_level="warning",
         access_log=False,
-        timeout_keep_alive=limits.keep_alive_s,
+        timeout_keep_alive=service.limits.keep_alive_s,
         timeout_graceful_shutdown=int(SHUTDOWN_WAIT_S) + 1,
-        h11_max_incomplete_event_size=limits.max_head_bytes,
+        h11_max_incomplete_event_size=service.limits.max_head_bytes,
     )
 
 
@@ -192,9 +191,10 @@ async def serve(
     threads: int | None = None,
     otlp_endpoint: str | None = None,
     drain_s: float = 30.0,
+    pages: Mapping[str, str] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Serves `LLM(**options)` as the model `name` at `host` and `port` until a signal.  `say` gets each line to print.
+    """Serves `LLM(**options)` as `name`, and web `pages` by path, until a signal.  `say` gets each line to print.
 
     Raises `ValueError` if the port is taken or no model can be loaded, and `EngineDied` if the engine ends early."""
     socket = bound(host, port)  # it listens when the model is loaded
@@ -204,6 +204,7 @@ async def serve(
     engine = Engine(options, threads)
     try:
         service = await service_of(engine, options, name, limits or Limits())
+        service.pages |= pages or {}
         if otlp_endpoint:
             call_exporter, stop_exporter = exporter(otlp_endpoint, service.model)
             engine.ended.append(call_exporter)

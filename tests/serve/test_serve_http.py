@@ -22,13 +22,14 @@ JSON = b"content-type: application/json\r\n"
 
 
 @asynccontextmanager
-async def serving(texts: Numbers, steps: int = 0, **limits) -> AsyncIterator[Server]:
+async def serving(texts: Numbers, steps: int = 0, learn: str = "", **limits) -> AsyncIterator[Server]:
     """A server whose engine has made `steps` steps, takes requests and never answers."""
     skip_without("loopback")
     engine, listening = Engine({}), bound("127.0.0.1", 0)
     engine.info = Ready("tiny", "cpu", "float32", 1024, 256, 4, 100, 16, [])
     engine.steps.extend([StepLine(1, 0.1, 0.2, 1, 9, 0, 0, 1, 0, 0, 1, 0, 0.0)] * steps)
     service = Service(engine, texts, "tiny", Limits(**limits))
+    service.pages |= {"/learn": learn} if learn else {}
     server = Server(config_of(service, "127.0.0.1"), service, 0.0, "", lambda text: None)
     task = asyncio.create_task(server.serve([listening]))
     while not server.started:
@@ -155,3 +156,13 @@ def test_keys_and_pages_of_other_sites():
     assert asyncio.run(ask()) == [200] * 3 + [401] * 3 + [200, 400, 405]
     with pytest.raises(ValueError, match="api_key: expected a text without white space"):
         Limits(api_key="secret\n")
+
+
+def test_a_page_that_the_server_is_given_needs_no_key():
+    async def ask(learn: str) -> bytes:
+        async with serving(Numbers(9), learn=learn, api_key="secret") as server:
+            return await talk(server, "GET /learn HTTP/1.1", b"\r\n")
+
+    page = asyncio.run(ask("<p>Learn</p>"))
+    assert page[9:12] == b"200" and b"text/html" in page and page.endswith(b"<p>Learn</p>")
+    assert asyncio.run(ask(""))[9:12] == b"404"
