@@ -8,7 +8,7 @@ rooflab.widget("heatmap", ["attention"], (root, [{ texts }]) => {
     const names = texts[now.text].tokens.map((name, i) => `${rooflab.quoted(name)} ${i}`);
     const cell = (query, key) => (100 * rooflab.weight(texts[now.text], now.layer, now.head, query, key)).toFixed(1);
     const rows = names.map((name, query) => [name, ...names.map((_, key) => (key <= query ? cell(query, key) : ""))]);
-    const table = rooflab.table(`Layer ${now.layer}, head ${now.head}: % of each row's weight`, ["", ...names], rows);
+    const table = rooflab.table(`Layer ${now.layer}, head ${now.head}: % of each row's weight`, ["token", ...names], rows);
     for (const one of table.querySelectorAll("td")) {
       one.style.background = `color-mix(in srgb, var(--read) ${one.textContent / 2}%, var(--page))`;
     }
