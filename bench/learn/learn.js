@@ -79,7 +79,8 @@ rooflab.table = (caption, head, rows) => {
   const body = rows.map(([first, ...others]) =>
     rooflab.el("tr", {}, cell("th", first, { scope: "row", class: null }), ...others.map((value) => cell("td", value))));
   const table = rooflab.el("table", {}, rooflab.el("caption", { text: caption }),
-    rooflab.el("thead", {}, rooflab.el("tr", {}, ...head.map((text) => cell("th", text, { scope: "col" })))),
+    rooflab.el("thead", {}, rooflab.el("tr", {}, ...head.map((text, column) =>
+      cell("th", text, { scope: "col", class: column && rows.every((row) => isNumber(row[column])) ? "n" : null })))),
     rooflab.el("tbody", {}, ...body));
   return rooflab.el("div", { class: "box", tabindex: 0, role: "region", "aria-label": caption }, table);
 };

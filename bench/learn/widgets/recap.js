@@ -5,7 +5,7 @@ rooflab.widget("recap", [], (root) => {
     const fields = [...document.querySelectorAll(".predict")];
     const answered = fields.filter((field) => field.dataset.answered);
     const right = answered.filter((field) => field.dataset.answered === "right");
-    output.textContent = `${right.length} of ${answered.length} right; the page asks ${fields.length}.`;
+    output.textContent = `${right.length} of ${answered.length} right, of ${fields.length} questions.`;
   };
   const open = () => {
     const next = [...document.querySelectorAll(".predict")].find((field) => !field.dataset.answered);
