@@ -1,14 +1,16 @@
-"""Faults planted in the compiled code of outside kernels: the emulator must find each and name its rule."""
+"""Faults planted in compiled kernels and between launches: the emulator must find each and name its rule."""
 
 from __future__ import annotations
 
 import copy
 import re
+import traceback
 from pathlib import Path
 from typing import Any
 
-from rooflab.bench.emulator import Emulation
+from rooflab.bench.emulator import Emulation, PtxLaunch
 from rooflab.bench.emulator.loader import load
+from rooflab.bench.emulator.machine.launch_order import Clock
 
 BETWEEN = r"st\.shared[^;]*;(?:(?!st\.shared|bar\.sync).)*(bar\.sync[^;]*;)(?=(?:(?!st\.shared|bar\.sync).)*"
 KINDS: dict[str, tuple[str, str, set[str]]] = {
@@ -28,9 +30,18 @@ KINDS: dict[str, tuple[str, str, set[str]]] = {
     "mbarrier wait": (r"mbarrier\.try_wait[^;]*;\s*(@!\w+ bra[^;]*;)", "", {"race", "mbarrier-phase"}),
     "fewer bytes": (r"mbarrier\.arrive\.expect_tx[^;]*?, (\d+);", "16", {"deadlock", "mbarrier-phase"}),
     "bulk wait": (r"((?:@!?%p\d+ )?cp\.async\.bulk\.wait_group[^;]*;)", "", {"race", "early-exit"}),
+    "shorter loop": (
+        r"(\$L__BB\d+_\d+):(?:(?!\1:).)*?bar\.sync\s+0;(?:(?!\1:).)*?(@(%p\d+) bra\s+\1;)",
+        r"{ .reg .pred %go; .reg .u32 %t; mov.u32 %t, %tid.x; setp.gt.and.u32 %go, %t, 31, \3; @%go bra \1; }",
+        {"barrier"},
+    ),
+    "phase": (r"mbarrier\.try_wait[^;]*;\s*(@!?\w+ bra[^;]*;(?:\s*bra[^;]*;)?)", "", {"mbarrier-phase"}),
+    "parity": (r"mbarrier\.try_wait\.parity[^;,]*,[^;,]*, (%\w+);", "0", {"mbarrier-phase"}),
+    "grid wait": (r"(griddepcontrol\.wait;)", "", {"dependent-launch"}),
+    "event": ("", "", {"stream-order"}),
 }
-"""By kind: the first group of the pattern's first match (behind `, last`: of its last one), what stands there instead,
-and the rules that are broken."""
+"""By kind: what the last group of the pattern's first match (behind `, last` or a number: of another one) becomes, and
+the rules that are broken.  A `shorter loop` ends early for one warp; without `event` no default stream waits."""
 
 
 FAULTS = (
@@ -65,6 +76,15 @@ FAULTS = (
     ("unsloth", "cross_entropy", "barrier"), ("inductor", "softmax", "barrier"),
     ("inductor", "layer_norm", "shared store"), ("fla", "layer_norm", "shared store"), ("fla", "l2norm", "address"),
     ("lightllm", "silu_and_mul", "address"), ("helion", "rms_norm", "shared store"),
+    ("vllm", "awq_gemm", "shorter loop"), ("sglang", "router on tensor cores", "shorter loop"),
+    ("fla", "cumsum of vectors", "shorter loop"), ("rooflab", "gemm shared_tiles", "shorter loop"),
+    ("rooflab", "gemm cooperative", "phase, 1"), ("rooflab", "gemm multicast", "phase"),
+    ("rooflab", "gemm multicast", "parity, 1"), ("rooflab", "attention ping_pong", "phase, 4"),
+    ("rooflab", "attention ping_pong", "phase, last"), ("rooflab", "gemm warp_specialized", "phase, last"),
+    ("vllm", "gather_initial_states twice", "grid wait"),
+    ("rooflab", "fused_add_rmsnorm of two layers", "grid wait"), ("rooflab", "silu_and_mul of two layers", "grid wait"),
+    ("vllm", "bmm on two streams", "event"), ("vllm", "mean_dim on two streams", "event"),
+    ("rooflab", "attention on two streams", "event"),
 )  # fmt: skip
 """Project, entry and kind: where what is taken out is needed on the entry's shape.
 
@@ -77,9 +97,9 @@ class Fault:
     """A fault in the first launch whose code has a place for it, and in later ones of the same kernel."""
 
     def __init__(self, kind: str) -> None:
-        kind, _, last = kind.partition(", ")
+        kind, _, place = kind.partition(", ")
         self.pattern, self.instead, self.rules = KINDS[kind]
-        self._place = -1 if last else 0
+        self._place = -1 if place == "last" else int(place or 0)
         self.planted = ""
         """The kernel and what was taken out; empty where no kernel has a place for it."""
         self.line = ""
@@ -87,21 +107,35 @@ class Fault:
         self._name = ""
 
     def plant_in(self, run: Emulation) -> None:
-        """Makes a run launch faulty code."""
-        emulated = run.emulated
+        """Makes a run launch faulty code, or forget the waits of its default stream."""
+        emulated, order, wait = run.emulated, run.fresh.order, run.fresh.order.wait
 
         def faulty(compiled: Any, *rest: Any) -> Any:
-            text = compiled.asm["ptx"]
+            is_cuda = isinstance(compiled, PtxLaunch)
+            text, name = (compiled.ptx, compiled.name) if is_cuda else (compiled.asm["ptx"], compiled.metadata.name)
             places = [*re.compile(self.pattern, re.DOTALL).finditer(text)]
-            if places and self._name in ("", compiled.metadata.name):
-                self._name, place = compiled.metadata.name, places[self._place]
-                self.planted = f"{self._name}: without `{place[1].strip()}`"
+            if places and self._name in ("", name):
+                self._name, place = name, places[self._place]
+                group = place.lastindex or 0
+                changed = text[: place.start(group)] + place.expand(self.instead) + text[place.end(group) :]
+                self.planted, self.line = f"{name}: without `{place[group].strip()}`", _changed(text, changed, name)
                 compiled = copy.copy(compiled)
-                compiled.asm = {**compiled.asm, "ptx": text[: place.start(1)] + self.instead + text[place.end(1) :]}
-                self.line = _changed(text, compiled.asm["ptx"], self._name)
+                vars(compiled).update({"ptx": changed} if is_cuda else {"asm": {**compiled.asm, "ptx": changed}})
             return emulated(compiled, *rest)
 
-        run.emulated = faulty  # type: ignore[method-assign, assignment]
+        def waits(stream: int | None, clock: Clock) -> None:
+            if stream != 0:
+                wait(stream, clock)
+            else:
+                stack, between = traceback.extract_stack(), ("launch_streams.py", "faults.py")
+                frame = [each for each in stack if not each.filename.endswith(between)][-1]
+                self.planted = f"{frame.name}: without `{frame.line}`"
+                self.line = f"{Path(frame.filename).name}:{frame.lineno}"
+
+        if self.pattern:
+            run.emulated = faulty  # type: ignore[method-assign, assignment]
+        else:
+            order.wait = waits  # type: ignore[method-assign]
 
 
 def _changed(before: str, after: str, name: str) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from compatibility.faults import FAULTS
+from compatibility.own import OWN
 from compatibility.worker import projects
 from rooflab.bench.base.plain import Marked, markdown_cell, markdown_code, markdown_table
 from rooflab.bench.core.process import Child, ChildFailed
@@ -66,12 +67,13 @@ def rows_of(records: Iterable[Record]) -> list[Record]:
 def found_by(record: Record) -> str:
     """What found a planted fault; empty where nothing did."""
     races = [text for kernel in record["kernels"] for text in kernel["races"]]
-    return str(record.get("refused") or next(iter(races), "") or "; ".join(record.get("wrong", [])))
+    found = record.get("said"), record.get("refused"), *races, *record.get("wrong", [])
+    return str(next(filter(None, found), ""))
 
 
 def page_of(records: list[Record], faults: list[Record]) -> str:
     """The page in Markdown."""
-    known, rows = projects(), rows_of(records)
+    known, rows = projects() | OWN, rows_of(records)
     right = [row for row in rows if is_right(row)]
     stuck = [record for record in records if not is_right(record)]
     times = sorted(row["seconds"] for row in rows)
@@ -116,10 +118,10 @@ def page_of(records: list[Record], faults: list[Record]) -> str:
     ] or ["None."]
     lines += ["", "## Planted faults", ""]
     lines += [
-        f"In {len(faults)} trials one barrier, fence, wait, mask, store or address of a kernel's PTX was taken out or"
-        f" changed, where the shape needs it. {sum(bool(each['rule']) for each in faults)} were found under the name of"
-        f" a rule that they break, {sum(each['names_line'] for each in faults)} of them with the changed line among the"
-        " lines named.",
+        f"In {len(faults)} trials one barrier, fence, wait, mask, store, address or branch of a kernel's PTX, or a wait"
+        " of a stream, was taken out or changed, where the shape needs it."
+        f" {sum(bool(each['rule']) for each in faults)} were found under the name of a rule that they break,"
+        f" {sum(each['names_line'] for each in faults)} name the changed line. Rooflab's own have no finding unchanged.",
         "",
     ]
     rows = [
@@ -173,8 +175,8 @@ def main() -> None:
     arguments = parser.parse_args()
     kept, planted = beside(arguments.out)
     if arguments.faults:
-        runs: list[Record] = []
-        for fault in FAULTS:
+        runs: list[Record] = json.loads(planted.read_text()) if arguments.keep else []
+        for fault in FAULTS[len(runs) :]:
             runs.append(run(*fault))
             _write(planted, runs)
     for name, project in projects().items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,12 +17,13 @@ STUBS = (
     "vllm.envs", "vllm.platforms", "vllm.logger", "vllm.utils", "vllm.config", "vllm.distributed", "vllm._custom_ops",
     "vllm.model_executor.warmup", "vllm.v1.kv_cache_interface", "vllm.v1.attention.backends", "vllm.sampling_params",
     "vllm.v1.worker.gpu.buffer_utils", "vllm.v1.worker.gpu.states", "vllm.v1.worker.gpu.input_batch",
-    "vllm.model_executor.custom_op", "vllm.v1.outputs", "vllm.forward_context",
+    "vllm.model_executor.custom_op", "vllm.v1.outputs", "vllm.forward_context", "vllm.compilation",
 )  # fmt: skip
 GIVEN = {
     "vllm.platforms.current_platform": Nothing(
         fp8_dtype=lambda: torch.float8_e4m3fn,
         is_cuda=lambda: True,
+        is_arch_support_pdl=lambda: True,
         get_device_capability=lambda *index: SimpleNamespace(major=9, minor=0),
     ),
     "vllm.envs.VLLM_TUNED_CONFIG_FOLDER": None,
@@ -71,6 +73,12 @@ def _decode(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _min_p(x: Tensor, p: Tensor) -> Tensor:
     p = p.sigmoid()[:, None]
     return x.masked_fill(x < x.amax(-1, True) + p.log(), -torch.inf)
+
+
+def _beside(*calls: Any) -> Any:
+    """What two calls return, which vLLM runs on two streams."""
+    run = runpy.run_path(str(SOURCE.fetched() / "vllm/utils/multi_stream_utils.py"))["maybe_execute_in_parallel"]
+    return run(*calls, torch.cuda.Event(), torch.cuda.Event(), torch.cuda.Stream())
 
 
 def _row(size: int) -> Tensor:
@@ -124,5 +132,16 @@ ENTRIES = (
           lambda a, b, s, t: _layer("quantization.compressed_tensors.triton_scaled_mm").triton_scaled_mm(
               a, b.T, s, t, torch.bfloat16, use_td=False),
           lambda a, b, s, t: s * (a.double() @ b.double().T) * t.T),
+    Entry("gather_initial_states twice", "s=5x3x40,i=4:i64<5,j=6:i64<4,u=4:bool,v=6:bool",
+          lambda s, i, j, u, v: (call := _layer("mamba.ops.gather_initial_states").gather_initial_states)(
+              call(s, i, u), j, v),
+          lambda s, i, j, u, v: (s[i] * u[:, None, None])[j] * v[:, None, None]),
+    Entry("bmm on two streams", "x=3x37x70:bf16,v=3x70x48:bf16,w=48:bf16",
+          lambda x, v, w: _invariant().bmm_batch_invariant(*_beside(
+              lambda: _invariant().softmax(x), lambda: _invariant().rms_norm_batch_invariant(v, w))),
+          lambda x, v, w: x.softmax(-1) @ F.rms_norm(v, (48,), w, 1e-6), allowed=2),
+    Entry("mean_dim on two streams", "x=7x99", lambda x: _invariant().mean_dim(_beside(
+              lambda: _invariant().softmax(x), lambda: _invariant().log_softmax(x))[1], 1),
+          lambda x: x.log_softmax(-1).mean(1)),
 )  # fmt: skip
 PROJECT = Project(SOURCE, ENTRIES)

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from compatibility import sources
+from compatibility import own, sources
 from compatibility.entries import Project, judged, largest, made, outputs
 from compatibility.faults import Fault
 from rooflab.bench.emulate.ours import emulating
 from rooflab.bench.emulator import EmulationError, LaunchResult
 from rooflab.bench.emulator.faults import Finding
 
-_FILES = ("__init__", "entries", "faults", "page", "sources", "worker")
+_FILES = ("__init__", "entries", "faults", "own", "page", "sources", "worker")
 
 
 @cache
@@ -57,7 +57,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """Runs one entry: `{"kernels": [...], "error", "wrong"}`, or `"refused"` with what the emulator said."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    project = projects()[request["project"]]
+    project = (projects() | own.OWN)[request["project"]]
     entry = next(each for each in project.entries if each.name == request["entry"])
     project.source.fetched()
     inputs = made(entry.inputs)
@@ -84,7 +84,12 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         findings = [each for result in results for each in result.findings] + stopped
         named = [each for each in findings if each.rule in fault.rules]
         found |= {"planted": fault.planted, "line": fault.line, "rule": named[0].rule if named else ""}
+        found["said"] = named[0].text if named else ""
         found["names_line"] = any(fault.line in _lines(each) for each in named)
+    if fault is not None and request["project"] in own.OWN:
+        with emulating() as unchanged:
+            outputs(entry.call, inputs, entry.grad)
+        found["unchanged"] = [str(each) for each in unchanged.findings]
     if not refused:
         stats = judged(entry, held, inputs)
         found["wrong"] = [each.describe() for each in stats if not each.passed]
