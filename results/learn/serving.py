@@ -68,7 +68,7 @@ def replay(core: Core, step: Callable[[], object], submit: Callable[[int], Engin
     Returns for each step its `ms`, the `free` pages after it, and a cell for each request that has arrived: `w` waits,
     `p24` computes 24 tokens of its prompt, `d` decodes one token, `x` loses its pages, and an empty text has ended."""
     sequences, steps = list[EngineSequence](), list[Row]()
-    while len(sequences) < len(arrivals) or core.has_work:
+    while len(sequences) < len(arrivals) or core.scheduler.has_work:
         while len(sequences) < len(arrivals) and arrivals[len(sequences)] <= len(steps):
             sequences.append(submit(len(sequences)))
         has_ended = [sequence.finish_reason is not None for sequence in sequences]
