@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 
 from rooflab.engine.load.tokenizer import Prompt, Texts, is_chat
 from rooflab.engine.serve.answers import Chat, CompletionBody
@@ -283,7 +284,7 @@ def _add_views(app: FastAPI, service: Service) -> None:
         return EventStream(service.live(), lambda: None)
 
     for path, page in service.pages.items():
-        app.add_route(path, lambda _, page=page: HTMLResponse(page), include_in_schema=False)
+        app.router.routes.append(Route(path, HTMLResponse(page), methods=["GET"], include_in_schema=False))
 
 
 def _handle_errors(app: FastAPI) -> None:

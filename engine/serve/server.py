@@ -208,8 +208,7 @@ async def serve(
         if otlp_endpoint:
             call_exporter, stop_exporter = exporter(otlp_endpoint, service.model)
             engine.ended.append(call_exporter)
-        url = url_of(host, socket.getsockname()[1])
-        server = Server(config_of(service, host), service, drain_s, url, say)
+        server = Server(config_of(service, host), service, drain_s, url_of(host, socket.getsockname()[1]), say)
         gc.freeze()  # else each collection while a body is parsed looks at all of torch: 0.5 s for 1 MiB of lists
         socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)  # its connections' end then stops no next server
         await server.serve([socket])

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 from rooflab.bench.core import why_noisy
 from rooflab.bench.latency.clock import ClockSettings, simulate
@@ -68,7 +68,7 @@ def replay(core: Core, step: Callable[[], object], submit: Callable[[int], Engin
     Returns for each step its `ms`, the `free` pages after it, and a cell for each request that has arrived: `w` waits,
     `p24` computes 24 tokens of its prompt, `d` decodes one token, `x` loses its pages, and an empty text has ended."""
     sequences, steps = list[EngineSequence](), list[Row]()
-    while len(sequences) < len(arrivals) or core.has_work:
+    while len(sequences) < len(arrivals) or core.scheduler.has_work:
         while len(sequences) < len(arrivals) and arrivals[len(sequences)] <= len(steps):
             sequences.append(submit(len(sequences)))
         has_ended = [sequence.finish_reason is not None for sequence in sequences]
@@ -137,7 +137,7 @@ def _ttfts_ms(llm: LLM, first: list[int], asked: Sequence[tuple[list[int], bool]
 def prefix(llm: LLM) -> Row:
     """Returns a first prompt, second prompts with their TTFT, and the TTFT by the number of shared pages."""
 
-    def prompt(system: str, question: str) -> tuple[list[int], list[str]]:
+    def prompt(system: str, question: str) -> tuple[Any, Any]:
         messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
         ids = llm.tokenizer.encode(messages)
         return ids, [llm.tokenizer.named(token)[0] for token in ids]
@@ -145,7 +145,8 @@ def prefix(llm: LLM) -> Row:
     ids, texts = prompt(SYSTEM, QUESTION)
     others, size = llm.tokenizer.encode(SYSTEM.upper() * 2), PAGE_TOKENS
     cut = [ids[: size * pages] + others[: len(ids) - size * pages] for pages in range(len(ids) // size + 1)]
-    seconds = [dict(zip(("name", "ids", "texts"), (name, *prompt(*own)), strict=True)) for name, own in SECONDS.items()]
+    prompts = {name: prompt(*own) for name, own in SECONDS.items()}
+    seconds: list[Row] = [{"name": name, "ids": own[0], "texts": own[1]} for name, own in prompts.items()]
     asked = [(one["ids"], caching) for one in seconds for caching in (True, False)]
     times = _ttfts_ms(llm, ids, [*asked, *((one, True) for one in cut), (ids, False)])
     for index, one in enumerate(seconds):
@@ -157,7 +158,7 @@ def prefix(llm: LLM) -> Row:
 def drafts() -> Row:
     """Returns for each step of two answers its `ms`, its `draft`, and the tokens that the model `drew` to check it."""
     llm = LLM("smollm2-135m", device="cpu", speculate="ngram", num_kv_blocks=64, prefix_caching=False)
-    runs, run_step = [], llm.runner.run
+    runs, runner, run_step = list[Row](), cast(Any, llm.runner), cast(Any, llm.runner.run)
     for name, text in [*DRAFTED.items()] * 2:  # the first two runs warm up
         drawn: list[list[int]] = []
 
@@ -166,14 +167,14 @@ def drafts() -> Row:
             drawn.append(draw.tokens())
             return draw
 
-        llm.runner.run = spied  # type: ignore[method-assign]
+        runner.run = spied
         (sequence,) = llm.submit([{"role": "user", "content": text}], SamplingParams(max_tokens=48))
         steps: list[Row] = []
         while sequence.finish_reason is None:
             begin_s = time.perf_counter()
             llm.step()
             step_ms = round(1e3 * (time.perf_counter() - begin_s), 2)
-            steps.append({"ms": step_ms, "draft": next(iter(llm.runner.drafts.values()), []), "drew": drawn[-1]})
+            steps.append({"ms": step_ms, "draft": next(iter(runner.drafts.values()), []), "drew": drawn[-1]})
         runs.append({"name": name, "prompt": text, "steps": steps, "answer": sequence.output_ids})
     runs = runs[2:]
     used = {token for run in runs for step in run["steps"] for token in (*step["draft"], *step["drew"])}

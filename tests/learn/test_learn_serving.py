@@ -9,13 +9,12 @@ from types import SimpleNamespace
 import needs
 import pytest
 
-from rooflab.bench.latency.clock import ClockSettings, _Runner, simulate
+from rooflab.bench.latency.clock import ClockSettings, simulate
 from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.bench.learn.learn_data import load
 from rooflab.bench.learn.learn_page import render
 from rooflab.bench.load.metrics import summarize
 from rooflab.engine.block_manager import BlockManager
-from rooflab.engine.core import Core
 from rooflab.engine.sequence import SamplingParams, Sequence
 from rooflab.engine.speculate.rows import accepted
 from rooflab.roofline.architecture import PRESETS
@@ -166,14 +165,24 @@ def test_the_second_prompt_saves_what_the_block_manager_reuses(page):
 
 @pytest.mark.parametrize("mode", ["continuous", "static"])
 def test_the_trace_is_a_run_of_the_scheduler(page, mode):
-    core = Core(SCRIPT["scheduler_of"](mode == "continuous"), _Runner(SimpleNamespace(seconds=lambda work: 0.0)))
+    scheduler = SCRIPT["scheduler_of"](mode == "continuous")
+    core = SimpleNamespace(scheduler=scheduler, last=None)
 
     def submit(index):
         prompt, output, _ = SCRIPT["REQUESTS"][index]
-        core.scheduler.submit(one := sequence([5] * prompt, index, prompt + output))
+        scheduler.submit(one := sequence([5] * prompt, index, prompt + output))
         return one
 
-    fresh = SCRIPT["replay"](core, core.step, submit, [arrival for _, _, arrival in SCRIPT["REQUESTS"]])
+    def step():
+        core.last = scheduler.schedule()
+        decoding = [one for one in scheduler.running if one not in scheduler.prefilling]
+        for chunk in core.last.chunks:
+            scheduler.computed(chunk)
+        for one in (*decoding, *core.last.ending):
+            one.append(0)
+        scheduler.finish([one for one in scheduler.running if one.finish_reason])
+
+    fresh = SCRIPT["replay"](core, step, submit, [arrival for _, _, arrival in SCRIPT["REQUESTS"]])
     steps = DATA["batching"]["steps"][mode]
     assert [(one["cells"], one["free"]) for one in steps] == [(one["cells"], one["free"]) for one in fresh]
     assert touch(page, "trace", value=mode).startswith(f"{len(steps)} of {len(steps)} steps")
