@@ -14,7 +14,7 @@ if not os.environ.get("ROOFLAB_TEST_ON_GPU"):
     os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
-from needs import ALLOWED, skip_without
+from needs import ALLOWED, browser, skip_without
 
 SEED = int(os.environ.get("ROOFLAB_TEST_SEED", "0"))
 """The seed that draws which cases of a long list `make test` runs."""
@@ -147,3 +147,14 @@ def rooflab(monkeypatch, capfd, tmp_path) -> Callable[..., tuple[int, str, str]]
         return stopped.value.code or 0, captured.out, captured.err
 
     return call
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A browser for one file of tests: Playwright's loop must end before the next file starts its own."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=browser(), args=["--no-sandbox"])
+        yield started
+        started.close()

@@ -1,6 +1,5 @@
-"""The page of `rooflab learn`, written once, and a browser that opens it with the network off."""
+"""The page of `rooflab learn`, written once, and opened with the network off."""
 
-import needs
 import pytest
 
 from rooflab.bench.learn.learn_page import render
@@ -13,34 +12,26 @@ def learn_file(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="session")
-def open_page(learn_file):
-    """Opens the page in a context of its own, with all widgets started; fails on a request or a message in it."""
-    from playwright.sync_api import sync_playwright
+@pytest.fixture(scope="module")
+def open_page(learn_file, chromium):
+    """Opens the page in a context of its own, with all widgets started.  No page may send a request or a message."""
+    heard = []
 
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=needs.browser(), args=["--no-sandbox"])
+    def call(widgets=True, **options):
+        page = chromium.new_context(offline=True, **options).new_page()
+        page.on("request", lambda request: heard.append(request.url))
+        page.on("console", lambda message: heard.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: heard.append(f"error: {error}"))
+        page.goto(learn_file.as_uri())
+        if widgets:
+            page.evaluate("Promise.all([...document.querySelectorAll('[data-widget]')].map(rooflab.open))")
+        return page
 
-        def call(widgets=True, **options):
-            context = started.new_context(offline=True, **options)
-            page, heard = context.new_page(), []
-            page.on("request", lambda request: heard.append(request.url))
-            page.on("console", lambda message: heard.append(f"{message.type}: {message.text}"))
-            page.on("pageerror", lambda error: heard.append(f"error: {error}"))
-            page.goto(learn_file.as_uri())
-            if widgets:
-                page.evaluate("Promise.all([...document.querySelectorAll('[data-widget]')].map(rooflab.open))")
-                page.wait_for_function("document.querySelectorAll('[data-widget]:not([data-state=open])').length === 0")
-            assert [what for what in heard if what != learn_file.as_uri() and not what.startswith("data:")] == []
-            return page
-
-        yield call
-        started.close()
+    yield call
+    assert [what for what in heard if what != learn_file.as_uri() and not what.startswith("data:")] == []
 
 
 @pytest.fixture(scope="module")
 def page(open_page):
     """One open page for the tests of a file."""
-    opened = open_page()
-    yield opened
-    opened.context.close()
+    return open_page()

@@ -9,7 +9,6 @@ import torch
 from learn.inside import TensorWatch
 
 from rooflab.bench.learn.learn_data import load
-from rooflab.bench.learn.learn_page import write_page
 from rooflab.engine.load.models import open_model
 from rooflab.reference import llama
 from rooflab.reference.sample_law import support
@@ -30,25 +29,6 @@ TEXTS = (
 SETTINGS = "1,0,1,0 0.7,0,0.9,0 1.5,40,1,0 1,0,1,0.1 0.5,10,0.5,0.05 2,1000,0.99,0.01 1,1,1,0 1,0,0.05,0".split()
 MOVES = "next_token:Enter tokens:7 neighbours:ArrowDown one_head:Space heatmap:ArrowDown parts:q rope:ArrowRight"
 MOVES += " swiglu:ArrowLeft residual:ArrowUp sampling:ArrowLeft"
-
-
-@pytest.fixture(scope="session")
-def page(tmp_path_factory):
-    """The page with all widgets open, and the network off; fails on a console message or an error in it."""
-    from playwright.sync_api import sync_playwright
-
-    file, heard = tmp_path_factory.mktemp("learn") / "learn.html", []
-    write_page(file)
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=needs.browser(), args=["--no-sandbox"])
-        page = started.new_context(offline=True).new_page()
-        page.on("console", lambda one: heard.append(one.text))
-        page.on("pageerror", lambda one: heard.append(str(one)))
-        page.goto(file.as_uri())
-        page.evaluate("Promise.all([...document.querySelectorAll('[data-widget]')].map(rooflab.open))")
-        yield page
-        started.close()
-    assert heard == []
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
-import needs
 import pytest
 
 from rooflab.bench.latency.clock import ClockSettings, simulate
@@ -39,9 +38,8 @@ PAGES = """calls => {
 
 
 @pytest.fixture(scope="module")
-def page():
+def page(chromium):
     """The page as `rooflab serve` gives it; the test plays the server."""
-    from playwright.sync_api import sync_playwright
 
     def reply(route):
         name = route.request.url.rpartition("/")[2]
@@ -50,15 +48,12 @@ def page():
     words, errors = [{"role": "assistant"}, {"content": "Par"}, {"content": "is"}], []
     events = "".join(f"data: {json.dumps({'choices': [{'delta': word}]})}\n\n" for word in words)
     bodies = {"learn": render(live=True), "models": '{"data": [{"id": "tiny"}]}', "completions": events}
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=needs.browser(), args=["--no-sandbox"])
-        found = browser.new_page()
-        found.on("pageerror", lambda error: errors.append(error))
-        found.route("**/*", reply)
-        found.goto("http://lab.test/learn")
-        found.evaluate("Promise.all([...document.querySelectorAll('[data-widget]')].map(rooflab.open))")
-        yield found
-        browser.close()
+    found = chromium.new_page()
+    found.on("pageerror", lambda error: errors.append(error))
+    found.route("**/*", reply)
+    found.goto("http://lab.test/learn")
+    found.evaluate("Promise.all([...document.querySelectorAll('[data-widget]')].map(rooflab.open))")
+    yield found
     assert not errors
 
 

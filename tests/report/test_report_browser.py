@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import needs
 import pytest
 from synthetic import write_synthetic
 
@@ -25,24 +24,19 @@ def report(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def visit(report):
+def visit(report, chromium):
     """Opens the page with the network off; fails on a request, a console message of any kind, or an error in it."""
-    from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=needs.browser(), args=["--no-sandbox"])
+    def call(**options):
+        page, heard = chromium.new_context(offline=True, **options).new_page(), []
+        page.on("request", lambda request: heard.append(request.url))
+        page.on("console", lambda message: heard.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: heard.append(f"error: {error}"))
+        page.goto(report)
+        assert [what for what in heard if what != report and not what.startswith(("data:", "blob:"))] == []
+        return page
 
-        def call(**options):
-            page, heard = started.new_context(offline=True, **options).new_page(), []
-            page.on("request", lambda request: heard.append(request.url))
-            page.on("console", lambda message: heard.append(f"{message.type}: {message.text}"))
-            page.on("pageerror", lambda error: heard.append(f"error: {error}"))
-            page.goto(report)
-            assert [what for what in heard if what != report and not what.startswith(("data:", "blob:"))] == []
-            return page
-
-        yield call
-        started.close()
+    return call
 
 
 @pytest.mark.parametrize("device", [DESKTOP, PHONE], ids=["desktop", "phone"])

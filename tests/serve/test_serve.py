@@ -9,7 +9,6 @@ import time
 from contextlib import suppress
 
 import aiohttp
-import needs
 import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -340,26 +339,21 @@ def test_no_request_that_the_document_allows_or_forbids_breaks_it(server, mode):
 @pytest.mark.more
 @pytest.mark.needs("browser")
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_shows_tokens_and_the_engine_as_they_come(server, width):
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=needs.browser(), args=["--no-sandbox"])
-        page, heard = browser.new_page(viewport={"width": width, "height": 800}), []
-        page.on("console", lambda message: heard.append(message.text))
-        page.on("pageerror", lambda error: heard.append(str(error)))
-        page.on("request", lambda request: heard.append(request.url) if server.url not in request.url else None)
-        page.goto(server.url)
-        page.wait_for_function("info !== null")
-        for name, text in (("#prompt", "Hello"), ("#tokens", "150")):
-            page.fill(name, text)
-        page.click("#send")
-        page.wait_for_function("steps.length >= 150 && document.getElementById('running').textContent === '0'")
-        assert len(ids(page.inner_text("#answer"))) == 150 and page.inner_text("#count") == "150"
-        assert float(page.inner_text("#ttft")) > 0 and "gemm" in page.inner_text("#ops")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        page.fill("#tokens", "9999")  # more than the context
-        page.click("#send")
-        page.wait_for_function("document.getElementById('error').textContent.includes('max_tokens')")
-        browser.close()
+def test_the_page_shows_tokens_and_the_engine_as_they_come(server, width, chromium):
+    page, heard = chromium.new_page(viewport={"width": width, "height": 800}), []
+    page.on("console", lambda message: heard.append(message.text))
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.on("request", lambda request: heard.append(request.url) if server.url not in request.url else None)
+    page.goto(server.url)
+    page.wait_for_function("info !== null")
+    for name, text in (("#prompt", "Hello"), ("#tokens", "150")):
+        page.fill(name, text)
+    page.click("#send")
+    page.wait_for_function("steps.length >= 150 && document.getElementById('running').textContent === '0'")
+    assert len(ids(page.inner_text("#answer"))) == 150 and page.inner_text("#count") == "150"
+    assert float(page.inner_text("#ttft")) > 0 and "gemm" in page.inner_text("#ops")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.fill("#tokens", "9999")  # more than the context
+    page.click("#send")
+    page.wait_for_function("document.getElementById('error').textContent.includes('max_tokens')")
     assert not [text for text in heard if "400 (Bad Request)" not in text and not text.startswith("data:")]
