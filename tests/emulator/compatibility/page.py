@@ -120,8 +120,8 @@ def page_of(records: list[Record], faults: list[Record]) -> str:
     lines += [
         f"In {len(faults)} trials one barrier, fence, wait, mask, store, address or branch of a kernel's PTX, or a wait"
         " of a stream, was taken out or changed, where the shape needs it."
-        f" {sum(bool(each['rule']) for each in faults)} were found under the name of a rule that they break,"
-        f" {sum(each['names_line'] for each in faults)} name the changed line. Rooflab's own have no finding unchanged.",
+        f" {sum(bool(each['rule']) for each in faults)} were found under the name of a rule that they break;"
+        f" {sum(each['names_line'] for each in faults)} name the changed line. Rooflab's kernels have none unedited.",
         "",
     ]
     rows = [
