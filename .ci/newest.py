@@ -22,6 +22,8 @@ TESTS = (
     "tests/emulator/test_compatibility.py::test_an_entry_runs_as_on_the_page",
     "tests/house/test_pages_commands.py::test_a_line_runs_from_the_wheel_in_a_fresh_repository",
     "tests/house/test_pages_commands.py::test_the_fault_it_shows_is_named_as_it_shows",
+    "tests/emulator/test_emulating.py::test_any_launcher_runs_on_cpu_tensors_that_say_they_are_on_a_gpu",
+    "tests/emulator/test_printed.py::test_the_command_shows_prints_assertions_and_errors_of_ptxas",
     "tests/emulator/test_ptx_kernels.py::test_a_compiled_kernel_is_right_and_clean[reduce_more_warps_than_rows-0]",
 )
 NEEDED = ("pytest-xdist", "pytest-timeout", "liger-kernel", "setuptools==84.2.1")

@@ -69,7 +69,7 @@ def _triton(version: str) -> bool:
     return (cache_folder() / "triton" / version).is_dir()
 
 
-OTHER_TRITONS = ("3.8.0", "3.9.0")
+OTHER_TRITONS = ("3.6.0", "3.8.0", "3.9.0")
 NEEDS: dict[str, tuple[Callable[[], object], str]] = {
     "browser": (browser, f"a browser on the path ({', '.join(BROWSERS)})"),
     "C compiler": (c_compiler, "a C compiler (cc or gcc)"),

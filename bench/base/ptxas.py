@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_ERROR = re.compile(r"^ptxas (?:\S*, line (\d+); )?(?:error|fatal)\s*: (.*)$", re.MULTILINE)
+_ERROR = re.compile(r"^ptxas(?:-blackwell)? (?:\S*, line (\d+); )?(?:error|fatal)\s*: (.*)$", re.MULTILINE)
 
 
 def errors_of(log: str) -> str:

@@ -23,6 +23,7 @@ from unittest.mock import patch
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
@@ -184,8 +185,8 @@ def ptxas_log(kernel: Any) -> str:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "kernel.ptx"
         source.write_text(kernel.asm["ptx"])
-        ptxas_path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-        command = [str(ptxas_path), "-v", f"--gpu-name={_target(kernel)}", str(source), "-o", f"{folder}/kernel.cubin"]
+        ptxas_path = get_ptxas(kernel.metadata.target.arch).path  # another for Hopper from Triton 3.9.0 on
+        command = [ptxas_path, "-v", f"--gpu-name={_target(kernel)}", str(source), "-o", f"{folder}/kernel.cubin"]
         return subprocess.run(command, capture_output=True, text=True, timeout=300).stderr
 
 

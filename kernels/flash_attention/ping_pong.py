@@ -186,7 +186,7 @@ def _step(
     mbarrier.wait(v_full.index(v_slot), v_phase)  # the values have arrived
     if TAKES_TURNS:
         accumulator = attention.rescaled(accumulator, rescale_factor)
-    weight_tile = attention.as_factor(weights, keys.dtype, accumulator.type.layout)
+    weight_tile = attention.as_factor(weights, keys.dtype, accumulator)
     accumulator = warpgroup_mma(weight_tile, value_tiles.index(v_slot), accumulator, is_async=True)
     if TAKES_TURNS:
         mbarrier.arrive(turn_bars.index(1 - NTH))  # both products are queued, so the other consumer may queue its own
@@ -286,7 +286,7 @@ def _consume(args, CAUSAL: gl.constexpr, NTH: gl.constexpr):
         mbarrier.wait(v_full.index(v_slot), v_phase)
         if CONSUMER_COUNT == 2:
             accumulator = attention.rescaled(accumulator, rescale_factor)
-        weight_tile = attention.as_factor(weights, keys.dtype, mma_layout)
+        weight_tile = attention.as_factor(weights, keys.dtype, accumulator)
         accumulator = warpgroup_mma(weight_tile, value_tiles.index(v_slot), accumulator, is_async=True)
         accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
         mbarrier.arrive(v_empty.index(v_slot))

@@ -176,9 +176,9 @@ def packed(weights, dtype: gl.constexpr):
 
 
 @gluon.jit
-def as_factor(weights, dtype: gl.constexpr, product: gl.constexpr):
+def as_factor(weights, dtype: gl.constexpr, product):
     """Converts attention weights to the left operand of a matmul.  The weights are fp32, or pairs of 16-bit values in
-    int32.  `product` is the register layout of the matmul's result."""
+    int32.  `product` is the tensor that the matmul adds to; Triton 3.6.0 cannot pass its layout to a function."""
     if weights.dtype == gl.int32:
         even_exps, odd_exps = gl.inline_asm_elementwise(
             "mov.b32 {$0, $1}, $2;", "=h,=h,r", [weights], dtype=(gl.int16, gl.int16), is_pure=True, pack=1
@@ -186,7 +186,7 @@ def as_factor(weights, dtype: gl.constexpr, product: gl.constexpr):
         operand = gl.join(even_exps, odd_exps).reshape((weights.shape[0], 2 * weights.shape[1])).to(dtype, bitcast=True)
     else:
         operand = weights.to(dtype)
-    return gl.convert_layout(operand, gl.DotOperandLayout(0, product, 2))
+    return gl.convert_layout(operand, gl.DotOperandLayout(0, product.type.layout, 2))
 
 
 @gluon.jit

@@ -212,7 +212,7 @@ def _steps(
         scores = warpgroup_mma(q_tile, key_tile.permute((1, 0)), zero_scores, use_acc=False, is_async=True)
         mbarrier.wait(v_full.index(v_slot), v_phase)
         accumulator = attention.rescaled(accumulator, acc_scale)
-        weight_operand = attention.as_factor(weights, keys.dtype, accumulator.type.layout)
+        weight_operand = attention.as_factor(weights, keys.dtype, accumulator)
         accumulator = warpgroup_mma(weight_operand, _tile(values, v_slot, COPIES), accumulator, is_async=True)
         scores = warpgroup_mma_wait(num_outstanding=1, deps=(scores,))
         mbarrier.arrive(k_empty.index(k_slot))
@@ -289,7 +289,7 @@ def _consume(
             weights, acc_scale, accumulator, m_i, l_i, k_slot, k_phase, v_slot, v_phase = state
             mbarrier.wait(v_full.index(v_slot), v_phase)
             accumulator = attention.rescaled(accumulator, acc_scale)
-            weight_operand = attention.as_factor(weights, keys.dtype, acc_layout)
+            weight_operand = attention.as_factor(weights, keys.dtype, accumulator)
             accumulator = warpgroup_mma(weight_operand, _tile(values, v_slot, COPIES), accumulator, is_async=True)
             accumulator = warpgroup_mma_wait(num_outstanding=0, deps=(accumulator,))
             mbarrier.arrive(v_empty.index(v_slot))

@@ -113,6 +113,7 @@ def test_the_command_shows_prints_assertions_and_errors_of_ptxas(
 def test_errors_of_ptxas_stand_on_lines_of_their_own() -> None:
     log = "ptxas /tmp/a.ptx, line 34; error   : Not a name: 'x'\nptxas fatal   : Ptx assembly aborted\nRepro: ptxas -v"
     assert errors_of(log) == "ptxas: line 34 of the PTX: Not a name: 'x'\nptxas: Ptx assembly aborted"
+    assert errors_of("ptxas-blackwell a.ptx, line 3; error   : No\n") == "ptxas: line 3 of the PTX: No"
     assert errors_of("ptxas: killed\n") == "ptxas: killed"
 
 

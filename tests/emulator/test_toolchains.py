@@ -138,3 +138,12 @@ def test_known_miscompilations_are_found(text, shape, fault, rooflab, tmp_path):
     words = ("emulate", "mine.py::run", "--reference", "mine.py::oracle", "--shape", shape)
     status, out, _ = rooflab(*words, "--triton", "3.9.0,3.8.0")
     assert status == 10 and f"3.8.0: {fault}" in out and "\n3.9.0: " not in out
+
+
+@pytest.mark.more
+@pytest.mark.needs("Triton 3.6.0")
+@pytest.mark.parametrize("kernel", ["flash_attention ping_pong", "paged_attention tma_pages"])
+def test_the_oldest_triton_compiles_what_passes_tensors_for_their_layouts(kernel, rooflab):
+    """A layout that is no constexpr of its own is no argument of a function there."""
+    status, out, _ = rooflab("emulate", *kernel.split(), "--triton", f"3.6.0,{triton.__version__}")
+    assert status == 0 and "COMPILE_ERROR" not in out
