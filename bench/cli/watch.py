@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -21,27 +20,20 @@ def watch(
     gpu: Annotated[str, typer.Option(help="The Hopper GPU for which a time is predicted.")] = "h100",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0: any free port.")] = 0,
     limit_s: Annotated[float, option.seconds("--limit", help="Seconds for a kernel on a small case.")] = 15.0,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Show a page that follows a file: at each save, counts by source line, a verdict, compiled code, times and a grid.
 
     The page is on this machine alone (127.0.0.1).  Ctrl-C ends it."""
-    from rooflab.bench.watch.watch_runs import Watch
+    from rooflab.bench.watch.watch_runs import FileWatch
     from rooflab.bench.watch.watch_server import serving
 
-    if "::" in file:
-        example = '@register(op="rmsnorm", name="mine", role="optimized", backend="triton")'
-        raise ValueError(
-            f"file: expected a file that registers a kernel, got {file!r}; put {example} above the function"
-        )
     if not file.endswith(".py") or not Path(file).is_file():
-        raise ValueError(f"file: expected a Python file, got {file!r}")
-    watched = Watch(Path(file).absolute(), kernel=kernel, case=case, gpu=gpu, limit_s=limit_s)
+        example = '@register(op="rmsnorm", name="mine", role="optimized", backend="triton")'
+        raise ValueError(f"file: expected a Python file with {example} above a function, got {file!r}")
+    watched = FileWatch(Path(file).absolute(), kernel=kernel, case=case, gpu=gpu, limit_s=limit_s)
     try:
         with terminated_as_exception(), serving(watched, port) as address:
             show.line(f"watching {file}: {address}   (Ctrl-C ends it)")
-            if open_page:
-                webbrowser.open(address)
             watched.run()
     except KeyboardInterrupt:
         show.line("ended")

@@ -2,78 +2,75 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
+from math import inf
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from rooflab.bench.base.plain import JsonObject, Row
+from rooflab.bench.base.plain import JsonObject, Row, plain
 from rooflab.bench.base.system_time import time
 from rooflab.bench.core import Child, ChildFailed
 
 WORKER = ("rooflab.bench.watch.preload", "rooflab.bench.watch.watch_worker")
-POLL_S = 0.25
-"""Seconds between two looks at the file."""
-STEP_S = 3600.0
-"""The longest time of a child's step.  The steps that run the kernel have limits of their own."""
+POLL_S = 0.25  # between two looks at the file
 EMPTY: JsonObject = {
     "source": [], "running": False, "kernel": "", "verdict": "", "sentence": "", "findings": [],
-    "count": {"right": 0, "tried": 0}, "emulated": None, "compiled": None, "measured": None, "cells": [],
+    "emulated": None, "compiled": None, "measured": None, "cells": [],
 }  # fmt: skip
 """The fields of the state that belong to one save, before anything is known."""
 
 
-class Watch:
+class FileWatch:
     """Watches one file, and holds the state of the page, which `updates` gives to each client.
 
-    `options` are the fields of `Watched.load`.  The state's `version` counts its changes, and `save` the versions of
-    the file.  `last` has the bytes of the newest earlier save that was right."""
-
-    _child: Child
-    """The child for the next save, which loads torch, the kernels and a compiler while nobody waits."""
+    `options` go to `SavedKernel.load`.  The state's `version` counts its changes, and `save` the versions of the file.
+    `last` has the bytes of the newest earlier save that was right."""
 
     def __init__(self, file: Path, limit_s: float, **options: str | None):
         self.file, self._limit_s, self._options = file, limit_s, {**options, "limit_s": limit_s}
         self._changed = threading.Condition()
-        self._content: bytes | None = b""
+        # In the user's own cache of Triton, code of a copied file names the lines of the file that it was copied from.
+        self._cache = TemporaryDirectory(prefix="rooflab-watch-")
+        self._content: bytes | None = None
         self.state: Row = {"version": 0, "save": 0, "time": "", "file": file.name, "backend": "", "last": None, **EMPTY}
+        self._put({})
 
     def run(self) -> None:
         """Judges each save until an exception, such as `KeyboardInterrupt`, ends it.  Then ends its processes."""
         self._begin_child()
         try:
             while True:
-                if self._is_stale():
-                    self._begin()
-                    if self._content is not None:
-                        self._judge()
+                if self._is_stale() and self._begin():
+                    self._judge()
                 time.sleep(POLL_S)
         finally:
             self._child.stop()
+            self._cache.cleanup()
 
-    def updates(self, wait_s: float) -> Iterator[Row | None]:
-        """Yields the state, and again after each change; None after `wait_s` seconds without a change."""
-        seen = -1
+    def updates(self, wait_s: float) -> Iterator[bytes]:
+        """Yields the state as JSON, and again after each change; nothing (b"") after `wait_s` seconds without one."""
+        seen = b""
         while True:
             with self._changed:
-                if self.state["version"] == seen:
+                if self.text == seen:
                     self._changed.wait(wait_s)
-                state = self.state
-            yield state if state["version"] != seen else None
-            seen = state["version"]
+                text = self.text
+            yield text if text != seen else b""
+            seen = text
 
     def _begin_child(self) -> None:
-        environment = {"ROOFLAB_WATCH_BACKEND": self.state["backend"], "ROOFLAB_EMULATE_SECONDS": str(self._limit_s)}
-        self._child = Child(*WORKER, environment=environment)
+        """Starts the child for the next save, which loads torch, the kernels and a compiler while nobody waits."""
+        options = {"ROOFLAB_WATCH_BACKEND": self.state["backend"], "ROOFLAB_EMULATE_SECONDS": str(self._limit_s)}
+        self._child = Child(*WORKER, environment={**options, "TRITON_CACHE_DIR": self._cache.name})
 
     def _read(self) -> bytes | None:
-        """Returns the file's content, or None if there is no file.  An editor may replace it, so it is read twice."""
-        for _ in range(2):
-            try:
-                return self.file.read_bytes()
-            except OSError:
-                time.sleep(POLL_S)
+        with suppress(OSError):
+            return self.file.read_bytes()
         return None
 
     def _is_stale(self) -> bool:
@@ -83,20 +80,20 @@ class Watch:
         with self._changed:
             state = {**self.state, **fields, "version": self.state["version"] + 1}
             state["faults"] = faults_in(self.file.name, [state["sentence"], *state["findings"]])
-            self.state = state
+            self.state, self.text = state, json.dumps(plain(state), allow_nan=False).encode()
             self._changed.notify_all()
 
-    def _begin(self) -> None:
-        """Shows the new source.  Keeps the bytes of the version before if that one was right."""
+    def _begin(self) -> bool:
+        """Shows the new source, beside the bytes of the last right save.  Returns False if the file is gone."""
         before, self._content = self.state, self._read()
         is_right = before["verdict"] == "right" and before["emulated"]
         last = {"save": before["save"], **before["emulated"]} if is_right else before["last"]
-        fields: Row = {"verdict": "wrong", "sentence": f"{self.file.name} is gone: it is judged when it is back."}
-        if self._content is not None:
-            source = self._content.decode(errors="replace").splitlines()
-            save = {"save": before["save"] + 1, "time": f"{datetime.now():%H:%M:%S}"}
-            fields = {**save, "source": source, "running": True}
+        source, now = (self._content or b"").decode(errors="replace").splitlines(), f"{datetime.now():%H:%M:%S}"
+        fields: Row = {"save": before["save"] + 1, "time": now, "source": source, "running": True}
+        if self._content is None:
+            fields = {"verdict": "wrong", "sentence": f"{self.file.name} is gone: it is judged when it is back."}
         self._put({**EMPTY, "last": last, **fields})
+        return self._content is not None
 
     def _judge(self) -> None:
         """Shows what a child says of this version, piece by piece, until a newer version is there."""
@@ -108,11 +105,11 @@ class Watch:
             request = {"file": str(self.file), **self._options}
             deadline_s = time.monotonic() + 2 * self._limit_s  # for the import of the file
             hangs = lambda: self._is_stale() or (not self.state["kernel"] and time.monotonic() > deadline_s)
-            for piece in child.stream(request, STEP_S, hangs):
+            for piece in child.stream(request, inf, hangs):
                 if self._is_stale():
                     return
                 self._put(piece)
-                if self._child is child:
+                if self.state["verdict"] and self._child is child:
                     self._begin_child()
         except ChildFailed as failed:
             if not self._is_stale():

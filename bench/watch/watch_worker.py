@@ -6,6 +6,7 @@ A child serves one version, because a kernel may hang or end its process.  A pie
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,18 +32,12 @@ from rooflab.roofline.device import Device
 from rooflab.roofline.model import Cost
 from rooflab.roofline.published import committed, times_of
 
-PRELOAD = "rooflab.bench.watch.preload"
-DEVICE, EMULATORS = pick_device(None), pool({}, PRELOAD)
-BACKEND = "ROOFLAB_WATCH_BACKEND"
-"""The environment variable with the backend of the version before; empty if it is not known."""
-LOST = ("TIMEOUT", "its process ended")
-"""A check with one of these texts cost a process.  The later cells would cost one each, and are not tried."""
-SMALL, LARGE = 2, 10
-"""The limits of one run on the first case and on the other cases, in multiples of `limit_s`."""
+DEVICE, EMULATORS = pick_device(None), pool({}, "rooflab.bench.watch.preload")
+LOST = re.compile("TIMEOUT|its process ended")  # such a check cost a process; the later cells are not tried
 
 
 @dataclass
-class Watched:
+class SavedKernel:
     """One version of a watched kernel, with what is known so far of its cells (a case in a scheme)."""
 
     kernel: Kernel
@@ -51,11 +46,10 @@ class Watched:
     gpu: Device
     limit_s: float
     cells: list[Row]
-    fault: str = ""
-    """The reason why the emulated call was wrong."""
+    emulated: tuple[str, str] = "", ""  # status and reason
 
     @classmethod
-    def load(cls, file: str, kernel: str | None, case: str | None, gpu: str, limit_s: float) -> Watched:
+    def load(cls, file: str, kernel: str | None, case: str | None, gpu: str, limit_s: float) -> SavedKernel:
         """Imports the file.  Raises `ValueError` if it cannot be imported, or has not one kernel of this name."""
         kernels = registry.load_file(Path(file))
         named = [item for item in kernels if kernel in (None, item.name, item.id)]
@@ -68,9 +62,7 @@ class Watched:
         return cls(named[0], [case] if case else [], device_for(gpu), limit_s, cells)
 
     def pieces(self) -> Iterator[Row]:
-        """Yields what is known, the fastest first: emulated counts, a check, compiled code, a time, all other checks.
-
-        Raises `ValueError` if the process that emulates the kernel ends or gives no answer."""
+        """Yields what is known, the fastest first.  Raises `ValueError` if the process of the emulator fails."""
         yield {"kernel": self.kernel.id, "backend": self.kernel.backend, "cells": self.cells}
         if self.kernel.has_code:
             yield self._emulated() | self._verdict()
@@ -78,7 +70,7 @@ class Watched:
         is_timed = DEVICE.type == "cuda" or self.kernel.backend in CPU_BACKENDS
         for place, cell in enumerate(self.cells):
             yield self._checked(cell) | self._verdict()
-            if any(text in f"{cell['status']} {cell['reason']}" for text in LOST):
+            if LOST.search(cell["status"] + cell["reason"]):
                 return
             if place == 0 and self.kernel.has_code:
                 yield {"compiled": self._compiled()}
@@ -86,7 +78,6 @@ class Watched:
                 yield {"measured": self._measured()}
 
     def _command(self, command: str, **options: str) -> str:
-        """Returns the command line that gives the same numbers."""
         words = [f"--{name} {quote(value)}" for name, value in options.items()]
         return " ".join(["rooflab", command, self.kernel.op, "--kernel", quote(str(self.kernel.file)), *words])
 
@@ -94,15 +85,14 @@ class Watched:
         """Returns the fields that say whether the kernel is right so far, with the first fault in one sentence."""
         tried = [cell for cell in self.cells if cell["status"] and cell["status"] not in NOT_RUN]
         wrong = [cell for cell in tried if cell["status"] != "OK"]
-        faults = [self.fault] * bool(self.fault)
+        faults = [": ".join(self.emulated)] if self.emulated[0] not in ("", "OK", *NOT_RUN) else []
         faults += [f"{cell['case']} {cell['scheme']}: {cell['status']}: {cell['reason']}" for cell in wrong]
-        word = "wrong" if faults else "right" if tried or self.kernel.has_code else ""
-        count = {"right": len(tried) - len(wrong), "tried": len(tried)}
-        return {"verdict": word, "sentence": "".join(faults[:1]), "count": count}
+        word = "wrong" if faults else "right" if tried or self.emulated[0] == "OK" else ""
+        return {"verdict": word, "sentence": "".join(faults[:1])}
 
     def _emulated(self) -> Row:
         (target,) = calls.choose(self.kernel.op, [self.kernel.name], self.case, [], None)
-        EMULATORS.limit_s = SMALL * self.limit_s
+        EMULATORS.limit_s = 2 * self.limit_s
         answer = calls.ask(calls.request_of(target, None, seed=0, schedule=0, races=True), EMULATORS)
         counts, moved = defaultdict[int, Counter[str]](Counter), Counter[str]()
         for launch in answer["launches"]:
@@ -110,7 +100,7 @@ class Watched:
             for file, line, line_counts in launch["lines"]:
                 if file and Path(file).resolve() == self.kernel.file:
                     counts[line].update(line_counts)
-        self.fault = "" if answer["status"] in ("OK", *NOT_RUN) else f"{answer['status']}: {answer['reason']}"
+        self.emulated = answer["status"], answer["reason"]
         options = {"case": target.case.id, "scheme": target.scheme.name}
         counted = {
             **options,
@@ -124,22 +114,20 @@ class Watched:
         return {"emulated": counted, "findings": findings}
 
     def _checked(self, cell: Row) -> Row:
-        """Checks one cell.  The first case has all additional runs."""
-        is_first = cell["case"] == self.cells[0]["case"]
+        is_first = cell["case"] == self.cells[0]["case"]  # it has all additional runs, and the others may be larger
         case, scheme = get_op(self.kernel.op).check_case(Case.parse(cell["case"])), get_scheme(cell["scheme"])
         emulators = EMULATORS if DEVICE.type == "cpu" else None
-        checkers = Checkers(DEVICE, emulators, (SMALL if is_first else LARGE) * self.limit_s)
+        checkers = Checkers(DEVICE, emulators, (2 if is_first else 10) * self.limit_s)
         result = checkers(CheckTask(self.kernel, case, scheme, 0, is_first))
         command = self._command("check", case=cell["case"], scheme=scheme.name)
         cell |= {"status": result.status, "reason": result.reason, "command": command}
         return {"cells": self.cells}
 
     def _compiled(self) -> Row:
-        """Returns registers, spills, predicted range, bound and published times of the largest case, or a reason."""
         targets, device = choose_targets(self.kernel.op, [self.kernel.name], self.case, []), self.gpu
         options = {"case": targets[0].case.id, "scheme": targets[0].scheme.name}
         commands = [self._command("static", **options), self._command("explain", **options, gpu=device.name)]
-        row = {**options, "gpu": device.name, "commands": commands, "published": _published(targets[0], device.name)}
+        row: Row = {**options, "gpu": device.name, "commands": commands}
         (result,), (entry,) = compile_targets(targets, device, None), explain(targets, device)
         if result.launches:
             row["registers"] = max(launch.registers for launch in result.launches)
@@ -148,10 +136,10 @@ class Watched:
             ends = band(kind_of(self.kernel.op, _least(targets[0])))
             row["predicted_ms"] = [entry.predicted_ms * end for end in ends]
         row |= {"bound_ms": entry.bound_ms, "limiter": entry.limiter, "calibration": entry.calibration}
+        row["published"] = _published(targets[0], device.name)
         return row | {"reason": str(result.failure or entry.reason)}
 
     def _measured(self) -> Row:
-        """Returns the measured times of the kernel and of the op's library kernels, on this machine."""
         spec, suite = get_op(self.kernel.op), "smollm2_135m" if DEVICE.type == "cpu" else "llama3_8b"
         scheme = get_scheme(default_scheme(DEVICE, spec))
         cases = [spec.check_case(Case.parse(text)) for text in self.case] or spec.cases_in(suite)
@@ -159,10 +147,9 @@ class Watched:
         peers = [item for item in registry.kernels(spec.name).values() if item.role == "library"]
         names = frozenset(item.name for item in (self.kernel, *peers))
         measurement = Measurement(spec, scheme, Settings(device=str(DEVICE), roof=False), planted_before=names)
-        times = [
-            {"kernel": record.kernel, "ms": record.latency_median_ms, "status": record.status, "reason": record.reason}
-            for record in measurement.records((self.kernel, *peers), [case])
-        ]
+        columns = ("kernel", "latency_median_ms", "status", "reason")
+        records = measurement.records((self.kernel, *peers), [case])
+        times = [{name: getattr(record, name) for name in columns} for record in records]
         options = {"case": case.id, "scheme": scheme.name}
         return {**options, "device": DEVICE.type, "times": times, "command": self._command("bench", **options)}
 
@@ -174,18 +161,16 @@ def _least(target: KernelCase) -> Cost:
 
 def _published(target: KernelCase, gpu: str) -> list[Row]:
     """Returns the published times of the case: on the GPU, or else on the first other GPU that has one."""
-    gpus = dict.fromkeys((gpu, *(table.gpu for table in committed())))
-    times = next(filter(None, (times_of(target.op, target.scheme.name, target.case, name) for name in gpus)), [])
-    return [
-        {"library": f"{item.table.framework} {item.table.version}", "gpu": item.table.gpu, "how": item.how}
-        | {"ms": (item.seconds or 0.0) * 1e3}
-        for item in times
-    ]
+    for name in dict.fromkeys((gpu, *(table.gpu for table in committed()))):
+        if times := times_of(target.op, target.scheme.name, target.case, name):
+            names = [f"{one.table.framework} {one.table.version}, {one.how}, {name}" for one in times]
+            return [{"library": library, "s": one.seconds} for library, one in zip(names, times, strict=True)]
+    return []
 
 
 def start() -> None:
     """Starts the processes that a version will need, and emulates a kernel, so that Triton's compiler is loaded."""
-    backend = os.environ.get(BACKEND, "")
+    backend = os.environ.get("ROOFLAB_WATCH_BACKEND", "")  # of the version before, or empty
     if DEVICE.type == "cpu":
         _card.make_fake_gpu = pretended_card
     if DEVICE.type == "cuda" or backend not in COMPILED_BACKENDS:
@@ -196,8 +181,8 @@ def start() -> None:
 
 
 def answer(request: JsonObject) -> Iterator[Row]:
-    """Yields the pieces of the version that the fields of `Watched.load` name, or the sentence why there are none."""
+    """Yields the pieces of the version that `SavedKernel.load` loads, or the sentence why there are none."""
     try:
-        yield from Watched.load(**request).pieces()
+        yield from SavedKernel.load(**request).pieces()
     except ValueError as error:
         yield {"verdict": "wrong", "sentence": str(error).removeprefix("kernel: ")}

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = ("roofline", "reference", "kernels", "engine", "bench")
 ROOMS = (
     "base core show.py revisions compile emulator predict emulate tune checks ab "
-    "suite report plugin exchange engine load latency commands.py lab.py cli __main__.py bench_kernels.py "
+    "suite report plugin exchange engine load latency watch commands.py lab.py cli __main__.py bench_kernels.py "
     "run_from_checkout.py"
 ).split()
 """What lies in bench/; each imports only what stands above it in this list."""
