@@ -116,8 +116,7 @@ function draw(event) {
   say("title", kernel ? `${file}: ${kernel}` : file);
   say("save", `save ${save} at ${time}, state ${version}${running ? ", at work" : ""}`);
   place("verdict").className = verdict;
-  say("verdict", done);
-  say("sentence", sentence);
+  for (const [id, text] of [["verdict", done], ["sentence", sentence]]) say(id, text);
   for (const part of [facts, source, bars, grid]) part(state);
 }
 

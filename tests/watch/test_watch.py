@@ -14,41 +14,12 @@ from pathlib import Path
 
 import needs
 import pytest
+from pages import FILES
 
 from rooflab.bench.watch.watch_runs import faults_in
 
 WAIT_S = 240.0
-TORCH = """import os
-import torch
-from rooflab.kernels.registry import register
-
-
-@register(op="rmsnorm", name="mine", role="optimized", backend="torch")
-def rmsnorm(x, weight, eps=1e-6):
-    x32 = x.float()
-    return (x32 * (x32.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.float()).to(x.dtype)
-"""
-TRITON = """import torch
-import triton
-import triton.language as tl
-from rooflab.kernels.registry import register
-
-
-@triton.jit
-def kernel(x, weight, out, width, eps, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    values = tl.load(x + tl.program_id(0) * width + at, at < width, 0.0).to(tl.float32)
-    weights = tl.load(weight + at, at < width, 0.0).to(tl.float32)
-    scale = tl.rsqrt(tl.sum(values * values, 0) / width + eps)
-    tl.store(out + tl.program_id(0) * width + at, values * scale * weights, at < width)
-
-
-@register(op="rmsnorm", name="mine", role="optimized", backend="triton")
-def rmsnorm(x, weight, eps=1e-6):
-    x, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    kernel[(x.shape[0],)](x, weight, out, x.shape[1], eps, BLOCK=triton.next_power_of_2(x.shape[1]))
-    return out
-"""
+TORCH, TRITON = (block.partition("\n")[2] for block in (FILES["mine.py"], FILES["fast.py"]))
 
 
 @dataclass
@@ -96,7 +67,7 @@ def watching(folder, text, *options):
 BODY = "    x32 = x.float()\n"
 COMMON = {
     "SyntaxError": TORCH + "def (\n",
-    "SIGABRT": TORCH.replace(BODY, f"{BODY}    os.abort()\n"),
+    "SIGABRT": TORCH.replace(BODY, f"{BODY}    __import__('os').abort()\n"),
     "TIMEOUT": TORCH.replace(BODY, f"{BODY}    while True: pass\n"),
 }
 RARE = {
@@ -112,10 +83,8 @@ def test_each_failure_is_one_sentence_and_the_next_save_recovers(failures, tmp_p
     with watching(tmp_path, TORCH, "--limit", "3") as page:
         state = page.until(lambda state: state["measured"])
         assert (state["verdict"], state["sentence"], state["kernel"]) == ("right", "", "rmsnorm/mine")
-        assert state["emulated"] is None and {row["kernel"] for row in state["measured"]["times"]} == {
-            "mine",
-            "library",
-        }
+        names = {row["kernel"] for row in state["measured"]["times"]}
+        assert state["emulated"] is None and names == {"mine", "library"}
         for word, text in failures.items():
             state = page.save(text)
             assert state["verdict"] == "wrong" and word in state["sentence"], state["sentence"]
@@ -131,12 +100,15 @@ def test_a_triton_kernel_has_counts_by_line_and_a_fault_marks_its_line(tmp_path)
     with watching(tmp_path, TRITON) as page, urllib.request.urlopen(page.url + "events", timeout=WAIT_S) as events:
         state = page.until(lambda state: state["compiled"])
         assert state["verdict"] == "right" and state["compiled"]["registers"] > 0 and state["compiled"]["published"]
-        assert state["emulated"]["lines"]["10"]["global_bytes"] == state["emulated"]["lines"]["11"]["global_bytes"] > 0
+        lines = TRITON.splitlines()
+        load, store = (
+            next(str(n) for n, line in enumerate(lines, 1) if name in line) for name in ("row = tl", "tl.store")
+        )
+        assert all(state["emulated"]["lines"][line]["global_bytes"] for line in (load, store))
         low, high = state["compiled"]["predicted_ms"]
         assert state["compiled"]["bound_ms"] < high and low < high and state["last"] is None
-        row = "tl.program_id(0) * width + at"
-        state = page.save(TRITON.replace(f"{row}, at < width, 0.0)", f"{row})"))
-        assert state["verdict"] == "wrong" and "out-of-bounds" in state["faults"]["10"]
+        state = page.save(TRITON.replace("start + at, at < width, 0.0)", "start + at)"))
+        assert state["verdict"] == "wrong" and "out-of-bounds" in state["faults"][load]
         assert state["last"]["save"] == 1 and state["last"]["levels"]
         seen = (json.loads(line[6:]) for line in events if line.startswith(b"data: "))
         assert next(other for other in seen if other["version"] >= state["version"])["sentence"] == state["sentence"]
