@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from rooflab.bench import show
-from rooflab.bench.base.plain import JsonObject, Row
+from rooflab.bench.base.plain import JsonObject
 from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.cli import option
 from rooflab.bench.cli.app import Command, app, exit_for
@@ -217,20 +217,11 @@ def _show_findings(findings: Sequence[JsonObject], reason: str) -> None:
 
 
 def _show_launch(launch: JsonObject) -> None:
-    moved_bytes = launch["bytes"]
-    rows = [
-        ("HBM, each sector once", moved_bytes["hbm_read"], moved_bytes["hbm_write"]),
-        ("lanes' requests", moved_bytes["global_read"], moved_bytes["global_write"]),
-        ("their sectors, by warp", moved_bytes["global_read_sectors"], moved_bytes["global_write_sectors"]),
-        ("cp.async and TMA", moved_bytes["copy_read"], moved_bytes["copy_write"]),
-        ("TMA in shared memory", moved_bytes["tma_load"], moved_bytes["tma_store"]),
-        ("shared memory", moved_bytes["shared_read"] + moved_bytes["shared_matrix"], moved_bytes["shared_write"]),
-        ("atomics", moved_bytes["atomic"], moved_bytes["atomic"]),
-    ]
+    from rooflab.bench.emulate.calls import level_rows
+
     table_rows = [
-        {"level": name, "read_mb": read_bytes / MB, "written_mb": written_bytes / MB}
-        for name, read_bytes, written_bytes in rows
-        if read_bytes or written_bytes
+        {"level": row["level"], "read_mb": row["read"] / MB, "written_mb": row["written"] / MB}
+        for row in level_rows(launch["bytes"])
     ]
     title = f"{demangled(launch['kernel'])}, {counted(launch['ctas'], 'CTA')}"
     show.table(table_rows, ("level", "read_mb", "written_mb"), title)
@@ -250,37 +241,15 @@ def _show_launch(launch: JsonObject) -> None:
 
 
 def _show_lines(launch: JsonObject) -> None:
+    from rooflab.bench.emulate.calls import line_rows
+
     counts_by_file: dict[str, dict[int, Mapping[str, int]]] = {}
     for source_file, line_number, line_counts in launch["lines"]:
         counts_by_file.setdefault(source_file, {})[line_number] = line_counts
     for source_file, file_counts in counts_by_file.items():
-        rows = list(_annotated(launch["sources"].get(source_file, []), file_counts))
+        rows = list(line_rows(launch["sources"].get(source_file, []), file_counts))
         columns = ("line", "threads", "global_bytes", "shared_bytes", "conflicts", "source")
         show.table(rows, columns, Path(source_file).name if source_file else "no source line")
-
-
-def _annotated(source: Sequence[str], counted: Mapping[int, Mapping[str, int]]) -> list[Row]:
-    """Returns one table row per source line, with the emulator's counts for the line: threads, bytes and bank
-    conflicts.  Covers the first to the last line with counts."""
-    rows = []
-    for line_number in range(min(counted), max(counted) + 1):
-        counts = counted.get(line_number, {})
-        moved_bytes = sum(value for name, value in counts.items() if name.endswith("_bytes") and "sector" not in name)
-        shared_bytes = sum(
-            value for name, value in counts.items() if name.startswith("shared_") and name.endswith("_bytes")
-        )
-        min_wavefronts = counts.get("shared_wavefronts_least", 0)
-        rows.append(
-            {
-                "line": line_number,
-                "threads": counts.get("threads"),
-                "global_bytes": moved_bytes - shared_bytes or None,
-                "shared_bytes": shared_bytes or None,
-                "conflicts": counts["shared_wavefronts"] / min_wavefronts if min_wavefronts else None,
-                "source": source[line_number - 1] if 0 < line_number <= len(source) else "",
-            }
-        )
-    return rows
 
 
 @app.command()

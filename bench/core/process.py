@@ -30,7 +30,7 @@ from rooflab.kernels._folders import check_caches
 BOOT_FILE = Path(__file__).with_name("boot.py")
 START_LIMIT_S = 180.0
 """Longest time for a child to import torch and the kernels, on a busy machine."""
-LOOK_S = 1.0
+LOOK_S = 0.25
 """Seconds between two calls of the caller's `hangs`, which tells whether the child hangs."""
 CPU_RUN_LIMIT_S = 1800.0
 """Longest time of one run of a kernel on a CPU.  A large case in Triton's interpreter takes long."""
@@ -166,14 +166,14 @@ class Child:
         """Sends a request, and returns the answer.
 
         Raises `ChildFailed` if no answer comes within `limit_s` seconds (a start may take `START_LIMIT_S` more), if the
-        child ends, or if `hangs`, called every second, returns True.  The error ends the child and its descendants."""
+        child ends, or if `hangs`, called every `LOOK_S` seconds, returns True.  The error ends all its processes."""
         self._send(request, hangs)
         return json.loads(self._line(limit_s, hangs))
 
-    def stream(self, request: Json, limit_s: float) -> Iterator[Json]:
+    def stream(self, request: Json, limit_s: float, hangs: Callable[[], bool] = lambda: False) -> Iterator[Json]:
         """Yields several answers to a request.  Each answer may take `limit_s` seconds.  Raises the errors of `ask`."""
-        self._send(request)
-        while (answer := json.loads(self._line(limit_s))) is not None:
+        self._send(request, hangs)
+        while (answer := json.loads(self._line(limit_s, hangs))) is not None:
             yield answer
 
     def start(self, hangs: Callable[[], bool] = lambda: False) -> None:

@@ -19,10 +19,12 @@ MAX_RUN_S = 1800.0
 """The longest time of one emulated run, in seconds."""
 
 
-def pool(environment: Mapping[str, str | None]) -> Pool:
-    """Returns a new pool of processes that emulate kernels.  Each has one thread, and no Triton interpreter."""
+def pool(environment: Mapping[str, str | None], *modules: str) -> Pool:
+    """Returns a new pool of processes that emulate kernels.  Each has one thread, and no Triton interpreter.
+
+    Each process first imports `modules`."""
     variables = {"TRITON_INTERPRET": None, "OMP_NUM_THREADS": "1", **environment}
-    return Pool("rooflab.bench.emulate.emulate_worker", environment=variables, limit_s=MAX_RUN_S)
+    return Pool(*modules, "rooflab.bench.emulate.emulate_worker", environment=variables, limit_s=MAX_RUN_S)
 
 
 @cache

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 
+from rooflab.bench.base.plain import Row
 from rooflab.bench.compile.cases import KernelCase
 from rooflab.bench.core import ChildFailed, Environment, Pool, RunWriter, Status
 from rooflab.bench.emulate import emulators
@@ -139,6 +140,48 @@ def traffic_of(answer: Mapping[str, Any]) -> Traffic:
     launch_bytes = [item["bytes"] for item in answer["launches"]]
     read_bytes, written_bytes = (float(sum(item[name] for item in launch_bytes)) for name in ("hbm_read", "hbm_write"))
     return Traffic(read_bytes, written_bytes, len(launch_bytes), basis="counted")
+
+
+def level_rows(moved_bytes: Mapping[str, float]) -> list[Row]:
+    """Returns one row for each level of memory at which bytes were moved: its name, and the bytes read and written."""
+    rows = [
+        ("HBM, each sector once", moved_bytes["hbm_read"], moved_bytes["hbm_write"]),
+        ("lanes' requests", moved_bytes["global_read"], moved_bytes["global_write"]),
+        ("their sectors, by warp", moved_bytes["global_read_sectors"], moved_bytes["global_write_sectors"]),
+        ("cp.async and TMA", moved_bytes["copy_read"], moved_bytes["copy_write"]),
+        ("TMA in shared memory", moved_bytes["tma_load"], moved_bytes["tma_store"]),
+        ("shared memory", moved_bytes["shared_read"] + moved_bytes["shared_matrix"], moved_bytes["shared_write"]),
+        ("atomics", moved_bytes["atomic"], moved_bytes["atomic"]),
+    ]
+    return [
+        {"level": name, "read": read_bytes, "written": written_bytes}
+        for name, read_bytes, written_bytes in rows
+        if read_bytes or written_bytes
+    ]
+
+
+def line_rows(source: Sequence[str], counted: Mapping[int, Mapping[str, int]]) -> list[Row]:
+    """Returns one table row per source line, with the emulator's counts for the line: threads, bytes and bank
+    conflicts.  Covers the first to the last line with counts."""
+    rows = []
+    for line_number in range(min(counted), max(counted) + 1):
+        counts = counted.get(line_number, {})
+        moved_bytes = sum(value for name, value in counts.items() if name.endswith("_bytes") and "sector" not in name)
+        shared_bytes = sum(
+            value for name, value in counts.items() if name.startswith("shared_") and name.endswith("_bytes")
+        )
+        min_wavefronts = counts.get("shared_wavefronts_least", 0)
+        rows.append(
+            {
+                "line": line_number,
+                "threads": counts.get("threads"),
+                "global_bytes": moved_bytes - shared_bytes or None,
+                "shared_bytes": shared_bytes or None,
+                "conflicts": counts["shared_wavefronts"] / min_wavefronts if min_wavefronts else None,
+                "source": source[line_number - 1] if 0 < line_number <= len(source) else "",
+            }
+        )
+    return rows
 
 
 def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:

@@ -48,6 +48,15 @@ def read() -> pd.DataFrame:
     return pd.read_csv(PREDICTIONS_FILE, dtype={"shape": str})
 
 
+def band(kind: Kind) -> tuple[float, float]:
+    """Returns the tenth and the ninetieth percentile of published over predicted time, of public kernels of a kind.
+
+    Eight of ten published times lie between a predicted time multiplied by the first, and by the second."""
+    public_rows = read().query("kind == @kind")
+    ratios = sorted(public_rows["published_us"] / public_rows["predicted_us"])
+    return ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
+
+
 def error_text(op: str, cost: Cost) -> str:
     """Returns a sentence with the prediction error for public kernels of the same kind as `op`."""
     kind = kind_of(op, cost)

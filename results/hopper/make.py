@@ -36,7 +36,7 @@ from rooflab.bench.core.record_files import read_all
 from rooflab.bench.predict import public
 from rooflab.bench.predict.explain import Explanation, explain
 from rooflab.bench.predict.model import LEAST_WORK, SUSTAINED
-from rooflab.bench.predict.public import kind_of
+from rooflab.bench.predict.public import band, kind_of
 from rooflab.bench.report.pictures.canvas import FIGURE_WIDTH_IN
 from rooflab.bench.suite.passed import CODE_FIELD
 from rooflab.bench.suite.state import folder_of
@@ -203,13 +203,6 @@ def measured(target: AcceptanceTarget, gpu: str, root: Path = RESULTS) -> list[R
             ratio = rivals[rival] / times[own.kernel][case.id]
             found.append(RivalRatio(_name(target), case.id, own.kernel, rival, ratio, MEASURED))
     return found
-
-
-def band(kind: str) -> tuple[float, float]:
-    """The tenth and the ninetieth percentile of published over predicted time, for the public kernels of a kind."""
-    own = public.read().query("kind == @kind")
-    ratios = sorted(own["published_us"] / own["predicted_us"])
-    return ratios[len(ratios) // 10], ratios[-1 - len(ratios) // 10]
 
 
 def predicted(target: AcceptanceTarget, device: Device) -> list[RivalRatio]:

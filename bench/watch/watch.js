@@ -1,0 +1,125 @@
+const place = id => document.getElementById(id);
+const NOT_RUN = ["UNSUPPORTED", "UNAVAILABLE"];
+let state = null, chosen = "";
+
+function el(tag, attributes, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+const digits = x => x >= 1000 ? Math.round(x).toLocaleString("en") : String(Number(x.toPrecision(3)));
+const us = ms => `${digits(ms * 1000)} µs`;
+const head = text => el("th", {scope: "col"}, text);
+function bytes(n) {
+  const unit = [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]].find(([size]) => n >= size);
+  return unit ? `${digits(n / unit[0])} ${unit[1]}` : `${n} B`;
+}
+
+// An unchanged text stays as it is, for it would be read out again.
+const say = (id, text) => { if (place(id).textContent !== text) place(id).textContent = text; };
+
+function facts({cells, compiled, emulated, measured, kernel, backend}) {
+  const rows = [], commands = new Set(), count = kind => cells.filter(cell => word(cell) === kind).length;
+  const add = (name, value, detail, command = "") => rows.push([name, value, detail]) && commands.add(command);
+  const right = count("right"), wrong = count("wrong"), left = count("not tried");
+  if (kernel) add("checks", `right ${right} of ${right + wrong + left}`, `${wrong} wrong, ${left} not tried`);
+  if (right + wrong && !emulated) add("counts", "none", `A kernel of ${backend} has no compiled code to emulate.`);
+  if (emulated && emulated.bytes) {
+    const detail = `${bytes(emulated.bytes)} of HBM, counted in the emulator, ${emulated.case} ${emulated.scheme}`;
+    add("bytes", `${digits(emulated.bytes / emulated.least)} × the least`, detail, emulated.command);
+  }
+  if (compiled) {
+    const at = `${compiled.case} ${compiled.scheme}`, on = `on ${compiled.gpu}, ${at}`;
+    const {registers, spills, predicted_ms: range, bound_ms: bound, commands: [code, time]} = compiled;
+    if (compiled.reason) add("compiled code", "none", compiled.reason, code);
+    if (registers !== undefined) add("registers", `${registers} a thread`, `compiled for sm_90a, ${at}`, code);
+    if (spills !== undefined) add("spills", `${spills} B a thread`, `of stack, ${at}`, code);
+    const name = "predicted, for 8 of 10 kernels";
+    if (range) add(name, range.map(us).join(" to "), `${on}; ${compiled.calibration}`, time);
+    if (bound) add("bound", us(bound), `${compiled.limiter}, ${on}`, time);
+    for (const {s, library} of compiled.published) add("published library", us(s * 1000), `${library}, ${at}`);
+    if (!compiled.published.length) add("published library", "none", `no table has ${at}`);
+  }
+  for (const {kernel: name, latency_median_ms: ms, status, reason} of measured ? measured.times : []) {
+    const detail = `${status}, on this ${measured.device}, ${measured.case} ${measured.scheme} ${reason}`;
+    add(`measured ${name}`, ms === null ? "none" : us(ms), detail, measured.command);
+  }
+  place("facts").replaceChildren(...rows.map(([name, value, detail]) => el("div", {},
+    el("dt", {}, name), el("dd", {}, el("strong", {}, value), el("span", {}, detail)))));
+  place("commands").replaceChildren(...[...commands].map(command => el("code", {}, command)));
+}
+
+function source({source: texts, emulated, faults, file}) {
+  const lines = emulated ? emulated.lines : {}, counted = Object.keys(lines).length > 0;
+  const heads = ["line", ...(counted ? ["bytes", "shared", "conflicts", "instructions"] : []), "source"];
+  place("source-columns").replaceChildren(...heads.map(head));
+  place("source").replaceChildren(...texts.flatMap((text, index) => {
+    const line = lines[index + 1] || {}, fault = faults[index + 1], kind = {class: fault ? "fault" : ""};
+    const cells = [line.global_bytes && bytes(line.global_bytes), line.shared_bytes && bytes(line.shared_bytes),
+      line.conflicts && `${digits(line.conflicts)} ×`, line.threads && digits(line.threads)];
+    const row = el("tr", kind, el("th", {scope: "row"}, `${fault ? "✗ " : ""}${index + 1}`),
+      ...(counted ? cells : []).map(cell => el("td", {class: "number"}, cell || "")), el("td", {class: "code"}, text));
+    const reason = el("td", {colspan: heads.length}, el("span", {class: "reason"}, fault || ""));
+    return fault ? [row, el("tr", kind, reason)] : [row];
+  }));
+  say("source-note", emulated && !counted ? `No line of ${file} is counted.` : "");
+}
+
+function bars({emulated, last}) {
+  const levels = emulated ? emulated.levels : [];
+  say("bytes-note", !levels.length ? "No bytes are counted." : !last ? "No earlier save was right, to compare with."
+    : `Below each stands that of save ${last.save}, the last one that was right, at ${last.case} ${last.scheme}.`);
+  const earlier = level => (last ? last.levels : []).find(row => row.level === level) || {read: 0, written: 0};
+  const pairs = levels.flatMap(row => ["read", "written"].map(key => (
+    {name: `${row.level}, ${key}`, now: row[key], then: earlier(row.level)[key]}))).filter(one => one.now || one.then);
+  const most = Math.max(...pairs.flatMap(pair => [pair.now, pair.then]));
+  const bar = (kind, value, text) => {
+    const drawn = el("i", {class: kind, "aria-hidden": "true"});
+    drawn.style.width = `${60 * value / most}%`;
+    return el("span", {class: "bar"}, drawn, text);
+  };
+  place("bytes").replaceChildren(...pairs.map(({name, now, then}) => el("p", {}, name, bar("now", now, bytes(now)),
+    ...(last ? [bar("then", then, `${bytes(then)} in save ${last.save}`)] : []))));
+}
+
+const word = cell => !cell.status ? "not tried" : NOT_RUN.includes(cell.status) ? "not taken"
+  : cell.status === "OK" ? "right" : "wrong";
+
+function grid({cells}) {
+  const schemes = [...new Set(cells.map(cell => cell.scheme))], cases = [...new Set(cells.map(cell => cell.case))];
+  const focused = document.activeElement.id;
+  place("grid-columns").replaceChildren(...["case", ...schemes].map(head));
+  const title = name => el("th", {scope: "row"}, name.replaceAll(",", ", ").replaceAll("-", "‑"));
+  place("grid").replaceChildren(...cases.map(name => el("tr", {}, title(name),
+    ...cells.filter(cell => cell.case === name).map(cell => {
+      const id = `${name} ${cell.scheme}`, button = el("button", {type: "button", id, class: word(cell)}, word(cell));
+      button.addEventListener("click", () => { chosen = id; tell(); });
+      return el("td", {}, button);
+    }))));
+  if (focused && place(focused)) place(focused).focus({preventScroll: true});
+  tell();
+}
+
+function tell() {
+  const cell = state.cells.find(one => `${one.case} ${one.scheme}` === chosen);
+  say("cell", cell ? [chosen, word(cell), cell.reason, cell.command].filter(Boolean).join(": ")
+    : "Press a cell to see its reason and its command.");
+}
+
+function draw(event) {
+  state = JSON.parse(event.data);
+  const {verdict, running, file, kernel, save, time, version, sentence} = state;
+  const done = verdict === "wrong" ? "✗ wrong" : verdict ? `✓ right${running ? " so far" : ""}` : "… judging";
+  document.title = `${done} ${file}`;
+  say("title", kernel ? `${file}: ${kernel}` : file);
+  say("save", `save ${save} at ${time}, state ${version}${running ? ", at work" : ""}`);
+  place("verdict").className = verdict;
+  for (const [id, text] of [["verdict", done], ["sentence", sentence]]) say(id, text);
+  for (const part of [facts, source, bars, grid]) part(state);
+}
+
+const events = new EventSource("events");
+events.onmessage = draw;
+events.onerror = () => say("save", "rooflab watch has ended, or does not answer. Below is what it said last.");
