@@ -68,7 +68,7 @@ def fresh(request, tmp_path_factory):
 def test_the_wheel_equals_the_tree_and_has_the_tables_that_commands_read(wheel, fresh):
     with zipfile.ZipFile(wheel) as packed:
         found = {name.removeprefix("rooflab/") for name in packed.namelist() if name.startswith("rooflab/")}
-    suffixes = (".py", ".cu", ".cpp", ".h", ".json", ".gz", ".html", ".css", ".js", ".toml", ".yaml", ".typed")
+    suffixes = (".py", ".cu", ".cpp", ".h", ".json", ".html", ".js", ".css", ".gz", ".toml", ".yaml", ".typed")
     names = tracked()
     tables = {name for name in names if name.startswith("results/published/")}
     tables = {name for name in tables if name.endswith((".xz", "/tables.json", "/predictions.csv"))}
