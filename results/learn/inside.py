@@ -35,7 +35,8 @@ class TensorWatch(TorchFunctionMode):
 def files() -> dict[str, dict[str, Any]]:
     """Returns the contents of the data files by their names."""
     arch, tokenizer, weights, *_ = open_model(MODEL, False, 0, torch.device("cpu"))
-    tensors, names = dict(weights), [tokenizer.named(i)[0] for i in range(arch.vocab_size)]
+    tensors: dict[str, Any] = dict(weights)
+    names = [tokenizer.named(i)[0] for i in range(arch.vocab_size)]
     with TensorWatch() as watch:
         logits = llama.logits(arch, tensors, tokenizer.encode(CHAT))[-1]
     below = (256 * (logits.max() - logits)).round().int().tolist()
@@ -63,7 +64,7 @@ def run_of(llm: LLM, names: list[str]) -> dict[str, Any]:
         "itl_ms": sorted(times[1:])[len(times[1:]) // 2], "e2e_ms": output.timeline.e2e_ms,
         "steps": [
             {"ms": ms, "token": token, "top": [[i, names[i], math.exp(p)] for i, p in list(top.items())[:5]]}
-            for ms, token, top in zip(times, output["token_ids"], likely, strict=True)
+            for ms, token, top in zip(times, output["token_ids"], likely or [], strict=True)
         ],
         "ledger": {
             kind: {name: getattr(ledger, name) for name in ("context", "step_ms", "host_ms", "noise")}

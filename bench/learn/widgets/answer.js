@@ -5,12 +5,12 @@ rooflab.widget("answer", ["run"], (root, [run]) => {
     tokens.replaceChildren(...run.steps.slice(0, count).map((step, i) =>
       rooflab.el("span", { text: run.answer[i][1] }, rooflab.el("small", { text: rooflab.ms(step.ms) }))));
     const kind = count > 1 ? "decode" : "prefill";
-    const rows = run.ledger[kind].rows.map(([op, site, , calls, ms, MB]) => [site ? `${site} (${op})` : op, calls, ms, MB]);
+    const rows = run.ledger[kind].rows.map(([op, site, , ...own]) => [site ? `${site} (${op})` : op, ...own]);
     rows.push(["all ops", ...[1, 2, 3].map((column) => rows.reduce((sum, row) => sum + row[column], 0))]);
     ledger.replaceChildren(count ? rooflab.table(`Ops of a ${kind} step`, ["op", "calls", "ms", "MB"],
       rows.map(([op, calls, ...others]) => [op, calls, ...others.map(rooflab.digits)])) : "");
     const itl = count > 1 ? `, ITL ${rooflab.ms(run.itl_ms)} (the median gap of the run)` : "";
-    status.textContent = count ? `TTFT ${rooflab.ms(run.ttft_ms)}${itl}` : `${run.prompt.length} tokens of a prompt wait.`;
+    status.textContent = count ? `TTFT ${rooflab.ms(run.ttft_ms)}${itl}` : `A prompt of ${run.prompt.length} tokens.`;
   };
   root.append(rooflab.steps(() => run.steps.length, draw), tokens, status, ledger);
   if (location.protocol.startsWith("http")) root.append(...live(run.question));
@@ -26,9 +26,10 @@ function live(question) {
     return reply;
   };
   const ask = async () => {
-    const [times, model] = [[performance.now()], (await (await sent("/v1/models")).json()).data[0].id];
-    const messages = [{ role: "user", content: input.value }];
-    const body = JSON.stringify({ model, messages, stream: true, max_tokens: 64 });
+    const [messages, models] = [[{ role: "user", content: input.value }], await (await sent("/v1/models")).json()];
+    const fixed = { model: models.data[0].id, stream: true, max_tokens: 64, temperature: 0 };
+    const body = JSON.stringify({ ...fixed, messages });
+    const times = [performance.now()];
     const reply = await sent("/v1/chat/completions", { method: "POST", body });
     let rest = "";
     answer.textContent = "";

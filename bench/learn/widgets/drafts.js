@@ -16,10 +16,10 @@ rooflab.widget("drafts", ["drafts"], (root, [{ runs, texts }]) => {
     const decodes = steps.slice(1);
     const drawn = decodes.reduce((sum, step) => sum + step.taken.length, 0);
     const tokens = Math.min(drawn, runs[at.run].answer.length - 1); // what comes behind the end is dropped
-    const median = (own) => own.length ? rooflab.ms(own.map((step) => step.ms).sort((a, b) => a - b)[own.length >> 1]) : "–";
-    status.textContent = `${tokens} tokens in ${decodes.length} decode steps. Median step without a draft: `
-      + `${median(decodes.filter((step) => !step.draft.length))}, with a draft: `
-      + `${median(decodes.filter((step) => step.draft.length))}.`;
+    const [plain, drafted] = [false, true].map((has) => decodes.filter(({ draft }) => has === draft.length > 0)
+      .map((step) => step.ms).sort((a, b) => a - b)).map((own) => own.length ? rooflab.ms(own[own.length >> 1]) : "–");
+    status.textContent = `${tokens} tokens in ${decodes.length} decode steps. Median step without a draft: ${plain}, `
+      + `with a draft: ${drafted}.`;
   };
   const [all, names] = [() => runs[at.run].steps.length, runs.map(({ name }, i) => [i, name])];
   root.append(...rooflab.choices(at, () => draw(all()), [["run", "an answer that", names]]), rooflab.steps(all, draw),

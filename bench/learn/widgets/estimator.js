@@ -26,8 +26,9 @@ rooflab.estimate = (model, gpu, { batch, context, dtype = "bf16", kv_dtype = "bf
   const most = (fixed, each) => Math.max(0, Math.floor((usable - weight_bytes - fixed) / each));
   const each = context * token_bytes + logits;
   const few = most(tokens * row, each);
-  return { weight_bytes, kv_bytes_per_token: token_bytes, kv_bytes, activation_bytes, usable,
-    fits: weight_bytes + kv_bytes + activation_bytes <= usable, max_sequences: few > tokens ? most(0, each + row) : few };
+  const [max_sequences, used] = [few > tokens ? most(0, each + row) : few, weight_bytes + kv_bytes + activation_bytes];
+  return { weight_bytes, kv_bytes_per_token: token_bytes, kv_bytes, activation_bytes, usable, max_sequences,
+    fits: used <= usable };
 };
 
 rooflab.widget("estimator", ["models", "gpus"], (root, [{ models }, { gpus }]) => {
