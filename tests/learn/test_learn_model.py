@@ -32,7 +32,7 @@ MOVES = "next_token:Enter tokens:7 neighbours:ArrowDown one_head:Space heatmap:A
 MOVES += " swiglu:ArrowLeft residual:ArrowUp sampling:ArrowLeft"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """The page with all widgets open, and the network off; fails on a console message or an error in it."""
     from playwright.sync_api import sync_playwright
@@ -51,7 +51,7 @@ def page(tmp_path_factory):
     assert heard == []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def opened():
     needs.skip_without("weights")
     arch, tokenizer, tensors, *_ = open_model("smollm2-135m", False, 0, torch.device("cpu"))
