@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -153,35 +153,25 @@ def level_rows(moved_bytes: Mapping[str, float]) -> list[Row]:
         ("shared memory", moved_bytes["shared_read"] + moved_bytes["shared_matrix"], moved_bytes["shared_write"]),
         ("atomics", moved_bytes["atomic"], moved_bytes["atomic"]),
     ]
-    return [
-        {"level": name, "read": read_bytes, "written": written_bytes}
-        for name, read_bytes, written_bytes in rows
-        if read_bytes or written_bytes
-    ]
+    return [{"level": name, "read": read, "written": written} for name, read, written in rows if read or written]
 
 
-def line_rows(source: Sequence[str], counted: Mapping[int, Mapping[str, int]]) -> list[Row]:
-    """Returns one table row per source line, with the emulator's counts for the line: threads, bytes and bank
+def line_rows(source: Sequence[str], counted: Mapping[int, Mapping[str, int]]) -> Iterator[Row]:
+    """Yields one table row per source line, with the emulator's counts for the line: threads, bytes and bank
     conflicts.  Covers the first to the last line with counts."""
-    rows = []
     for line_number in range(min(counted), max(counted) + 1):
         counts = counted.get(line_number, {})
-        moved_bytes = sum(value for name, value in counts.items() if name.endswith("_bytes") and "sector" not in name)
-        shared_bytes = sum(
-            value for name, value in counts.items() if name.startswith("shared_") and name.endswith("_bytes")
-        )
+        moved = {name: value for name, value in counts.items() if name.endswith("_bytes") and "sector" not in name}
+        shared_bytes = sum(value for name, value in moved.items() if name.startswith("shared_"))
         min_wavefronts = counts.get("shared_wavefronts_least", 0)
-        rows.append(
-            {
-                "line": line_number,
-                "threads": counts.get("threads"),
-                "global_bytes": moved_bytes - shared_bytes or None,
-                "shared_bytes": shared_bytes or None,
-                "conflicts": counts["shared_wavefronts"] / min_wavefronts if min_wavefronts else None,
-                "source": source[line_number - 1] if 0 < line_number <= len(source) else "",
-            }
-        )
-    return rows
+        yield {
+            "line": line_number,
+            "threads": counts.get("threads"),
+            "global_bytes": sum(moved.values()) - shared_bytes or None,
+            "shared_bytes": shared_bytes or None,
+            "conflicts": counts["shared_wavefronts"] / min_wavefronts if min_wavefronts else None,
+            "source": source[line_number - 1] if 0 < line_number <= len(source) else "",
+        }
 
 
 def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
@@ -189,27 +179,21 @@ def write(calls: Sequence[EmulatedCall], folder: Path, seed: int) -> Path:
     the call, the record has the bytes of memory traffic."""
     record_writer, environment = RunWriter(folder), Environment.now()
     for one_call in calls:
-        kernel, target = registry.get_kernel(one_call.target.op, one_call.target.kernel), one_call.target
-        traffic = traffic_of(one_call.answer)
-        has_run = one_call.answer["status"] in ("OK", "INCORRECT") and bool(one_call.answer["launches"])
-        is_compared = has_run and bool(one_call.answer["errors"])
-        is_counted = has_run and one_call.answer["ran"] == one_call.answer["of"]
+        target, answer = one_call.target, one_call.answer
+        kernel, traffic = registry.get_kernel(target.op, target.kernel), traffic_of(answer)
+        has_run = answer["status"] in ("OK", "INCORRECT") and bool(answer["launches"])
+        is_compared = has_run and bool(answer["errors"])
+        is_counted = has_run and answer["ran"] == answer["of"]
+        status, scheme_name, run_id = cast(Status, answer["status"]), target.scheme.name, record_writer.run_id
+        record = environment.record("check", kernel, target.case, scheme_name, run_id, status, answer["reason"])
         record_writer.write(
             replace(
-                environment.record(
-                    "check",
-                    kernel,
-                    target.case,
-                    target.scheme.name,
-                    record_writer.run_id,
-                    cast(Status, one_call.answer["status"]),
-                    one_call.answer["reason"],
-                ),
+                record,
                 config=None if target.config is None else asdict(target.config),
                 seed=seed,
                 device="cpu",
                 checked_by="emulator" if is_compared else "none",
-                errors=tuple(one_call.answer.get("errors", ())),
+                errors=tuple(answer.get("errors", ())),
                 traffic_bytes=traffic.bytes if is_counted else None,
                 traffic_basis="counted" if is_counted else None,
             )

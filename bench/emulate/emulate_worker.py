@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -18,33 +19,22 @@ from rooflab.bench.core import Runner, Serving
 from rooflab.bench.emulate import one_call as emulated_run
 from rooflab.bench.emulate import unregistered
 from rooflab.bench.emulate.ours import every_launch, pretended_for
-from rooflab.bench.emulator import QUICK, Checks, Launches
+from rooflab.bench.emulator import QUICK, Launches
 from rooflab.kernels.registry import Kernel
 from rooflab.reference.spec import OpSpec, Scheme
 
 
-@dataclass
-class _Watching(Launches):
-    """Emulates the launches of several calls of a kernel.  In the first call, makes all checks.  In later calls, only
-    computes values, with other orders of the warps."""
-
-    calls: int = 0
-
-    def begin(self) -> None:
-        """Records that a new call of the kernel begins."""
-        self.calls += 1
-        if self.calls > 1:
-            self.checks, self.seed = QUICK, self.calls
-
-
 class Emulating(Runner):
-    """Runs a kernel's compiled code in the emulator.  Reports the races and the bytes of the first call."""
+    """Runs a kernel's compiled code in the emulator.  Reports the races and the bytes of the first call, which gets all
+    checks.  Later calls only compute values, with other orders of the warps."""
 
     def __init__(self, kernel: Kernel, spec: OpSpec, scheme: Scheme, device: torch.device):
-        self._launches = launches = _Watching(checks=Checks())
+        self._launches = launches = Launches()
+        call_numbers = count(1)
 
         def counted(**arguments: Any) -> Any:
-            launches.begin()
+            if (number := next(call_numbers)) > 1:
+                launches.checks, launches.seed = QUICK, number
             with pretended_for(kernel), launches.fresh:
                 return kernel.fn(**arguments)
 

@@ -21,7 +21,7 @@ from rooflab.bench.core import Environment, Rotation, first_case
 from rooflab.bench.emulate.calls import call
 from rooflab.kernels import registry
 from rooflab.kernels._files import write_whole
-from rooflab.reference.spec import Case, Inputs, Outputs, get_scheme
+from rooflab.reference.spec import Case, Inputs, Outputs, as_tuple, get_scheme
 
 SEED = 0
 _INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -62,8 +62,7 @@ def outputs_of(target: KernelCase, device: torch.device) -> Outputs:
     }
     arguments = Rotation.arguments(kernel, op_spec, inputs)
     kernel_result = kernel.fn(**arguments)
-    outputs = tuple(arguments[name] for name in op_spec.outputs) if op_spec.mutates else kernel_result
-    outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+    outputs = tuple(arguments[name] for name in op_spec.outputs) if op_spec.mutates else as_tuple(kernel_result)
     return tuple(output.detach().cpu() for output in outputs)
 
 

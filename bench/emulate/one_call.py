@@ -18,7 +18,7 @@ from rooflab.bench.emulate.ours import every_launch, pretended_for
 from rooflab.bench.emulator import Checks, EmulationError, Launches, LaunchResult, NotSampled
 from rooflab.kernels import registry
 from rooflab.reference.compare import ErrorStats
-from rooflab.reference.spec import Case, OpSpec, Outputs, Scheme, get_scheme, nbytes
+from rooflab.reference.spec import Case, OpSpec, Outputs, Scheme, as_tuple, get_scheme, nbytes
 
 Answer = dict[str, Any]
 MAX_ORACLE_FLOPS = 2e11
@@ -56,16 +56,15 @@ def run(request: Mapping[str, Any]) -> Answer:
         call_status, reason_text = run_failure.status, run_failure.reason
     call_answer: Answer = {"seconds": time.perf_counter() - start_s, **launches_answer(launches)}
     if call_status == "OK":
-        outputs = tuple(arguments[output_name] for output_name in spec.outputs) if spec.mutates else outputs
+        tensors = tuple(arguments[output_name] for output_name in spec.outputs) if spec.mutates else as_tuple(outputs)
         if request["save"]:
-            torch.save((outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs), request["save"])
-        call_answer |= _judged(spec, case, scheme, outputs, launches, request["seed"])
+            torch.save(tensors, request["save"])
+        call_answer |= _judged(spec, case, scheme, tensors, launches, request["seed"])
         call_status, reason_text = call_answer["status"], call_answer["reason"]
     return call_answer | {"status": call_status, "reason": reason_text}
 
 
-def _judged(spec: OpSpec, case: Case, scheme: Scheme, outputs: Any, launches: Launches, seed: int) -> Answer:
-    tensors: Outputs = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+def _judged(spec: OpSpec, case: Case, scheme: Scheme, tensors: Outputs, launches: Launches, seed: int) -> Answer:
     races = launches.races
     fresh_inputs = spec.make_inputs(case, scheme, torch.device("cpu"), seed)
     flops = spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), seed)).flops

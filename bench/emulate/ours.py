@@ -84,16 +84,12 @@ def emulating_cuda(handle: LaunchHook) -> Iterator[None]:
     ) -> None:
         launch_values = [_argument(arg_index, launch_argument) for arg_index, launch_argument in enumerate(arguments)]
         ptx = compile_ptx(self.source, options=self.options)
-        launch = PtxLaunch(ptx, self.name, _triple(block), int(shared_bytes), dependent=self.dependent)
+        x, y, z = (*map(int, block), 1, 1)[:3]
+        launch = PtxLaunch(ptx, self.name, (x, y, z), int(shared_bytes), dependent=self.dependent)
         handle(launch, tuple(int(axis_size) for axis_size in grid), launch_values)
 
     with patch.object(_cuda.CudaKernel, "__call__", instead):
         yield
-
-
-def _triple(sizes: Sequence[int]) -> tuple[int, int, int]:
-    x, y, z = (*(int(axis_size) for axis_size in sizes), 1, 1)[:3]
-    return x, y, z
 
 
 def _argument(index: int, value: Any) -> Any:

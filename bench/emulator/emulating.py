@@ -10,9 +10,10 @@ print(run.findings, run.bytes, run.launches)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -68,7 +69,7 @@ def emulating(
     launch_emulation = Emulation(checks=checks, seed=seed, ctas=ctas, memory=tuple(memory), views=views)
     try:
         with (
-            emulating_launches(launch_emulation, None if configs is None else _chosen(configs)),
+            emulating_launches(launch_emulation, None if configs is None else partial(_chosen, configs)),
             pretended_gpu(views) as launch_emulation.gpu,
             ordered_streams(launch_emulation.fresh.order, launch_emulation.gpu),
             launch_emulation.fresh,
@@ -79,22 +80,19 @@ def emulating(
         raise EmulationError(error.fault).with_traceback(users_part(error.__traceback__)) from None
 
 
-def _chosen(configs: Mapping[str, Any] | float) -> Callable[[list[Any], dict[str, Any]], Iterator[Any]]:
-    def choose(candidates: list[Any], values: dict[str, Any]) -> Iterator[Any]:
-        if isinstance(configs, Mapping):
-            user_settings = configs.items()
-            matching_configs = [config for config in candidates if user_settings <= config.all_kwargs().items()]
-            if not matching_configs:
-                raise ValueError(f"configs: expected one of {'; '.join(map(str, candidates))}, got {dict(configs)}")
-            yield matching_configs[0]
-            return
-        yield candidates[0]
-        end_s = time.monotonic() + configs
-        for config in candidates[1:]:
-            if time.monotonic() < end_s:
-                yield config
-
-    return choose
+def _chosen(configs: Mapping[str, Any] | float, candidates: list[Any], values: dict[str, Any]) -> Iterator[Any]:
+    if isinstance(configs, Mapping):
+        user_settings = configs.items()
+        matching_configs = [config for config in candidates if user_settings <= config.all_kwargs().items()]
+        if not matching_configs:
+            raise ValueError(f"configs: expected one of {'; '.join(map(str, candidates))}, got {dict(configs)}")
+        yield matching_configs[0]
+        return
+    yield candidates[0]
+    end_s = time.monotonic() + configs
+    for config in candidates[1:]:
+        if time.monotonic() < end_s:
+            yield config
 
 
 def users_part(trace: TracebackType | None) -> TracebackType | None:

@@ -79,13 +79,12 @@ def barrier(g: Generator, instruction: Instruction) -> None:
         (_,) = operands  # the scheduler reads the mask, and brings these lanes here together
         g.line(f"c.group.order_lanes(c.lanes[c.lanes_under({g.guard or 'None'})])")
     elif opcode_parts[1] == "cluster":
-        name = "cluster_arrive" if "arrive" in opcode_parts else "cluster_wait"
-        has_release = "relaxed" not in opcode_parts
         g.unguarded(instruction)
-        if name == "cluster_wait":
-            g.line(f"return waiting_of(c.group).clusters.wait(c, {next_pc}, {instruction.number})")
-        else:
+        if "arrive" in opcode_parts:
+            has_release = "relaxed" not in opcode_parts
             g.line(f"waiting_of(c.group).clusters.arrive(c, {has_release}, {instruction.number})")
+        else:
+            g.line(f"return waiting_of(c.group).clusters.wait(c, {next_pc}, {instruction.number})")
     elif "red" in opcode_parts:
         _reduction(g, instruction)
     else:

@@ -127,8 +127,8 @@ def _end_load(
     instruction: int,
 ) -> None:
     group.views[unit][index] = read()
-    if record is not None and group.run.observer is not None:
-        group.run.observer.load_ends(group, record, mbarrier)
+    if record is not None and group.races is not None:
+        group.races.signal_async(record, mbarrier)
     waiting_of(group).mbarriers.complete_bytes(mbarrier, size, instruction)
 
 
@@ -286,8 +286,11 @@ def commit_bulk(c: LaneContext, guard: Any) -> None:
 def wait_bulk(c: LaneContext, newest: int, only_reads: bool, guard: Any) -> None:
     """Runs `cp.async.bulk.wait_group`."""
     bulk_copies = waiting_of(c.group).transfers.wait_bulk(c.lanes[c.lanes_under(guard)], newest, only_reads=only_reads)
-    if bulk_copies and c.group.run.observer is not None:
-        c.group.run.observer.stores_done(c.group, [(bulk_copy.lane, bulk_copy.mark) for bulk_copy in bulk_copies])
+    for bulk_copy in bulk_copies:
+        if bulk_copy.mark is not None and c.group.races is not None:
+            # Only the thread that issued the copy has waited for it.
+            slot, warp = divmod(bulk_copy.lane // 32, c.group.race_warps)
+            c.group.races.acquire_async(slot, warp, bulk_copy.mark)
 
 
 def store_remote(

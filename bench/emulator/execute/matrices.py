@@ -278,10 +278,11 @@ def wait(c: LaneContext, newest: int, instruction: int) -> None:
                 accumulators.settle(index)
         race_marks = [race_record for race_record in warpgroup.marks[:done_count] if race_record is not None]
         warpgroup.groups, warpgroup.marks = warpgroup.groups[done_count:], warpgroup.marks[done_count:]
-        if race_marks and c.group.run.observer is not None:
-            c.group.run.observer.wgmma_done(
-                c.group, np.unique(c.warps[c.group.pieces(c.lanes, 128) == warpgroup_number]), race_marks
-            )
+        if race_marks and c.group.races is not None:
+            warps = np.unique(c.warps[c.group.pieces(c.lanes, 128) == warpgroup_number])
+            slot, slot_warps = int(warps[0]) // c.group.race_warps, warps % c.group.race_warps
+            for race_record in race_marks:
+                c.group.races.acquire_async(slot, slot_warps, race_record)
 
 
 def check_settled(c: LaneContext, value: Any, instruction: int) -> None:

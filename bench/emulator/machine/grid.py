@@ -34,8 +34,7 @@ SURE = 4
 def _lots(run: Run, ctas: Sequence[int]) -> Iterator[list[int]]:
     """Yields the batches in which the CTAs of a grid run. A batch is one cluster, or several CTAs in one NumPy
     vector."""
-    ctas_per_cluster = run.cluster[0] * run.cluster[1] * run.cluster[2]
-    if ctas_per_cluster > 1:
+    if run.has_clusters:
         yield from _clusters(run, ctas)
         return
     if run.program.sequential:
@@ -70,7 +69,8 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
     """
     batch_iterator = _lots(run, ctas)
     batches: list[tuple[Schedule, Iterator[bool]]] = []
-    fits = partial(_resident, run)
+    # By registers per thread, how many CTAs an H100 runs at once.  None stands for a number that limits nothing.
+    fits = partial(resident_ctas, math.prod(run.block), shared_bytes=run.shared_limit)
     room, has_exact_room = fits(None), fits(None) == fits(1)  # registers count only where CTAs could be too many
     next_batch, idle_rounds, started_count = next(batch_iterator, None), 0, 0
     with np.errstate(all="ignore"):
@@ -108,11 +108,6 @@ def execute(run: Run, ctas: Sequence[int], registers: Callable[[], int]) -> None
 def _wait_again(run: Run, going: Sequence[object]) -> None:
     """Restarts the time limit of the emulated run. The limit is longer if more batches of CTAs take turns."""
     run.deadline = time.thread_time() + most_seconds() * min(len(going), MAX_TIME_FACTOR)
-
-
-def _resident(run: Run, registers: int | None) -> int:
-    """Returns how many CTAs an H100 runs at once.  None stands for a number of registers that limits nothing."""
-    return resident_ctas(math.prod(run.block), registers, run.shared_limit)
 
 
 def _waits_for_ever(schedules: Sequence[Schedule]) -> str:

@@ -55,10 +55,8 @@ class LaunchFootprint:
     def _flags(self, starts: Ints, size: int, verb: str) -> tuple[npt.NDArray[Any], Ints, Flags]:
         """Returns the flags in units of an access, the accesses as indices, and which accesses lie in this memory."""
         unit_bytes = max(size, self.unit)
-        units, places = (
-            self.flags[verb].view(UNIT_DTYPES[unit_bytes // self.unit]),
-            (starts - self.span[0]) // unit_bytes,
-        )
+        units = self.flags[verb].view(UNIT_DTYPES[unit_bytes // self.unit])
+        places = (starts - self.span[0]) // unit_bytes
         return units, places, (places >= 0) & (places < len(units))
 
     def note(self, starts: Ints, size: int, verb: str) -> None:
@@ -110,12 +108,6 @@ class Turn:
         self.overtaken = self.overtaken if is_dependent else ((), ())
         self.watches |= bool(lets_next_begin or self.overtaken[0])
 
-    def note(self, kernel: str, memory: GlobalMemory, starts: Ints, size: int, verb: str) -> None:
-        """Notes accesses of `size` bytes at the addresses `starts`, of the kind `verb`."""
-        for allocation, inside in memory.parts(starts):
-            if isinstance(allocation.owner, torch.Tensor):
-                self._footprint(kernel, allocation).note(starts[inside], size, verb)
-
     def add_sectors(self, kernel: str, memory: GlobalMemory) -> None:
         """Takes the sectors that the launch has used for its accesses, which were not noted."""
         for allocation in memory.allocations:
@@ -146,7 +138,9 @@ class Turn:
         """Notes and checks an access of lanes, of the kind `verb`, to `size` bytes at each of `addresses`."""
         slots = c.slots if active is None else c.slots[active]
         starts = np.broadcast_to(np.asarray(addresses).astype(np.int64), slots.shape)
-        self.note(c.group.program.kernel.name, c.group.memory, starts, size, verb)
+        for allocation, inside in c.group.memory.parts(starts):
+            if isinstance(allocation.owner, torch.Tensor):
+                self._footprint(c.group.program.kernel.name, allocation).note(starts[inside], size, verb)
         has_waited = self.waited[np.asarray(c.group.ctas)[slots]]
         checks: tuple[tuple[Rule, Sequence[LaunchFootprint]], ...]
         checks = ("dependent-launch", self.overtaken[0]), ("stream-order", self.others)

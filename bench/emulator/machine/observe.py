@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -160,13 +160,6 @@ class Observer:
         group.races.async_read(race_record, chunks, 16, instruction)
         return race_record
 
-    @staticmethod
-    def wgmma_done(group: Ctas, warps: Lanes, marks: list[AsyncOperation]) -> None:
-        """Reports `wgmma.wait_group` for finished wgmma groups."""
-        if group.races is not None:
-            for race_record in marks:
-                group.races.acquire_async(int(warps[0]) // group.race_warps, warps % group.race_warps, race_record)
-
     def load_begins(
         self, c: Watched, lane: int, start: int, size: int, barrier: int, instruction: int
     ) -> AsyncOperation | None:
@@ -184,12 +177,6 @@ class Observer:
         races.mbarrier_use_async(race_record, barrier, instruction, needs_fence=is_remote_barrier)
         return race_record
 
-    @staticmethod
-    def load_ends(group: Ctas, transfer: AsyncOperation, barrier: int) -> None:
-        """Reports that a bulk copy into shared memory has signalled its mbarrier."""
-        if group.races is not None:
-            group.races.signal_async(transfer, barrier)
-
     def store_begins(self, c: Watched, lane: int, start: int, size: int, instruction: int) -> AsyncOperation | None:
         """Reports that a lane starts a bulk copy out of shared memory."""
         self.counter.add("tma_store_bytes", size, instruction)
@@ -202,15 +189,6 @@ class Observer:
         block_starts, block_bytes = _blocks(start, size)
         races.async_read(race_record, block_starts, block_bytes, instruction)
         return race_record
-
-    @staticmethod
-    def stores_done(group: Ctas, done: Iterable[tuple[int, AsyncOperation | None]]) -> None:
-        """Reports `cp.async.bulk.wait_group`.  `done` lists the finished copies, each with the lane that issued it."""
-        for lane, race_record in done:
-            if race_record is not None and group.races is not None:
-                # Only the thread that issued the copy has waited for it.
-                slot, warp = divmod(lane // 32, group.race_warps)
-                group.races.acquire_async(slot, np.array([warp]), race_record)
 
     # Global memory
 

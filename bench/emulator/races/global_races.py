@@ -201,10 +201,8 @@ class GlobalRaces(CtaOrder):
         # An atomic that comes after the write changes the value once more, whatever it left before the write.
         self._meet("write-write", self._atomics, actors, epochs, cells, instruction)
         # An access that is ordered after this write is also ordered after all that came before it.
-        self._readers.clear(cells)
-        self._atomics.clear(cells)
-        self._polls.clear(cells)
-        self._near.clear(cells)
+        for older in (self._readers, self._atomics, self._polls, self._near):
+            older.clear(cells)
         numbers = self._sets.of_epochs(epochs)
         self._writes.replace(cells, numbers, instruction)
         self._collide(actors, epochs, cells, instruction, values)

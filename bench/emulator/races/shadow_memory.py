@@ -210,13 +210,6 @@ class Lanes(Accesses):
         the generic proxy, which needs no proxy fence."""
         return np.zeros(late.access.size, np.bool_)
 
-    def collisions(self) -> tuple[Ints, Ints] | None:
-        """Finds lanes of one instruction that write to the same address.  Returns the lanes with an overwritten value,
-        and for each the lane that writes last.  Returns None if no value is overwritten.
-
-        All lanes have one width and aligned addresses.  So two accesses overlap completely or not at all."""
-        return replaced(self.shadow.winners, self.cells.granules[:, 0])
-
     def last_of_warp(self) -> Ints:
         """Returns, for each access, the last access by the same warp to the same address: (n,)."""
         return last_of(self.cells.granules[:, 0] << ACTOR_BITS | self.actors)

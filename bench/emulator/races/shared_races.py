@@ -35,6 +35,7 @@ from rooflab.bench.emulator.races.shadow_memory import (
     chosen,
     collisions,
     equal,
+    replaced,
 )
 from rooflab.bench.emulator.races.vector_clocks import ACTOR_BITS, ACTOR_MASK, GENERIC, INIT, LOWER_MASK, AsyncOperation
 
@@ -248,10 +249,10 @@ class SharedRaces(BarrierPhases):
     def _collide(self, access: Lanes, instruction: int, values: Values | None) -> None:
         """Reports lanes that write one address in the same instruction. Two warps always collide. Lanes of one warp
         collide if their values differ."""
-        lane_collisions = access.collisions()
-        if lane_collisions is None:
+        # All lanes have one width and aligned addresses.  So two accesses overlap completely or not at all.
+        if (overwritten := replaced(self._shadow.winners, access.cells.granules[:, 0])) is None:
             return
-        losers, winners = lane_collisions
+        losers, winners = overwritten
         last_lanes = access.last_of_warp()[losers]
         is_cross_warp = last_lanes == losers
         winners = np.where(is_cross_warp, winners, last_lanes)

@@ -87,15 +87,13 @@ class Program:
     def strong(self) -> dict[int, str]:
         """Returns the memory order (relaxed, acquire or release) of each strong load or store, by instruction number.
         PTX calls an access strong if it has such an order or is volatile.  Two strong accesses do not race."""
-        mem_order_by_op = {}
-        for instruction in self.kernel.instructions:
-            if instruction.parts[0] in ("ld", "st"):
-                for opcode_part in instruction.parts[1:]:
-                    if opcode_part in _ORDER_OF:
-                        mem_order_by_op[instruction.number] = (
-                            "relaxed" if "cta" in instruction.parts else _ORDER_OF[opcode_part]
-                        )
-        return mem_order_by_op
+        return {
+            instruction.number: "relaxed" if "cta" in instruction.parts else _ORDER_OF[opcode_part]
+            for instruction in self.kernel.instructions
+            if instruction.parts[0] in ("ld", "st")
+            for opcode_part in instruction.parts[1:]
+            if opcode_part in _ORDER_OF
+        }
 
     @cached_property
     def orders_ctas(self) -> bool:
