@@ -46,10 +46,10 @@ def render(folder: Path = DATA_FOLDER, live: bool = False) -> str:
 
 
 def _script() -> str:
-    """Returns the shared script, then each widget in a block of its own, so that their names cannot collide."""
-    widgets = sorted((FOLDER / "widgets").glob("*.js"))
-    blocks = [f"{{\n{path.read_text()}}}\n" for path in widgets]
-    return "".join(["'use strict';\n", (FOLDER / "learn.js").read_text(), *blocks, "rooflab.start();\n"])
+    """Returns the shared scripts, then each widget in a block of its own, so that their names cannot collide."""
+    shared = [(FOLDER / name).read_text() for name in ("shared.js", "learn.js")]
+    blocks = [f"{{\n{path.read_text()}}}\n" for path in sorted((FOLDER / "widgets").glob("*.js"))]
+    return "".join(["'use strict';\n", *shared, *blocks, "rooflab.start();\n"])
 
 
 def _slug(text: str) -> str:
