@@ -27,11 +27,10 @@ rooflab.range = (label, { min, max, step = 1, value, show = String }, onchange) 
   return rooflab.el("label", { for: input.id }, label, " ", output, input);
 };
 rooflab.choice = (label, options, value, onchange) => {
-  const select = rooflab.el("select", { on: { change: () => onchange(select.value) } });
-  for (const option of options) {
-    const [key, text] = Array.isArray(option) ? option : [option, option];
-    select.append(rooflab.el("option", { value: key, text }));
-  }
+  const select = rooflab.el("select", { on: { change: () => onchange(select.value) } }, ...options.map((option) => {
+    const [key, text = key] = [option].flat();
+    return rooflab.el("option", { value: key, text });
+  }));
   select.value = value;
   return rooflab.el("label", {}, label, " ", select);
 };

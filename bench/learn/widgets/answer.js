@@ -29,16 +29,13 @@ function live(question) {
     const body = JSON.stringify({ model, messages, stream: true, max_tokens: 64, temperature: 0 });
     const times = [performance.now()];
     const reply = await sent("/v1/chat/completions", { method: "POST", body });
-    let rest = "";
-    answer.textContent = "";
-    for await (const text of reply.body.pipeThrough(new TextDecoderStream())) {
-      const events = (rest + text).split("\n\n");
-      rest = events.pop();
-      for (const event of events.filter((one) => one.startsWith("data: {"))) {
-        const word = JSON.parse(event.slice(6)).choices[0].delta.content;
-        if (word) times.push(performance.now());
-        answer.append(word ?? "");
-      }
+    let text = "";
+    for await (const part of reply.body.pipeThrough(new TextDecoderStream())) {
+      text += part;
+      const events = [...text.matchAll(/^data: (\{.*\})\n/gm)].map(([, event]) => JSON.parse(event));
+      const words = events.map((event) => event.choices[0].delta.content).filter(Boolean);
+      while (times.length <= words.length) times.push(performance.now());
+      answer.textContent = words.join("");
     }
     const [ttft, ...gaps] = times.slice(1).map((time, i) => time - times[i]);
     status.textContent = `TTFT ${rooflab.ms(ttft)}, ITL ${rooflab.ms(rooflab.median(gaps))} (median), `

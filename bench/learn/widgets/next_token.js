@@ -1,10 +1,10 @@
 rooflab.widget("next_token", ["run"], (root, [run]) => {
   const { el, percent } = rooflab;
-  const last = run.steps.length - 1;
-  const [back, next] = [["Back", -1], ["Next token", 1]].map(([text, by]) => (show) =>
-    rooflab.button(text, () => { state.step = Math.min(Math.max(state.step + by, 0), last); show(); }));
-  const state = { step: 0 };
-  rooflab.panel(root, state, [back, next], ({ step }) => {
+  const [state, last] = [{ step: 0 }, run.steps.length - 1];
+  const moves = [["Back", -1], ["Next token", 1]].map(([text, by]) => (show) =>
+    rooflab.button(text, () => { state.step += by; show(); }));
+  rooflab.panel(root, state, moves, ({ step }) => {
+    root.querySelectorAll("button").forEach((button, i) => (button.disabled = step === i * last));
     const { token, top, ms } = run.steps[step];
     const before = run.answer.slice(0, step).map((one) => one[1]).join("");
     const rows = top.map(([id, name, p]) =>

@@ -60,7 +60,6 @@ rooflab.widget("pages", [], (root) => {
     const one = { name: "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[made++ % 26], pages: [], contents: [] };
     one.tokens = [...Array(10).keys()].map((i) => `${shared && i < 8 ? "shared" : made}.${i}`);
     pages.reuse(one);
-    one.reused = one.computed;
     if (!pages.grow(one, 10)) {
       pages.release(one);
       return `Too few pages are free: ${one.name} must wait for the end of another sequence.`;
@@ -96,6 +95,6 @@ rooflab.widget("pages", [], (root) => {
         [names(page) || (pages.cached.has(page) ? "cached" : "free"), `page ${page}`])),
       rooflab.table("Block tables; a page has 4 tokens",
         ["sequence", "tokens", "its pages", "tokens not computed again"],
-        running.map((one) => [one.name, one.tokens.length, one.pages.join(", "), one.reused]))];
+        running.map((one) => [one.name, one.tokens.length, one.pages.join(", "), one.computed]))];
   });
 });
