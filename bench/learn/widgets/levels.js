@@ -19,7 +19,7 @@ function picture(device, kernel) {
     [102, `L2: ${Math.round(device.l2_bytes / 2 ** 20)} MiB`], [119, "for all SMs"],
     [154, `${bytes(l2)} to the SMs`, 34],
     [186, `${device.sms} SMs; each of them has`], [203, `shared memory: ${kib(device.smem_bytes_per_sm)}`],
-    [220, `(${kib(device.smem_bytes_per_cta)} at most for one group of threads)`],
+    [220, `(${kib(device.smem_bytes_per_cta)} at most for one CTA)`],
     [246, shared === null ? "(not seen: torch's kernels)" : `↕ ${bytes(shared)} in and out`],
     [272, `registers: ${kib(4 * device.registers_per_sm)}`],
     [298, kernel.instructions ? `${rooflab.digits(kernel.instructions / 1e6)} million thread instructions` : ""]];
