@@ -72,8 +72,8 @@ def facts_of_kernel(levels: JsonObject, op: str, kernel: str) -> Facts:
     found = [one for one in case["kernels"] if one["name"] == name]
     if not found:
         raise ValueError(f"levels: expected the kernel {name} of {op} at {case['case']}, got none")
-    config = found[0]["config"]
-    return {**case["sizes"], "least_bytes": case["least_bytes"], **config, **found[0], "sms": record["device"]["sms"]}
+    sizes = {**case["sizes"], "least_bytes": case["least_bytes"], "sms": record["device"]["sms"]}
+    return sizes | found[0]["config"] | found[0]
 
 
 def _figure(levels: JsonObject, name: str, words: Mapping[str, Any]) -> StateFigure:
@@ -103,9 +103,8 @@ def _attention_scores(sketch: Sketch, facts: Facts) -> None:
     sketch.box(1, 1, 318, 92, "HBM:", "head")
     for place, name in enumerate(("q", "k", "v", "out")):
         sketch.box(10 + 34 * place, 30, 30, 50, name)
-    sketch.box(
-        160, 26, 150, 58, "no scores" if on_chip else f"scores\n{facts['scores']} in fp32", "page" if on_chip else "bar"
-    )
+    written, fill = ("no scores", "page") if on_chip else (f"scores\n{facts['scores']} in fp32", "bar")
+    sketch.box(160, 26, 150, 58, written, fill)
     sketch.arrow(60, 94, 60, 132, f"read {size(facts['hbm_read_bytes'])}")
     sketch.arrow(190, 132, 190, 94, f"write {size(facts['hbm_write_bytes'])}")
     sketch.box(1, 134, 318, 84, "SMs:", "head")
@@ -132,9 +131,8 @@ def _causal_mask(sketch: Sketch, facts: Facts) -> None:
 
 
 def _gemm_operands(sketch: Sketch, facts: Facts) -> None:
-    height, width, paired = {"one_thread": (5, 4, 0), "tensor_core": (44, 52, 0), "multicast": (88, 52, 1)}[
-        facts["name"]
-    ]
+    loads = {"one_thread": (5, 4, 0), "tensor_core": (44, 52, 0), "multicast": (88, 52, 1)}
+    height, width, paired = loads[facts["name"]]
     sketch.text(2, 14, f"M = {facts['M']}, N = {facts['N']}, K = {facts['K']}")
     for x, y, w, h, part_x, part_y, part_w, part_h, words, fill in (
         (112, 22, 206, 76, 148, 22, width, 76, "B", "bar"),
@@ -190,18 +188,11 @@ def _pages_in_place(sketch: Sketch, facts: Facts) -> None:
     sketch.text(2, 14, f"{pages} pages of {facts['block_size']} tokens, anywhere in HBM")
     sketch.cells(2, 22, (16, 1), (19.75, 26), lambda column, row: "full" * (column in (1, 4, 6, 9, 13)))
     sketch.arrow(60, 50, 60, 82, "read and written" if copied else "read once")
-    sketch.box(
-        2,
-        84,
-        316,
-        36,
-        "a dense copy in HBM" if copied else "block table: which page is next",
-        "bar" if copied else "head",
-    )
+    between, fill = ("a dense copy in HBM", "bar") if copied else ("block table: which page is next", "head")
+    sketch.box(2, 84, 316, 36, between, fill)
     sketch.arrow(60, 121, 60, 153, "read again" if copied else "")
-    sketch.box(
-        2, 155, 316, 36, "attention" if copied else f"attention: {facts['group']} query heads use each key", "head"
-    )
+    shared = "" if copied else f": {facts['group']} query heads use each key"
+    sketch.box(2, 155, 316, 36, f"attention{shared}", "head")
 
 
 def _fused_norm(sketch: Sketch, facts: Facts) -> None:
@@ -209,11 +200,10 @@ def _fused_norm(sketch: Sketch, facts: Facts) -> None:
     sketch.box(1, 1, 318, 40, "HBM: x, residual, sum, result", "head")
     sketch.arrow(10, 42, 10, 94, "x, residual")
     sketch.arrow(112, 94, 112, 42, "sum")
-    if apart:
-        sketch.arrow(184, 42, 184, 94, "sum")
     sketch.arrow(256, 94, 256, 42, "result")
     sketch.box(1, 96, 150 if apart else 318, 44, "add" if apart else "add and norm, in registers", "bar")
     if apart:
+        sketch.arrow(184, 42, 184, 94, "sum")
         sketch.box(168, 96, 151, 44, "norm", "bar")
 
 

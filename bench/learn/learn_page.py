@@ -12,7 +12,7 @@ from rooflab.bench.base.plain import Row
 from rooflab.bench.learn.drawing import figures
 from rooflab.bench.learn.learn_data import DATA_FOLDER, FOLDER, glossary, load, packed
 from rooflab.kernels._files import write_whole
-from rooflab.roofline.numbers import counted, digits, in_unit, percent, si, times, whole
+from rooflab.roofline.numbers import digits, percent, si, whole
 
 TITLE = "How a language model answers, down to the bytes"
 
@@ -22,23 +22,15 @@ def render(folder: Path = DATA_FOLDER, live: bool = False) -> str:
 
     Raises `ValueError` if a data file is damaged."""
     data = load(folder)
-    environment = Environment(
-        loader=FileSystemLoader(FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {f.__name__: f for f in (digits, whole, percent, times, counted, si, in_unit)}
-    environment.filters["slug"] = _slug
-    names = sorted(path.name for path in (FOLDER / "sections").glob("*.html"))
+    environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined)
+    environment.filters |= {"digits": digits, "whole": whole, "percent": percent, "si": si, "slug": _slug}
     return environment.get_template("learn.html").render(
         title=TITLE,
         live=live,
         data=data,
         figures=figures(data),
         glossary=glossary(),
-        sections=names,
+        sections=sorted(path.name for path in (FOLDER / "sections").glob("*.html")),
         style=Markup((FOLDER / "learn.css").read_text()),
         script=Markup(_script()),
         packed={name: packed(content) for name, content in data.items()},
@@ -46,10 +38,10 @@ def render(folder: Path = DATA_FOLDER, live: bool = False) -> str:
 
 
 def _script() -> str:
-    """Returns the shared script, then each widget in a block of its own, so that their names cannot collide."""
-    widgets = sorted((FOLDER / "widgets").glob("*.js"))
-    blocks = [f"{{\n{path.read_text()}}}\n" for path in widgets]
-    return "".join(["'use strict';\n", (FOLDER / "learn.js").read_text(), *blocks, "rooflab.start();\n"])
+    """Returns the shared scripts, then each widget in a block of its own, so that their names cannot collide."""
+    shared = [(FOLDER / name).read_text() for name in ("shared.js", "learn.js")]
+    blocks = [f"{{\n{path.read_text()}}}\n" for path in sorted((FOLDER / "widgets").glob("*.js"))]
+    return "".join(["'use strict';\n", *shared, *blocks, "rooflab.start();\n"])
 
 
 def _slug(text: str) -> str:

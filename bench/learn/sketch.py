@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from html import escape
+from pathlib import Path
 
 from rooflab.roofline.numbers import si
 
@@ -12,17 +13,9 @@ WIDTH = 320
 """The width of a drawing in its own units.  Text of 13 units stays 12 px high on a screen 360 px wide."""
 FONT_SIZE, LINE_HEIGHT = 13, 17
 IN_PAGE, FILE_WIDTH, LABEL_HEIGHT = 'width="100%" style="max-width: 460px"', 330, 24
-COLOURS = {
-    "page": ("#ffffff", "#14171b"),
-    "ink": ("#15181c", "#e5e8ec"),
-    "soft": ("#565d66", "#a3abb5"),
-    "line": ("#c9d0d8", "#3d4550"),
-    "head": ("#f3f5f7", "#1d2228"),
-    "bar": ("#c9dcef", "#24435f"),
-    "read": ("#0072b2", "#56b4e9"),
-    "lost": ("#c04a00", "#ff8c5a"),
-}
-"""For each name of learn.css: its light and its dark colour, for drawings outside of the page."""
+_COLOUR = re.compile(r"--(page|ink|soft|line|head|bar|read|lost): light-dark\((#\w+), (#\w+)\)")
+COLOURS = {n: pair for n, *pair in _COLOUR.findall(Path(__file__).with_name("learn.css").read_text())}
+"""The light and the dark colour of some names of learn.css, for drawings outside of the page."""
 
 
 def size(value: float, unit: str = "B") -> str:
@@ -30,7 +23,7 @@ def size(value: float, unit: str = "B") -> str:
     return f"{si(value)}{unit}".strip()
 
 
-Cells = tuple[int, int]
+Pair = tuple[float, float]
 Kind = Callable[[int, int], str]
 
 
@@ -66,9 +59,7 @@ class Sketch:
         if words:
             self.text(x + 8, (y + to_y) / 2 + 5, words)
 
-    def cells(
-        self, x: float, y: float, shape: Cells, cell: tuple[float, float], kind: Kind, fill: str = "read"
-    ) -> None:
+    def cells(self, x: float, y: float, shape: tuple[int, int], cell: Pair, kind: Kind, fill: str = "read") -> None:
         """Draws a grid of `shape` = (columns, rows).  `kind(column, row)` is "full", "hatched" or "" for each cell."""
         (columns, rows), (w, h) = shape, cell
         lines = [f"M{x + w * column:g} {y:g}v{h * rows:g}" for column in range(columns + 1)]
@@ -88,9 +79,8 @@ class Sketch:
         top = self.height + 8
         self.text(2, top + 12, label)
         self.text(WIDTH - 2, top + 12, words, "end", bold=True)
-        self.parts.append(
-            f'<rect x="2" y="{top + 17:g}" width="{max(1, 316 * share):.4g}" height="7" {_paint("read")}/>'
-        )
+        shape = f'x="2" y="{top + 17:g}" width="{max(1, 316 * share):.4g}" height="7"'
+        self.parts.append(f"<rect {shape} {_paint('read')}/>")
         self.height = top + 26
 
     def svg(self, title: str, text: str) -> str:

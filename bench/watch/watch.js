@@ -2,20 +2,8 @@ const place = id => document.getElementById(id);
 const NOT_RUN = ["UNSUPPORTED", "UNAVAILABLE"];
 let state = null, chosen = "";
 
-function el(tag, attributes, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
-}
-
-const digits = x => x >= 1000 ? Math.round(x).toLocaleString("en") : String(Number(x.toPrecision(3)));
+const { el, digits, bytes } = rooflab;
 const us = ms => `${digits(ms * 1000)} µs`;
-const head = text => el("th", {scope: "col"}, text);
-function bytes(n) {
-  const unit = [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]].find(([size]) => n >= size);
-  return unit ? `${digits(n / unit[0])} ${unit[1]}` : `${n} B`;
-}
 
 // An unchanged text stays as it is, for it would be read out again.
 const say = (id, text) => { if (place(id).textContent !== text) place(id).textContent = text; };
@@ -54,13 +42,14 @@ function facts({cells, compiled, emulated, measured, kernel, backend}) {
 function source({source: texts, emulated, faults, file}) {
   const lines = emulated ? emulated.lines : {}, counted = Object.keys(lines).length > 0;
   const heads = ["line", ...(counted ? ["bytes", "shared", "conflicts", "instructions"] : []), "source"];
-  place("source-columns").replaceChildren(...heads.map(head));
+  place("source-columns").replaceChildren(...heads.map(text =>
+    el("th", {scope: "col", text, class: text === "source" ? "" : "n"})));
   place("source").replaceChildren(...texts.flatMap((text, index) => {
     const line = lines[index + 1] || {}, fault = faults[index + 1], kind = {class: fault ? "fault" : ""};
     const cells = [line.global_bytes && bytes(line.global_bytes), line.shared_bytes && bytes(line.shared_bytes),
       line.conflicts && `${digits(line.conflicts)} ×`, line.threads && digits(line.threads)];
     const row = el("tr", kind, el("th", {scope: "row"}, `${fault ? "✗ " : ""}${index + 1}`),
-      ...(counted ? cells : []).map(cell => el("td", {class: "number"}, cell || "")), el("td", {class: "code"}, text));
+      ...(counted ? cells : []).map(cell => el("td", {class: "n"}, cell || "")), el("td", {class: "code"}, text));
     const reason = el("td", {colspan: heads.length}, el("span", {class: "reason"}, fault || ""));
     return fault ? [row, el("tr", kind, reason)] : [row];
   }));
@@ -72,16 +61,11 @@ function bars({emulated, last}) {
   say("bytes-note", !levels.length ? "No bytes are counted." : !last ? "No earlier save was right, to compare with."
     : `Below each stands that of save ${last.save}, the last one that was right, at ${last.case} ${last.scheme}.`);
   const earlier = level => (last ? last.levels : []).find(row => row.level === level) || {read: 0, written: 0};
-  const pairs = levels.flatMap(row => ["read", "written"].map(key => (
-    {name: `${row.level}, ${key}`, now: row[key], then: earlier(row.level)[key]}))).filter(one => one.now || one.then);
-  const most = Math.max(...pairs.flatMap(pair => [pair.now, pair.then]));
-  const bar = (kind, value, text) => {
-    const drawn = el("i", {class: kind, "aria-hidden": "true"});
-    drawn.style.width = `${60 * value / most}%`;
-    return el("span", {class: "bar"}, drawn, text);
-  };
-  place("bytes").replaceChildren(...pairs.map(({name, now, then}) => el("p", {}, name, bar("now", now, bytes(now)),
-    ...(last ? [bar("then", then, `${bytes(then)} in save ${last.save}`)] : []))));
+  const rows = levels.flatMap(row => ["read", "written"].flatMap(key => {
+    const name = `${row.level}, ${key}`, now = row[key], then = earlier(row.level)[key];
+    return !now && !then ? [] : [[name, now], ...(last ? [[`in save ${last.save}`, then, "var(--soft)"]] : [])];
+  }));
+  place("bytes").replaceChildren(rooflab.bars("Bytes by level", rows, bytes));
 }
 
 const word = cell => !cell.status ? "not tried" : NOT_RUN.includes(cell.status) ? "not taken"
@@ -90,14 +74,13 @@ const word = cell => !cell.status ? "not tried" : NOT_RUN.includes(cell.status) 
 function grid({cells}) {
   const schemes = [...new Set(cells.map(cell => cell.scheme))], cases = [...new Set(cells.map(cell => cell.case))];
   const focused = document.activeElement.id;
-  place("grid-columns").replaceChildren(...["case", ...schemes].map(head));
-  const title = name => el("th", {scope: "row"}, name.replaceAll(",", ", ").replaceAll("-", "‑"));
-  place("grid").replaceChildren(...cases.map(name => el("tr", {}, title(name),
-    ...cells.filter(cell => cell.case === name).map(cell => {
-      const id = `${name} ${cell.scheme}`, button = el("button", {type: "button", id, class: word(cell)}, word(cell));
-      button.addEventListener("click", () => { chosen = id; tell(); });
-      return el("td", {}, button);
-    }))));
+  const button = cell => {
+    const id = `${cell.case} ${cell.scheme}`, click = () => { chosen = id; tell(); };
+    return el("button", {type: "button", id, class: word(cell), text: word(cell), on: {click}});
+  };
+  const rows = cases.map(name => [name.replaceAll(",", ", ").replaceAll("-", "‑"),
+    ...cells.filter(cell => cell.case === name).map(button)]);
+  place("grid").replaceChildren(rooflab.table("Verdicts", ["case", ...schemes], rows).firstChild);
   if (focused && place(focused)) place(focused).focus({preventScroll: true});
   tell();
 }

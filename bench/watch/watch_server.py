@@ -9,12 +9,16 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from rooflab.bench.learn.learn_data import FOLDER
 from rooflab.bench.watch.watch_runs import FileWatch
 
 HOST = "127.0.0.1"
 BEAT_S = 10.0  # after so many seconds a client gets a line, so that the server notices clients that have left
-FILES = {"/": "html", "/watch.js": "javascript", "/watch.css": "css"}
+HERE, TYPES = Path(__file__).parent, {".html": "html", ".js": "javascript", ".css": "css"}
+PARTS = (HERE / "watch.js", HERE / "watch.css", FOLDER / "shared.js", FOLDER / "learn.css")
+FILES = {"/": HERE / "watch.html"} | {f"/{part.name}": part for part in PARTS}
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
+HEADERS = {"Cache-Control": "no-store", "Content-Security-Policy": POLICY}
 
 
 class PageHandler(BaseHTTPRequestHandler):
@@ -36,19 +40,14 @@ class PageHandler(BaseHTTPRequestHandler):
                     self.wfile.write(b"data: " + text + b"\n\n" if text else b": no change\n\n")
         elif self.path == "/state":
             self._send(200, "application/json", self._watch.text)
-        elif kind := FILES.get(self.path):
-            name = "watch.html" if kind == "html" else self.path[1:]
-            self._send(200, f"text/{kind}; charset=utf-8", Path(__file__).with_name(name).read_bytes())
+        elif file := FILES.get(self.path):
+            self._send(200, f"text/{TYPES[file.suffix]}; charset=utf-8", file.read_bytes())
         else:
             self._send(404, "text/plain", b"expected /, /state or /events\n")
 
     def _send(self, status: int, kind: str, body: bytes = b"") -> None:
         self.send_response(status)
-        for name, value in {
-            "Content-Type": kind,
-            "Cache-Control": "no-store",
-            "Content-Security-Policy": POLICY,
-        }.items():
+        for name, value in {**HEADERS, "Content-Type": kind}.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)

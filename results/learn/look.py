@@ -32,11 +32,10 @@ def first_paint_ms(browser: Browser, url: str) -> float:
 
 def main() -> None:
     """Writes `wide.png` and `narrow.png` beside this script, and prints the first paint."""
-    program = shutil.which("chromium")
     with TemporaryDirectory() as folder, sync_playwright() as playwright:
         file = Path(folder) / "learn.html"
         written = write_page(file)
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for name, (width, height, scheme) in SCREENS.items():
             page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
             page.goto(file.as_uri())

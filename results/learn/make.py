@@ -27,8 +27,7 @@ def origin() -> dict[str, Any]:
 if __name__ == "__main__":
     for topic in sys.argv[1:] or sorted({path.stem for path in Path(__file__).parent.glob("*.py")} - {"make"}):
         for file, content in import_module(topic).files().items():
-            raw = json.dumps(
-                {**origin(), **content}, ensure_ascii=False, separators=(",", ":"), allow_nan=False
-            ).encode()
+            whole = {**origin(), **content}
+            raw = json.dumps(whole, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
             path = write_whole(DATA_FOLDER / file, gzip.compress(raw, 9, mtime=0) if file.endswith(".gz") else raw)
             print(f"{file}: {path.stat().st_size / 1e3:.0f} kB")

@@ -32,32 +32,27 @@ rooflab.estimate = (model, gpu, { batch, context, dtype = "bf16", kv_dtype = "bf
 };
 
 rooflab.widget("estimator", ["models", "gpus"], (root, [{ models }, { gpus }]) => {
-  const at = { model: "llama-3.1-8b", gpu: "h100-sxm", batch: 16, context: 4096, dtype: "bf16", kv_dtype: "bf16" };
-  at.gpus = 1;
-  const [shown, status] = [rooflab.el("div"), rooflab.status()];
-  const draw = () => {
-    const [model, gpu] = [models[at.model], gpus[at.gpu]];
-    const splits = rooflab.gpuCounts(model).includes(at.gpus);
-    status.textContent = splits ? `${model.name} takes at most ${model.max_position} tokens.`
-      : `The heads of ${model.name} cannot be split over ${at.gpus} GPUs.`;
-    if (!splits || at.context > model.max_position) return shown.replaceChildren();
-    const found = rooflab.estimate(model, gpu, at);
+  const power = { min: 0, max: 10, show: (i) => (2 ** i).toLocaleString("en-US") }; // a slider of powers of 2
+  const controls = [["model", "model", Object.keys(models)],
+    ["gpu", "GPU", Object.entries(gpus).map(([name, gpu]) => [name, gpu.full_name])], ["gpus", "GPUs", [1, 2, 4, 8]],
+    ["dtype", "dtype of the weights", Object.keys(ITEM)], ["kv_dtype", "dtype of the KV cache", ["bf16", "fp8_e4m3"]],
+    ["sequences", "sequences in the batch", power], ["tokens", "context, tokens", { ...power, max: 17 }]];
+  const state = { model: "llama-3.1-8b", gpu: "h100-sxm", sequences: 4, tokens: 12, dtype: "bf16", kv_dtype: "bf16" };
+  rooflab.panel(root, { ...state, gpus: 1 }, controls, (at) => {
+    const [model, gpu, batch, context] = [models[at.model], gpus[at.gpu], 2 ** at.sequences, 2 ** at.tokens];
+    if (!rooflab.gpuCounts(model).includes(at.gpus)) {
+      return [`The heads of ${model.name} cannot be split over ${at.gpus} GPUs.`];
+    }
+    if (context > model.max_position) return [`${model.name} takes at most ${model.max_position} tokens.`];
+    const found = rooflab.estimate(model, gpu, { ...at, batch, context });
     const parts = [["weights", found.weight_bytes, "var(--read)"], ["KV cache", found.kv_bytes, "var(--write)"],
       ["activations", found.activation_bytes, "var(--good)"]];
-    parts.push(["free", Math.max(0, found.usable - parts.reduce((sum, part) => sum + part[1], 0)), "var(--line)"]);
+    parts.push(["free", Math.max(0, found.usable - rooflab.sum(parts.map((part) => part[1]))), "var(--line)"]);
     const stack = parts.map(([, value, colour]) => rooflab.el("span",
       { style: `flex: 0 0 ${(100 * value) / gpu.hbm_bytes}%; background: ${colour}` }));
-    shown.replaceChildren(rooflab.el("div", { class: "stack", "aria-hidden": "true" }, ...stack),
-      rooflab.bars(`Memory of each GPU: ${rooflab.bytes(gpu.hbm_bytes)}`, parts.map(([label, value, colour]) =>
-        ({ label, value, colour, text: rooflab.bytes(value) })), { max: gpu.hbm_bytes }));
-    status.textContent = `${found.fits ? "It fits." : "It does not fit."} KV cache per token: `
-      + `${rooflab.bytes(found.kv_bytes_per_token)}. Sequences of this context that fit: ${found.max_sequences}.`;
-  };
-  const power = (label, name, max) => rooflab.range(label, { min: 0, max, value: Math.log2(at[name]),
-    show: (i) => (2 ** i).toLocaleString("en-US") }, (i) => { at[name] = 2 ** i; draw(); });
-  root.append(...rooflab.choices(at, draw, [["model", "model", Object.keys(models)],
-    ["gpu", "GPU", Object.entries(gpus).map(([name, gpu]) => [name, gpu.full_name])], ["gpus", "GPUs", [1, 2, 4, 8]],
-    ["dtype", "dtype of the weights", Object.keys(ITEM)], ["kv_dtype", "dtype of the KV cache", ["bf16", "fp8_e4m3"]]]),
-  power("sequences in the batch", "batch", 10), power("context, tokens", "context", 17), shown, status);
-  draw();
+    return [`${found.fits ? "It fits." : "It does not fit."} KV cache per token: `
+      + `${rooflab.bytes(found.kv_bytes_per_token)}. Sequences of this context that fit: ${found.max_sequences}.`,
+    rooflab.el("div", { class: "stack", "aria-hidden": "true" }, ...stack),
+    rooflab.bars(`Memory of each GPU: ${rooflab.bytes(gpu.hbm_bytes)}`, parts, rooflab.bytes, gpu.hbm_bytes)];
+  });
 });

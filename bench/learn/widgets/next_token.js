@@ -1,19 +1,16 @@
 rooflab.widget("next_token", ["run"], (root, [run]) => {
-  const { el, button, percent } = rooflab;
-  const [text, likely, said] = [el("p"), el("div"), rooflab.status()];
-  let step = 0;
-  const show = () => {
+  const { el, percent } = rooflab;
+  const [state, last] = [{ step: 0 }, run.steps.length - 1];
+  const moves = [["Back", -1], ["Next token", 1]].map(([text, by]) => (show) =>
+    rooflab.button(text, () => { state.step += by; show(); }));
+  rooflab.panel(root, state, moves, ({ step }) => {
+    root.querySelectorAll("button").forEach((button, i) => (button.disabled = step === i * last));
     const { token, top, ms } = run.steps[step];
     const before = run.answer.slice(0, step).map((one) => one[1]).join("");
-    text.replaceChildren(el("b", { text: run.question }), ` ${before} `, el("b", { text: "▁" }));
-    likely.replaceChildren(rooflab.bars("The five likeliest next tokens", top.map(([id, name, p]) => (
-      { label: rooflab.quoted(name) + (id === token ? " (taken)" : ""), value: p, text: percent(p),
-        colour: id === token ? "var(--good)" : null })), { max: 1 }));
-    said.textContent = `Token ${step + 1} of ${run.steps.length}, after ${rooflab.ms(ms)}`;
-    [back.disabled, next.disabled] = [step === 0, step === run.steps.length - 1];
-  };
-  const move = (by) => () => { step += by; show(); };
-  const [back, next] = [button("Back", move(-1)), button("Next token", move(1))];
-  root.append(text, likely, back, next, said);
-  show();
+    const rows = top.map(([id, name, p]) =>
+      [rooflab.quoted(name) + (id === token ? " (taken)" : ""), p, id === token ? "var(--good)" : undefined]);
+    return [`Token ${step + 1} of ${last + 1}, after ${rooflab.ms(ms)}`,
+      el("p", {}, el("b", { text: run.question }), ` ${before} `, el("b", { text: "▁" })),
+      rooflab.bars("The five likeliest next tokens", rows, percent, 1)];
+  });
 });

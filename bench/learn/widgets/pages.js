@@ -1,14 +1,15 @@
 // The rules of engine/block_manager.py.  A sequence is {tokens, pages, contents, computed}.
 rooflab.Pages = class {
-  constructor(count, size = 16, caching = true) {
-    Object.assign(this, { size, caching, evicted: 0, made: 0, cached: new Set(), published: new Map() });
-    Object.assign(this, { free: [...Array(count).keys()].reverse(), holders: Array(count).fill(0), keys: new Map() });
+  constructor(count, size) {
+    const free = [...Array(count).keys()].reverse();
+    Object.assign(this, { size, free, evicted: 0, made: 0, cached: new Set(), published: new Map(), keys: new Map() });
+    this.holders = free.map(() => 0);
   }
   get numFree() { return this.free.length + this.cached.size; }
   key(one, at) { return `${one.contents[at - 1] ?? 0}:${one.tokens.slice(at * this.size, (at + 1) * this.size)}`; }
   reuse(one) {
-    for (let at = 0, found; this.caching && at < Math.floor((one.tokens.length - 1) / this.size); at++) {
-      if (!(found = this.published.get(this.key(one, at)))) break;
+    const most = Math.floor((one.tokens.length - 1) / this.size);
+    for (let found; one.pages.length < most && (found = this.published.get(this.key(one, one.pages.length)));) {
       this.cached.delete(found.page);
       this.holders[found.page]++;
       one.pages.push(found.page);
@@ -20,21 +21,22 @@ rooflab.Pages = class {
     const missing = Math.ceil(tokens / this.size) - one.pages.length;
     if (missing > this.numFree) return false;
     for (let i = 0; i < missing; i++) {
-      if (!this.free.length) { // the page that was cached first is given away
-        const [page] = this.cached;
-        this.cached.delete(page);
-        this.published.delete(this.keys.get(page));
-        this.keys.delete(page);
-        this.free.push(page);
-        this.evicted++;
-      }
-      one.pages.push(this.free.pop());
-      this.holders[one.pages.at(-1)] = 1;
+      const page = this.free.pop() ?? this.evict();
+      this.holders[page] = 1;
+      one.pages.push(page);
     }
     return true;
   }
+  evict() { // gives away the page that was cached first
+    const [page] = this.cached;
+    this.cached.delete(page);
+    this.published.delete(this.keys.get(page));
+    this.keys.delete(page);
+    this.evicted++;
+    return page;
+  }
   publish(one, computed) {
-    for (let at = one.contents.length; this.caching && at < Math.floor(computed / this.size); at++) {
+    for (let at = one.contents.length; at < Math.floor(computed / this.size); at++) {
       const [key, page] = [this.key(one, at), one.pages[at]];
       if (!this.published.has(key)) {
         this.published.set(key, { content: ++this.made, page });
@@ -52,13 +54,12 @@ rooflab.Pages = class {
 };
 
 rooflab.widget("pages", [], (root) => {
-  const [pages, status, shown] = [new rooflab.Pages(8, 4), rooflab.status(), rooflab.el("div")];
-  let [running, made] = [[], 0];
+  const [pages, running, state] = [new rooflab.Pages(8, 4), [], { said: "All 8 pages are free." }];
+  let made = 0;
   const start = (shared) => {
     const one = { name: "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[made++ % 26], pages: [], contents: [] };
     one.tokens = [...Array(10).keys()].map((i) => `${shared && i < 8 ? "shared" : made}.${i}`);
     pages.reuse(one);
-    one.reused = one.computed;
     if (!pages.grow(one, 10)) {
       pages.release(one);
       return `Too few pages are free: ${one.name} must wait for the end of another sequence.`;
@@ -84,17 +85,16 @@ rooflab.widget("pages", [], (root) => {
     if (one) pages.release(one);
     return one ? `${one.name} has ended. Its full pages stay cached.` : "No sequence runs.";
   };
-  const draw = (said) => {
-    const names = (page) => running.filter((one) => one.pages.includes(page)).map((one) => one.name).join(" and ");
-    shown.replaceChildren(rooflab.el("div", { class: "chips" }, ...pages.holders.map((_, page) =>
-      rooflab.el("span", { text: names(page) || (pages.cached.has(page) ? "cached" : "free") },
-        rooflab.el("small", { text: `page ${page}` })))),
-    rooflab.table("Block tables; a page has 4 tokens", ["sequence", "tokens", "its pages", "tokens not computed again"],
-      running.map((one) => [one.name, one.tokens.length, one.pages.join(", "), one.reused])));
-    status.textContent = `${said} Cached pages given away so far: ${pages.evicted}.`;
-  };
   const acts = [["start: 8 tokens that others have", () => start(true)], ["start: a new text", () => start(false)],
     ["one token for each", decode], ["end the first", end]];
-  root.append(...acts.map(([text, act]) => rooflab.button(text, () => draw(act()))), shown, status);
-  draw("All 8 pages are free.");
+  const buttons = acts.map(([text, act]) => (show) => rooflab.button(text, () => { state.said = act(); show(); }));
+  rooflab.panel(root, state, buttons, ({ said }) => {
+    const names = (page) => running.filter((one) => one.pages.includes(page)).map((one) => one.name).join(" and ");
+    return [`${said} Cached pages given away so far: ${pages.evicted}.`,
+      rooflab.chips(pages.holders.map((_, page) =>
+        [names(page) || (pages.cached.has(page) ? "cached" : "free"), `page ${page}`])),
+      rooflab.table("Block tables; a page has 4 tokens",
+        ["sequence", "tokens", "its pages", "tokens not computed again"],
+        running.map((one) => [one.name, one.tokens.length, one.pages.join(", "), one.computed]))];
+  });
 });

@@ -13,23 +13,22 @@ rooflab.ranks = (model, gpu, { tensor, stages, rows, dtype = "bf16" }) => {
   });
 };
 rooflab.widget("ranks", ["models", "gpus"], (root, [{ models }, { gpus }]) => {
-  const [shown, status] = [rooflab.el("div"), rooflab.status()];
-  const at = { model: "llama-3.1-70b", tensor: 4, stages: 1, replicas: 1, rows: 64 };
-  const draw = () => {
-    const [model, gpu] = [models[at.model], gpus["h100-sxm"]];
-    const ranks = rooflab.gpuCounts(model).includes(at.tensor) ? rooflab.ranks(model, gpu, at) : [];
-    const head = ["stage", "layers", "weights", "KV of a token", "all-reduces", "sends on"];
-    shown.replaceChildren(rooflab.table(`Each GPU of a stage, in a step of ${at.rows} tokens`, head,
-      ranks.map(({ layers, weights, kv, reduced, sent }, i) =>
-        [i + 1, layers, ...[weights, kv, reduced, sent].map(rooflab.bytes)])));
+  const [counts, gpu] = [[1, 2, 4, 8], gpus["h100-sxm"]];
+  const controls = [["model", "model", Object.keys(models)], ["tensor", "GPUs of a stage", counts],
+    ["stages", "stages", counts], ["replicas", "replicas", counts],
+    ["rows", "tokens in the step", { min: 1, max: 8192 }]];
+  const state = { model: "llama-3.1-70b", tensor: 4, stages: 1, replicas: 1, rows: 64 };
+  rooflab.panel(root, state, controls, (at) => {
+    const model = models[at.model];
+    if (!rooflab.gpuCounts(model).includes(at.tensor)) {
+      return [`The heads of ${model.name} cannot be split over ${at.tensor} GPUs.`];
+    }
+    const ranks = rooflab.ranks(model, gpu, at);
     const fit = ranks.every(({ weights }) => weights <= 0.9 * gpu.hbm_bytes) ? "fit" : "do not fit";
-    const gpuCount = at.tensor * at.stages * at.replicas;
-    status.textContent = ranks.length ? `GPUs: ${gpuCount}. The weights ${fit} on an H100 with 80 GB.`
-      : `The heads of ${model.name} cannot be split over ${at.tensor} GPUs.`;
-  };
-  const counts = [["tensor", "GPUs of a stage"], ["stages", "stages"], ["replicas", "replicas"]];
-  root.append(...rooflab.choices(at, draw, [["model", "model", Object.keys(models)],
-    ...counts.map((name) => [...name, [1, 2, 4, 8]])]), rooflab.range("tokens in the step",
-  { min: 1, max: 8192, value: at.rows }, (rows) => { at.rows = rows; draw(); }), shown, status);
-  draw();
+    const head = ["stage", "layers", "weights", "KV of a token", "all-reduces", "sends on"];
+    return [`GPUs: ${at.tensor * at.stages * at.replicas}. The weights ${fit} on an H100 with 80 GB.`,
+      rooflab.table(`Each GPU of a stage, in a step of ${at.rows} tokens`, head,
+        ranks.map(({ layers, weights, kv, reduced, sent }, i) =>
+          [i + 1, layers, ...[weights, kv, reduced, sent].map(rooflab.bytes)]))];
+  });
 });

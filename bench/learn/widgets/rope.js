@@ -13,28 +13,22 @@ rooflab.score = (query, key, at, distance, rope) => {
 
 rooflab.widget("rope", ["inside"], (root, [{ query, key, rope }]) => {
   const { svg, digits } = rooflab;
-  const [now, shown, said] = [{ position: 7, pair: 0 }, rooflab.el("div"), rooflab.status()];
   const [pairs, columns] = [rope.size / 2, rooflab.wide() < 640 ? 8 : 16];
-  const dial = (pair) => {
-    const [x, y] = [pair % columns, Math.floor(pair / columns)].map((place) => 20 + 40 * place);
-    const angle = rooflab.ropeAngle(now.position, pair, rope);
-    const end = { x2: x + 15 * Math.cos(angle), y2: y - 15 * Math.sin(angle) };
-    const [stroke, width] = pair === now.pair ? ["var(--link)", 4] : ["var(--line)", 1];
-    return [svg("circle", { cx: x, cy: y, r: 16, fill: "none", stroke, "stroke-width": width }),
-      svg("line", { x1: x, y1: y, ...end, stroke: "var(--read)", "stroke-width": 3 })];
-  };
-  const show = () => {
+  const controls = [["position", "Position", { min: 0, max: 200 }], ["pair", "Pair", { min: 0, max: pairs - 1 }]];
+  rooflab.panel(root, { position: 7, pair: 0 }, controls, (now) => {
+    const dials = [...Array(pairs).keys()].flatMap((pair) => {
+      const [x, y] = [pair % columns, Math.floor(pair / columns)].map((place) => 20 + 40 * place);
+      const angle = rooflab.ropeAngle(now.position, pair, rope);
+      const end = { x2: x + 15 * Math.cos(angle), y2: y - 15 * Math.sin(angle) };
+      const [stroke, width] = pair === now.pair ? ["var(--link)", 4] : ["var(--line)", 1];
+      return [svg("circle", { cx: x, cy: y, r: 16, fill: "none", stroke, "stroke-width": width }),
+        svg("line", { x1: x, y1: y, ...end, stroke: "var(--read)", "stroke-width": 3 })];
+    });
     const turns = rooflab.ropeAngle(now.position, now.pair, rope) / (2 * Math.PI);
-    said.textContent = `Pair ${now.pair} at position ${now.position}: ${digits(360 * turns)}°, ${digits(turns)} turns`;
-    const dials = Array.from({ length: pairs }, (_, pair) => dial(pair)).flat();
     const rows = [0, now.position, now.position + 1000].map((at) =>
       [`position ${at}`, ...[7, 30].map((distance) => digits(rooflab.score(query, key, at, distance, rope)))]);
-    shown.replaceChildren(
+    return [`Pair ${now.pair} at position ${now.position}: ${digits(360 * turns)}°, ${digits(turns)} turns`,
       rooflab.drawing("The angles of all pairs", 40 * columns, (40 * pairs) / columns, ...dials),
-      rooflab.table("Score of a query and a key of the run", ["key at", "query 7 later", "query 30 later"], rows));
-  };
-  const set = (name) => (value) => { now[name] = value; show(); };
-  root.append(rooflab.range("Position", { min: 0, max: 200, value: 7 }, set("position")),
-    rooflab.range("Pair", { min: 0, max: pairs - 1, value: 0 }, set("pair")), said, shown);
-  show();
+      rooflab.table("Score of a query and a key of the run", ["key at", "query 7 later", "query 30 later"], rows)];
+  });
 });

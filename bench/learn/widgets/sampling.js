@@ -16,22 +16,16 @@ rooflab.distribution = (logits, { temperature, top_k, top_p, min_p }) => {
 };
 
 rooflab.widget("sampling", ["logits", "vocabulary"], (root, [record, vocabulary]) => {
-  const { digits, percent } = rooflab;
-  const [logits, shown, said] = [rooflab.logits(record), rooflab.el("div"), rooflab.status()];
-  const [now, count] = [{ temperature: 1, top_k: 0, top_p: 1, min_p: 0 }, (n) => n.toLocaleString("en-US")];
-  const show = () => {
+  const [logits, count] = [rooflab.logits(record), (n) => n.toLocaleString("en-US")];
+  const slider = (name, label, step, max, off) =>
+    [name, label, { min: off === 1 ? step : 0, max, step, show: (x) => (x === off ? "off" : rooflab.digits(x)) }];
+  const controls = [slider("temperature", "Temperature", 0.05, 2), slider("top_k", "top-k", 1, 50, 0),
+    slider("top_p", "top-p", 0.05, 1, 1), slider("min_p", "min-p", 0.01, 0.5, 0)];
+  rooflab.panel(root, { temperature: 1, top_k: 0, top_p: 1, min_p: 0 }, controls, (now) => {
     const kept = rooflab.distribution(logits, now);
-    const name = (id) => rooflab.quoted(rooflab.tokenName(vocabulary, id));
-    const rest = kept.slice(8).reduce((sum, one) => sum + one[1], 0);
-    const bar = (label, value) => ({ label, value, text: percent(value) });
-    const bars = [...kept.slice(0, 8).map(([id, p]) => bar(name(id), p)), bar("all others", rest)];
-    shown.replaceChildren(rooflab.bars("Tokens that may be drawn", bars, { max: 1 }));
-    said.textContent = `${count(kept.length)} of ${count(logits.length)} tokens may be drawn`;
-  };
-  const slider = (label, name, step, max, off) => rooflab.range(label,
-    { min: off === 1 ? step : 0, max, step, value: now[name], show: (x) => (x === off ? "off" : digits(x)) },
-    (value) => { now[name] = value; show(); });
-  root.append(slider("Temperature", "temperature", 0.05, 2), slider("top-k", "top_k", 1, 50, 0),
-    slider("top-p", "top_p", 0.05, 1, 1), slider("min-p", "min_p", 0.01, 0.5, 0), said, shown);
-  show();
+    const bars = kept.slice(0, 8).map(([id, p]) => [rooflab.quoted(rooflab.tokenName(vocabulary, id)), p]);
+    bars.push(["all others", rooflab.sum(kept.slice(8).map((one) => one[1]))]);
+    return [`${count(kept.length)} of ${count(logits.length)} tokens may be drawn`,
+      rooflab.bars("Tokens that may be drawn", bars, rooflab.percent, 1)];
+  });
 });

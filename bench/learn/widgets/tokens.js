@@ -49,21 +49,20 @@ rooflab.tokenName = ({ special, bytes, left, right }, id) => {
 
 rooflab.widget("tokens", ["vocabulary", "run"], (root, [vocabulary, run]) => {
   const { el } = rooflab;
-  const [chips, merges, said] = [el("div", { class: "chips" }), el("div"), rooflab.status()];
   const name = (id) => rooflab.quoted(rooflab.tokenName(vocabulary, id));
+  const merges = el("div");
   const choose = (id) => {
     const rows = rooflab.merges(vocabulary, id).map((ids, i) => [i + 1, ...ids.map(name)]);
     const caption = `${name(id)}, token ${id}: merges: ${rows.length}`;
     merges.replaceChildren(rooflab.table(caption, ["step", "left", "right", "made"], rows));
   };
-  const show = () => {
-    const ids = rooflab.tokenize(vocabulary, input.value);
-    chips.replaceChildren(...ids.map((id) => rooflab.button(name(id), () => choose(id))));
-    ids.forEach((id, i) => chips.children[i].append(el("small", { text: id })));
-    said.textContent = `tokens: ${ids.length}, characters: ${[...input.value].length}`;
+  const text = (show) => el("label", {}, "Text", el("input", { type: "text", value: run.question,
+    on: { input: (event) => { state.text = event.target.value; show(); } } }));
+  const state = { text: run.question };
+  rooflab.panel(root, state, [text], () => {
+    const ids = rooflab.tokenize(vocabulary, state.text);
     if (ids.length) choose(Math.max(...ids)); // the last of the merges: often the longest
-  };
-  const input = el("input", { type: "text", value: run.question, on: { input: show } });
-  root.append(el("label", {}, "Text", input), said, chips, merges);
-  show();
+    return [`tokens: ${ids.length}, characters: ${[...state.text].length}`,
+      rooflab.chips(ids.map((id) => [name(id), id]), (i) => choose(ids[i])), merges];
+  });
 });
