@@ -158,3 +158,21 @@ def chromium() -> Iterator[Any]:
         started = playwright.chromium.launch(executable_path=browser(), args=["--no-sandbox"])
         yield started
         started.close()
+
+
+@pytest.fixture(scope="module")
+def open_file(chromium) -> Iterator[Callable[..., Any]]:
+    """Opens a file in a context of its own with the network off.  No page may send a request or a message."""
+    opened, heard = set(), []
+
+    def call(path, **options):
+        page = chromium.new_context(offline=True, **options).new_page()
+        page.on("request", lambda request: heard.append(request.url))
+        page.on("console", lambda message: heard.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: heard.append(f"error: {error}"))
+        opened.add(path.as_uri())
+        page.goto(path.as_uri())
+        return page
+
+    yield call
+    assert [what for what in heard if what not in opened and not what.startswith("data:")] == []

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from rooflab.engine.graphs import DecodeGraphs
-from rooflab.engine.llm import LLM
+from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.load.weights import dummy_tensors
 from rooflab.roofline.architecture import Architecture
 
@@ -26,6 +26,8 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
 }
+STRETCHED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+STRETCHED["original_max_position_embeddings"] = 64
 
 
 def write_config(folder: Path, **changes) -> Path:
@@ -72,6 +74,15 @@ def prompts(count=8, vocab=1024):
 
 def tokens(outputs):
     return [output["token_ids"] for output in outputs]
+
+
+def first_logits(llm, prompt):
+    """The logits of the first token after a prompt."""
+    kept, logits = [], llm.runner.logits
+    llm.runner.logits = lambda step: kept.append(logits(step).float()) or kept[-1]
+    llm.generate([prompt], SamplingParams(max_tokens=1))
+    llm.runner.logits = logits
+    return kept[0]
 
 
 def check_pages(blocks, sequences):

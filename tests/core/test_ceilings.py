@@ -37,15 +37,7 @@ def cpu_records(memory, fp32=1e9, bf16=4e9, noise="", run_id="r"):
 def measured(monkeypatch, tmp_path):
     """Counts the measurements, each twice as fast as the one before; what is in `noise` makes them NOISY."""
 
-    class Measured:
-        calls = 0
-        noise = ""
-
-        @property
-        def folder(self):
-            return tmp_path / "cache" / "ceilings"
-
-    found = Measured()
+    found = SimpleNamespace(calls=0, noise="", folder=tmp_path / "cache" / "ceilings")
 
     def measure(environment, budget_s):
         found.calls += 1

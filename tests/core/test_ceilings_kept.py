@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,20 +43,14 @@ def card(monkeypatch, tmp_path, hopper):  # noqa: F811
     """A machine with an H200, on which nothing is measured yet; what is in `readings`, or raised as `error`, is then
     measured, each time 10% faster than before."""
 
-    class Measured:
-        readings = OK
-        error = None
-        budgets = []
-        folder = tmp_path / "cache" / "ceilings"
-
-    found = Measured()
-    found.budgets, found.run_ids = [], map(str, itertools.count())
+    found = SimpleNamespace(readings=OK, error=None, budgets=[], folder=tmp_path / "cache" / "ceilings")
+    run_ids = map(str, itertools.count())
 
     def measure(device, environment, budget_s):
         if found.error is not None:
             raise found.error
         found.budgets.append(budget_s)
-        return scaled(found.readings, 1 + 0.1 * (len(found.budgets) - 1), run_id=next(found.run_ids))
+        return scaled(found.readings, 1 + 0.1 * (len(found.budgets) - 1), run_id=next(run_ids))
 
     monkeypatch.setenv("ROOFLAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -171,10 +171,7 @@ def test_a_launch_that_stores_less_than_the_outputs_is_told_beside_the_verdict(r
 
 
 WALKS = """
-import torch, triton
-import triton.language as tl
 from rooflab.kernels._device import sm_count
-from rooflab.kernels.registry import register
 
 @triton.jit
 def scaled(x, weight, out, T, H, eps, WIDTH: tl.constexpr):
@@ -186,8 +183,8 @@ def scaled(x, weight, out, T, H, eps, WIDTH: tl.constexpr):
         normed *= tl.load(weight + columns, mask=inside).to(tl.float32)
         tl.store(out + row * H + columns, normed.to(out.dtype.element_ty), mask=inside)
 
-@register(op="rmsnorm", name="walks", role="optimized", backend="triton")
-def walks(x, weight, eps=1e-6):
+@register(op="rmsnorm", name="NAME", role="optimized", backend="triton")
+def NAME(x, weight, eps=1e-6):
     T, H = x.shape
     x, weight, out = x.contiguous(), weight.contiguous(), torch.empty(T, H, dtype=x.dtype)
     scaled[(min(T, sm_count(x.device)),)](x, weight, out, T, H, eps, WIDTH=triton.next_power_of_2(H))
@@ -200,8 +197,7 @@ def walks(x, weight, eps=1e-6):
 @pytest.mark.parametrize("by", ["emulator", pytest.param("interpreter", marks=pytest.mark.more)])
 def test_a_persistent_program_that_leaves_after_its_first_tile_is_wrong(rooflab, tmp_path, by, ends, right):
     """With 132 SMs each row of a check's small cases has a program of its own."""
-    file = tmp_path / f"walks_{by}_{right}.py"
-    file.write_text(WALKS.replace("ENDS", ends).replace('"walks"', f'"{file.stem}"'))
+    file = other_file(tmp_path, f"walks_{by}_{right}", WALKS.replace("ENDS", ends))
     status, out, _ = rooflab("check", "rmsnorm", "--kernel", file, "--case", RMSNORM, "--scheme", "fp32", "--by", by)
     assert (status == 0) == right and by in out
     assert right or "with a grid for 2 SMs, where a CTA takes several tiles" in out

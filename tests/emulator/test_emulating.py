@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import blocks
 
 MINE = """
 import torch, triton, triton.language as tl
@@ -187,10 +188,7 @@ def found(folder: Path) -> dict[str, Any]:
 @pytest.mark.more
 def test_the_readmes_example_runs_as_it_stands(folder: Path) -> None:
     """With a package that no one here wrote."""
-    blocks = re.findall(
-        r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs" / "emulate.md").read_text(), re.DOTALL
-    )
-    (folder / "readme.py").write_text(next(block for block in blocks if "emulating" in block))
+    (folder / "readme.py").write_text(next(text for _, text in blocks("docs/emulate.md") if "emulating" in text))
     done = compiled(["readme.py"], folder)
     assert done.returncode == 0, done.stderr
     error, findings, moved, launch = done.stdout.splitlines()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_model import poisoned, prompts, tiny_llm, tokens, write_model
+from tiny_model import first_logits, poisoned, prompts, tiny_llm, tokens, write_model
 
 from rooflab.engine import ops as engine_ops
 from rooflab.engine.choose.model_shapes import MODEL_OPS, LargestSizes
@@ -170,16 +170,12 @@ def test_codes_are_the_model_of_the_rounded_weights(tmp_path, monkeypatch, dtype
                 tensor = coded(tensor, dtype).values()
             yield name, tensor
 
-    def first_logits(dtype):
-        llm = tiny_llm(tmp_path, {"tie_word_embeddings": False}, dtype=dtype)
-        drawn, logits = [], llm.runner.logits
-        llm.runner.logits = lambda step: drawn.append(logits(step).float()) or drawn[-1]
-        llm.generate([prompts()[3]], SamplingParams(max_tokens=1))
-        return drawn[0]
+    def drawn(dtype):
+        return first_logits(tiny_llm(tmp_path, {"tie_word_embeddings": False}, dtype=dtype), prompts()[3])
 
-    plain, quantised = first_logits("bfloat16"), first_logits(dtype)
+    plain, quantised = drawn("bfloat16"), drawn(dtype)
     monkeypatch.setattr("rooflab.engine.load.models.dummy_tensors", rounded)
-    near = first_logits("bfloat16")
+    near = drawn("bfloat16")
     assert (quantised - near).abs().max() < bound
     assert (quantised - near).std() < (quantised - plain).std() / 1.5
 

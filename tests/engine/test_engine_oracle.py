@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_model import CONFIG, tiny_llm, with_graphs
+from tiny_model import CONFIG, STRETCHED, tiny_llm, with_graphs
 
 from rooflab.bench.engine.runs import PROMPT_SET, chat
 from rooflab.engine.llm import LLM, SamplingParams
@@ -111,10 +111,6 @@ def with_norms(arch, seed=0):
     for name, tensor in dummy_tensors(arch, seed):
         more = torch.rand(tensor.shape, generator=drawn).sub(0.5) if name.endswith("norm.weight") else 0
         yield name, tensor + more
-
-
-STRETCHED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-STRETCHED["original_max_position_embeddings"] = 64
 
 
 @pytest.mark.parametrize(

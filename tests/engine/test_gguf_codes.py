@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gguf_files import BASE, write
-from tiny_model import CONFIG, tiny_llm, write_config, write_model
+from tiny_model import CONFIG, first_logits, tiny_llm, write_config, write_model
 
 from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.engine.load.checkpoints import open_checkpoint
@@ -91,15 +91,6 @@ def test_a_file_with_its_codes_is_the_model_of_its_values(tmp_path, formats):
     expected = torch.cat([values[f"model.layers.1.self_attn.{part}_proj.weight"] for part in "qkv"])
     qkv = weights.layers[1].qkv
     assert qkv.values().equal(expected) if isinstance(qkv, CodedWeight) else qkv.equal(expected.bfloat16())
-
-
-def first_logits(llm, prompt):
-    """The logits of the first token after a prompt."""
-    kept, logits = [], llm.runner.logits
-    llm.runner.logits = lambda step: kept.append(logits(step).float()) or kept[-1]
-    llm.generate([prompt], SamplingParams(max_tokens=1))
-    llm.runner.logits = logits
-    return kept[0]
 
 
 @pytest.fixture

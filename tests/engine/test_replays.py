@@ -71,15 +71,12 @@ def test_large_batches_run_eagerly_and_smaller_ones_are_replayed(tmp_path):
     assert sizes(llm) == set(range(1, 17)), "each number of sequences has its own recording"
 
 
-def test_other_threads_get_a_recording_of_their_own(tmp_path):
+def test_other_threads_get_a_recording_of_their_own(tmp_path, threads):
     llm, before = tiny_llm(tmp_path), torch.get_num_threads()
     expected = tokens(llm.generate(prompts(3), GREEDY))
-    try:
-        torch.set_num_threads(2 if before == 1 else 1)
-        assert tokens(llm.generate(prompts(3), GREEDY)) == expected
-    finally:
-        torch.set_num_threads(before)
-    assert {threads for _, threads in llm.runner.graphs.recordings} == {before, 2 if before == 1 else 1}
+    threads(other := 2 if before == 1 else 1)
+    assert tokens(llm.generate(prompts(3), GREEDY)) == expected
+    assert {count for _, count in llm.runner.graphs.recordings} == {before, other}
 
 
 class Counter(TorchDispatchMode):

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -144,17 +145,9 @@ def test_logprobs_are_of_the_raw_logits_with_the_drawn_token_first(llm, greedy):
     assert greedy[0].outputs[0].logprobs is None
 
 
-class Pieces:
+def stream_of(pieces):
     """Stands for a text stream: token `i` completes the `i`-th piece."""
-
-    def __init__(self, pieces):
-        self.pieces = pieces
-
-    def push(self, token):
-        return self.pieces[token]
-
-    def flush(self):
-        return ""
+    return SimpleNamespace(push=pieces.__getitem__, flush=str)
 
 
 TEXTS = st.text("ab", max_size=24)
@@ -165,7 +158,7 @@ STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
 def test_trap_33_stop_texts_do_not_depend_on_where_tokens_cut_the_text(text, stops, cuts):
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[a:b] for a, b in itertools.pairwise(places)]
-    found = StopText(stops, Pieces(pieces))
+    found = StopText(stops, stream_of(pieces))
     shown = ""
     for number in range(len(pieces)):
         ended = found.push(number)
@@ -180,7 +173,7 @@ def test_trap_33_stop_texts_do_not_depend_on_where_tokens_cut_the_text(text, sto
 
 
 def test_no_stop_text_counts_within_the_least_length():
-    found = StopText(["b"], Pieces("abcb"), min_tokens=2)
+    found = StopText(["b"], stream_of("abcb"), min_tokens=2)
     assert [found.push(token) for token in range(4)] == [False, False, False, True] and found.text == "abc"
 
 

@@ -81,7 +81,6 @@ def test_a_draft_is_as_long_as_pays_and_stops_and_starts_again():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"speculate": "best"}, "speculate: expected ngram"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens: expected 1 to 16"),
         ({"num_speculative_tokens": 17}, "num_speculative_tokens: expected 1 to 16"),
         ({"study": StudyOptions(kv_cache=False)}, "speculate: expected a KV cache"),

@@ -5,20 +5,13 @@ import random
 import pytest
 import torch
 from speculating import LIBRARY, Known, exact, only_accepted, prefixes, speculating
+from test_speculate_drafts import SMALL as LAYER
 from test_speculate_drafts import eagle
 from tiny_model import poisoned, tiny_llm, write_config
 
 from rooflab.engine.llm import SamplingParams
 
-SMALL = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 48,
-    "max_position_embeddings": 96,
-}
+SMALL = {**LAYER, "num_hidden_layers": 2, "vocab_size": 48, "max_position_embeddings": 96}
 POOLS = [
     {"block_size": 4, "num_kv_blocks": 22, "prefill_chunk": 7},
     {"block_size": 1, "num_kv_blocks": 90, "max_num_seqs": 3, "max_num_batched_tokens": 11},

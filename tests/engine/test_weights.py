@@ -15,7 +15,7 @@ import pytest
 import torch
 from gguf_files import BASE, F32, TEXT, U16, U32, write
 from safetensors.torch import save_file
-from tiny_model import CONFIG, write_config
+from tiny_model import CONFIG, STRETCHED, write_config
 
 from rooflab.engine.load.checkpoints import open_checkpoint
 from rooflab.engine.load.model_files import fetch
@@ -147,9 +147,7 @@ def test_trap_12_gguf_gives_the_architecture_and_the_tensors_that_were_stored(tm
 
 
 def test_trap_13_the_frequencies_of_llama_3_are_those_of_its_gguf(tmp_path):
-    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    scaling["original_max_position_embeddings"] = 64
-    arch = Architecture.from_config({**CONFIG, "rope_scaling": scaling}, "llama-3")
+    arch = Architecture.from_config({**CONFIG, "rope_scaling": STRETCHED}, "llama-3")
     tables = rotation(arch, 200), rotation(replace(arch, rope_scaling=None), 2)
     angle = [torch.atan2(sin[1].double(), cos[1].double()).numpy() for cos, sin in tables]
     factors = (angle[1] / angle[0]).astype(np.float32)

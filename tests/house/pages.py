@@ -7,7 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = {path: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 RESULTS = [ROOT / "results/README.md", *sorted((ROOT / "results").glob("*/README.md"))]
-MORE = {path: path.read_text() for path in (*RESULTS, ROOT / "CONTRIBUTING.md")}
+LADDERS = sorted((ROOT / "docs/ladders").glob("*.md"))
+MORE = {path: path.read_text() for path in (*RESULTS, *LADDERS, ROOT / "CONTRIBUTING.md")}
 
 
 def blocks(name):

@@ -23,6 +23,7 @@ from test_packaging import fresh, wheel
 from rooflab.bench.cli.app import app
 from rooflab.bench.core import record_files as files
 from rooflab.bench.exchange.pytest_benchmark import write_pytest_benchmark
+from rooflab.kernels import registry
 
 assert fresh and wheel  # fixtures
 
@@ -204,6 +205,9 @@ SCRIPTS = [part for part in SCRIPTS if entry(part) is None]
 @pytest.mark.parametrize("command", SCRIPTS)
 def test_a_script_takes_the_options_it_is_shown_with(command, monkeypatch):
     words = words_of(command)[1:]
+    if words[0] == "results/learn/levels.py":  # it has no parser: its words are names of ops
+        assert (ROOT / words[0]).is_file() and set(words[1:]) <= registry.ops().keys()
+        return
     name = words[1] if words[0] == "-m" else ".".join(Path(words[0]).relative_to("results").with_suffix("").parts)
     parse = argparse.ArgumentParser.parse_args
 

@@ -3,16 +3,13 @@
 import copy
 import json
 import re
-import shlex
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import typer
 from learn import ladders
 from learn import levels as counts
 
-from rooflab.bench.cli.app import app
 from rooflab.bench.learn.drawing import WORDS, facts_of_kernel, figures, from_l2, hbm
 from rooflab.bench.learn.learn_data import load
 from rooflab.bench.learn.sketch import COLOURS, file_of, size
@@ -51,17 +48,6 @@ def test_the_numbers_of_a_page_are_the_record_s(page, data):
         assert f"`{kernel['name']}`" in name and f"({'../../' + kernel['code']})" in name and saves
         assert [cell.lstrip("~") for cell in cells[:2]] == [size(hbm(kernel)), size(from_l2(kernel))]
         assert (kernel["basis"] == "modelled") == cells[0].startswith("~") == (cells[2] == "not seen")
-
-
-@pytest.mark.parametrize("page", ladders.WORDS)
-def test_each_file_is_there_and_each_command_is_one_that_we_take(page):
-    text = (PAGES / f"{page}.md").read_text()
-    assert all((PAGES / link).is_file() for link in re.findall(r"\]\(([^)]+)\)", text))
-    for line in re.search(r"```sh\n(.*?)```", text, re.DOTALL)[1].splitlines():
-        program, name, *words = shlex.split(line)
-        assert program == "rooflab" or (ROOT / name).is_file()
-        if program == "rooflab":
-            typer.main.get_command(app).commands[name].make_context(name, words)
 
 
 def test_a_changed_number_changes_the_figure_and_the_page(data, drawn):

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from test_scheduler import end, make
 
 from rooflab.bench.latency.clock import ClockSettings, simulate
 from rooflab.bench.latency.step_model import KernelTimes
@@ -14,7 +15,6 @@ from rooflab.bench.learn.learn_data import load
 from rooflab.bench.learn.learn_page import render
 from rooflab.bench.load.metrics import summarize
 from rooflab.engine.block_manager import BlockManager
-from rooflab.engine.sequence import SamplingParams, Sequence
 from rooflab.engine.speculate.rows import accepted
 from rooflab.roofline.architecture import PRESETS
 from rooflab.roofline.device import DEVICES
@@ -72,10 +72,6 @@ def cells(page, name):
     return rows.evaluate_all("all => all.map(row => [...row.cells].map(cell => cell.innerText))")
 
 
-def sequence(ids, number=0, most=1000):
-    return Sequence(number, list(ids), len(ids), SamplingParams(ignore_eos=True), 0, frozenset(), most, float(number))
-
-
 def test_the_estimate_is_that_of_the_product(page):
     drawn, asked, wanted = random.Random(1), [], []
     for _ in range(20):
@@ -109,7 +105,7 @@ def test_pages_are_those_of_the_block_manager(page):
         wanted.append([blocks.num_free, blocks.num_cached, blocks.evicted, *one.block_ids])
 
     while len(calls) < 200:
-        one = drawn.choice([sequence(drawn.choices([1, 2], k=drawn.randrange(1, 14)), len(calls)), *running])
+        one = drawn.choice([make(len(calls), drawn.choices([1, 2], k=drawn.randrange(1, 14)), 1000), *running])
         if one in running:
             one.token_ids.append(drawn.randrange(3))
         else:
@@ -149,7 +145,7 @@ def test_a_rank_holds_and_sends_what_the_product_computes(page):
 
 def test_the_second_prompt_saves_what_the_block_manager_reuses(page):
     for index, second in enumerate(DATA["prefix"]["seconds"]):
-        blocks, one, two = BlockManager(64, 16), sequence(DATA["prefix"]["first"]["ids"]), sequence(second["ids"])
+        blocks, one, two = BlockManager(64, 16), make(0, DATA["prefix"]["first"]["ids"], 1), make(1, second["ids"], 1)
         blocks.grow(one, len(one))
         blocks.publish(one, len(one))
         blocks.reuse(two)
@@ -165,17 +161,12 @@ def test_the_trace_is_a_run_of_the_scheduler(page, mode):
 
     def submit(index):
         prompt, output, _ = SCRIPT["REQUESTS"][index]
-        scheduler.submit(one := sequence([5] * prompt, index, prompt + output))
+        scheduler.submit(one := make(index, prompt, output, float(index)))
         return one
 
     def step():
         core.last = scheduler.schedule()
-        decoding = [one for one in scheduler.running if one not in scheduler.prefilling]
-        for chunk in core.last.chunks:
-            scheduler.computed(chunk)
-        for one in (*decoding, *core.last.ending):
-            one.append(0)
-        scheduler.finish([one for one in scheduler.running if one.finish_reason])
+        end(scheduler, core.last)
 
     fresh = SCRIPT["replay"](core, step, submit, [arrival for _, _, arrival in SCRIPT["REQUESTS"]])
     steps = DATA["batching"]["steps"][mode]

@@ -127,12 +127,9 @@ def test_what_registers_no_kernel_is_refused_with_the_way_to_register_it(rooflab
 
 @pytest.mark.more
 @pytest.mark.needs("browser")
-def test_two_tabs_agree_and_nothing_scrolls_sideways(tmp_path):
-    from playwright.sync_api import sync_playwright
-
-    with watching(tmp_path, TORCH) as page, sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=needs.browser(), args=["--no-sandbox"])
-        tabs, heard = [started.new_page(viewport={"width": width, "height": 800}) for width in (360, 1440)], []
+def test_two_tabs_agree_and_nothing_scrolls_sideways(tmp_path, chromium):
+    with watching(tmp_path, TORCH) as page:
+        tabs, heard = [chromium.new_page(viewport={"width": width, "height": 800}) for width in (360, 1440)], []
         for tab in tabs:
             tab.on("console", lambda message: heard.append(message.text))
             tab.goto(page.url)
@@ -145,4 +142,4 @@ def test_two_tabs_agree_and_nothing_scrolls_sideways(tmp_path):
         page.save(TORCH, lambda state: state["cells"] and state["cells"][0]["status"])
         tabs[0].locator("#grid button").first.press("Enter")
         assert "rooflab check rmsnorm" in tabs[0].locator("#cell").inner_text()
-        started.close()
+        [tab.close() for tab in tabs]

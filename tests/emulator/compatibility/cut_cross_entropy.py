@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch.nn import functional as F
 
 from compatibility.entries import Entry, Project
 from compatibility.sources import Source
 
 SOURCE = Source("Cut Cross Entropy", "cut-cross-entropy==25.1.1", "cut_cross_entropy/")
-
-
-def _of(name: str) -> Any:
-    return SOURCE.module(f"cut_cross_entropy.{name}")
-
-
+_of = SOURCE.below("cut_cross_entropy")
 ENTRIES = (
     Entry(
         "linear_cross_entropy",

@@ -1,4 +1,7 @@
-"""An entry of the page: the call of another project's kernel, and its expected result in fp64."""
+"""An entry of the page: the call of another project's kernel, and its expected result in fp64.
+
+Behind the judge stands what entries of several projects share.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.functional import rms_norm
 
 from compatibility.sources import Source
 from rooflab.bench.core.functions import tolerance
@@ -113,3 +117,31 @@ def judged(entry: Entry, held: list[torch.Tensor], inputs: Mapping[str, torch.Te
 def largest(stats: list[ErrorStats]) -> float:
     """The largest error of all outputs, as a multiple of what is allowed."""
     return max((each.max_error_over_tolerance for each in stats), default=math.nan)
+
+
+def into(call: Callable[..., Any], *out: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What a launcher wrote."""
+    call(*out)
+    return out
+
+
+def ints(*values: int) -> torch.Tensor:
+    """Lengths, starts or rows in 32 bits."""
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def rms(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The norm of whole rows."""
+    return rms_norm(x, x.shape[-1:], w, 1e-6)
+
+
+def rotated(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """Each head's left and right half, turned by the angles of its token."""
+    a, b, cos, sin = *x.chunk(2, -1), t.cos()[:, None], t.sin()[:, None]
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+def interleaved(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """Each head's even and odd elements, turned by the angles of its token."""
+    a, b, cos, sin = x[..., ::2], x[..., 1::2], t.cos()[:, None], t.sin()[:, None]
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)

@@ -8,24 +8,17 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from compatibility.entries import Entry, Project
+from compatibility.entries import Entry, Project, rotated
 from compatibility.sources import Source
 
 SOURCE = Source("Flash Linear Attention", "fla-core==0.6.0", "fla/", needs=("einops==0.8.1",), whole=True)
 QKV = "q=1x37x2x32,k=1x37x2x32,v=1x37x2x32"
 HALF = "q=1x70x2x32:bf16,k=1x70x2x32:bf16,v=1x70x2x32:bf16"
 Tensor = torch.Tensor
+_ops, _modules = SOURCE.below("fla.ops"), SOURCE.below("fla.modules")
 
 
-def _ops(name: str) -> Any:
-    return SOURCE.module(f"fla.ops.{name}")
-
-
-def _modules(name: str) -> Any:
-    return SOURCE.module(f"fla.modules.{name}")
-
-
-def _recurrence(
+def recurrence(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -99,12 +92,6 @@ def _convolved(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.silu(F.conv1d(x.transpose(1, 2), w[:, None], b, padding=3, groups=x.shape[-1])[..., : x.shape[1]]).mT
 
 
-def _rotated(x: Tensor, t: Tensor) -> Tensor:
-    a, b = x.chunk(2, -1)
-    cos, sin = t.cos()[:, None], t.sin()[:, None]
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
-
-
 def _pooled(x: Tensor) -> Tensor:
     return torch.stack([part.mean(1) for part in torch.split(x, 16, 1)], 1)
 
@@ -148,7 +135,7 @@ ENTRIES = (
     Entry("l2norm", "x=7x96", lambda x: _modules("norm.l2norm").l2norm(x), _unit, "x"),
     Entry("l2norm of long rows", "x=7x1100", lambda x: _modules("norm.l2norm").l2norm(x), _unit, "x"),
     Entry("rotary", "x=2x19x3x32,t=19x16",
-          lambda x, t: _modules("rotary.ops").rotary_embedding(x, t.cos(), t.sin()), _rotated, "x"),
+          lambda x, t: _modules("rotary.ops").rotary_embedding(x, t.cos(), t.sin()), rotated, "x"),
     Entry("token_shift", "x=2x19x96", lambda x: _modules("token_shift").token_shift(x), _shifted, "x"),
     Entry("causal_conv1d", "x=2x70x96,w=96x4,b=96",
           lambda x, w, b: _modules("causal_conv1d.ops").causal_conv1d(x, w, b, activation="silu")[0], _convolved,
@@ -183,18 +170,18 @@ ENTRIES = (
     Entry("solve_tril", "a=1x37x2x64",
           lambda a: _ops("utils.solve_tril").solve_tril(_lower(a)), lambda a: _inverse(_lower(a))),
     Entry("fused_recurrent_linear_attn", QKV, _first(lambda *x: _ops("linear_attn").fused_recurrent_linear_attn(*x)),
-          _recurrence, "q,k,v"),
+          recurrence, "q,k,v"),
     Entry("fused_recurrent_gla", QKV + ",g=1x37x2x32",
           lambda q, k, v, g: _ops("gla").fused_recurrent_gla(q, k, v, F.logsigmoid(g))[0],
-          lambda q, k, v, g: _recurrence(q, k, v, F.logsigmoid(g)[..., None]), "q,k,v,g", 2),
+          lambda q, k, v, g: recurrence(q, k, v, F.logsigmoid(g)[..., None]), "q,k,v,g", 2),
     Entry("fused_recurrent_delta_rule", QKV + ",b=1x37x2",
           lambda q, k, v, b: _ops("delta_rule").fused_recurrent_delta_rule(
               q, F.normalize(k, dim=-1), v, b.sigmoid())[0],
-          lambda q, k, v, b: _recurrence(q, F.normalize(k, dim=-1), v, None, b.sigmoid()), "q,k,v,b"),
+          lambda q, k, v, b: recurrence(q, F.normalize(k, dim=-1), v, None, b.sigmoid()), "q,k,v,b"),
     Entry("fused_recurrent_gated_delta_rule", QKV + ",g=1x37x2,b=1x37x2",
           lambda q, k, v, g, b: _ops("gated_delta_rule").fused_recurrent_gated_delta_rule(
               q, F.normalize(k, dim=-1), v, F.logsigmoid(g), beta=b.sigmoid())[0],
-          lambda q, k, v, g, b: _recurrence(
+          lambda q, k, v, g, b: recurrence(
               q, F.normalize(k, dim=-1), v, F.logsigmoid(g)[..., None, None], b.sigmoid())),
     Entry("fused_recurrent_hgrn", "x=2x37x48,g=2x37x48",
           lambda x, g: _ops("hgrn").fused_recurrent_hgrn(x, F.logsigmoid(g))[0], _hgrn, "x,g"),
@@ -206,36 +193,36 @@ ENTRIES = (
     Entry("fused_recurrent_rwkv7", QKV + ",w=1x37x2x32,a=1x37x2x32,b=1x37x2x32",
           lambda q, k, v, w, a, b: _ops("rwkv7").fused_recurrent_rwkv7(
               q, F.logsigmoid(w), k, v, 0.1 * a, 0.1 * b, 1.0)[0],
-          lambda q, k, v, w, a, b: _recurrence(
+          lambda q, k, v, w, a, b: recurrence(
               q, k, v, F.logsigmoid(w)[..., None], None, 0.1 * a, 0.1 * b, 1.0)),
     Entry("chunk_linear_attn", HALF, _first(lambda *x: _ops("linear_attn").chunk_linear_attn(*x, normalize=False)),
-          _recurrence, "q,k,v", 4),
+          recurrence, "q,k,v", 4),
     Entry("fused_chunk_linear_attn", HALF,
-          _first(lambda *x: _ops("linear_attn").fused_chunk_linear_attn(*x, normalize=False)), _recurrence, "q,k,v", 4),
+          _first(lambda *x: _ops("linear_attn").fused_chunk_linear_attn(*x, normalize=False)), recurrence, "q,k,v", 4),
     Entry("chunk_retention", HALF, _first(lambda *x: _ops("retention").chunk_retention(*x)),
-          lambda q, k, v: _recurrence(q, k, v, _gamma(2)[None, None, :, None, None].expand(1, 70, 2, 1, 1)), "q,k,v",
+          lambda q, k, v: recurrence(q, k, v, _gamma(2)[None, None, :, None, None].expand(1, 70, 2, 1, 1)), "q,k,v",
           4),
     Entry("chunk_gla", HALF + ",g=1x70x2x32", lambda q, k, v, g: _ops("gla").chunk_gla(q, k, v, F.logsigmoid(g))[0],
-          lambda q, k, v, g: _recurrence(q, k, v, F.logsigmoid(g)[..., None]), "q,k,v", 4),
+          lambda q, k, v, g: recurrence(q, k, v, F.logsigmoid(g)[..., None]), "q,k,v", 4),
     Entry("chunk_simple_gla", HALF + ",g=1x70x2",
           lambda q, k, v, g: _ops("simple_gla").chunk_simple_gla(q, k, v, F.logsigmoid(g))[0],
-          lambda q, k, v, g: _recurrence(q, k, v, F.logsigmoid(g)[..., None, None]), "q,k,v", 4),
+          lambda q, k, v, g: recurrence(q, k, v, F.logsigmoid(g)[..., None, None]), "q,k,v", 4),
     Entry("parallel_simple_gla", HALF + ",g=1x70x2",
           lambda q, k, v, g: _ops("simple_gla").parallel_simple_gla(q, k, v, F.logsigmoid(g))[0],
-          lambda q, k, v, g: _recurrence(q, k, v, F.logsigmoid(g)[..., None, None]), "q,k,v", 4),
+          lambda q, k, v, g: recurrence(q, k, v, F.logsigmoid(g)[..., None, None]), "q,k,v", 4),
     Entry("chunk_delta_rule", HALF + ",b=1x70x2",
           lambda q, k, v, b: _ops("delta_rule").chunk_delta_rule(
               q, F.normalize(k, dim=-1), v, b.sigmoid().bfloat16())[0],
-          lambda q, k, v, b: _recurrence(q, F.normalize(k, dim=-1), v, None, b.sigmoid()), allowed=8),
+          lambda q, k, v, b: recurrence(q, F.normalize(k, dim=-1), v, None, b.sigmoid()), allowed=8),
     Entry("chunk_gated_delta_rule", HALF + ",g=1x70x2,b=1x70x2",
           lambda q, k, v, g, b: _ops("gated_delta_rule").chunk_gated_delta_rule(
               q, F.normalize(k, dim=-1), v, F.logsigmoid(g), b.sigmoid().bfloat16())[0],
-          lambda q, k, v, g, b: _recurrence(
+          lambda q, k, v, g, b: recurrence(
               q, F.normalize(k, dim=-1), v, F.logsigmoid(g)[..., None, None], b.sigmoid()), allowed=8),
     Entry("chunk_kda", HALF + ",g=1x70x2x32,b=1x70x2",
           lambda q, k, v, g, b: _ops("kda").chunk_kda(
               q, F.normalize(k, dim=-1), v, F.logsigmoid(g), b.sigmoid().bfloat16())[0],
-          lambda q, k, v, g, b: _recurrence(q, F.normalize(k, dim=-1), v, F.logsigmoid(g)[..., None], b.sigmoid()),
+          lambda q, k, v, g, b: recurrence(q, F.normalize(k, dim=-1), v, F.logsigmoid(g)[..., None], b.sigmoid()),
           allowed=8),
     Entry("parallel_attn", HALF, lambda *x: _ops("attn").parallel_attn(*x), _attended, "q,k,v", 2),
     Entry("parallel_forgetting_attn", HALF + ",g=1x70x2",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.nn import functional as F
 
-from compatibility.entries import Entry, Project
+from compatibility.entries import Entry, Project, into, rms
 from compatibility.sources import Source
 
 SOURCE = Source(
@@ -18,10 +16,7 @@ SOURCE = Source(
     {"flashinfer.utils.get_compute_capability": lambda device: (9, 0)},
 )
 Tensor = torch.Tensor
-
-
-def _triton(name: str) -> Any:
-    return SOURCE.module(f"flashinfer.triton.{name}")
+_triton = SOURCE.below("flashinfer.triton")
 
 
 def _merged(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,15 +25,6 @@ def _merged(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     return (v * p[..., None]).sum(1), torch.logsumexp(s * torch.log(torch.tensor(2.0, dtype=s.dtype)), 1) / torch.log(
         torch.tensor(2.0, dtype=s.dtype)
     )
-
-
-def _into(call: Any, *out: Tensor) -> tuple[Tensor, ...]:
-    call(*out)
-    return out
-
-
-def _rms(x: Tensor, w: Tensor) -> Tensor:
-    return F.rms_norm(x, (96,), w, 1e-6)
 
 
 ENTRIES = (
@@ -54,10 +40,10 @@ ENTRIES = (
           lambda v, s: tuple(torch.cat(part) for part in zip(
               *(_merged(v[None, a:b], s[None, a:b]) for a, b in ((0, 4), (4, 9))), strict=True))),
     Entry("rms_norm", "x=7x96:bf16,w=96:bf16",
-          lambda x, w: _into(lambda out: _triton("norm").rms_norm(x, w, out, 1e-6), torch.empty_like(x)), _rms),
+          lambda x, w: into(lambda out: _triton("norm").rms_norm(x, w, out, 1e-6), torch.empty_like(x)), rms),
     Entry("rms_norm_add_residual", "x=7x96,r=7x96,w=96",
           lambda x, r, w: (_triton("norm").rms_norm_add_residual(x, r, w, 1e-6), x, r)[1:],
-          lambda x, r, w: (_rms(x + r, w), x + r)),
+          lambda x, r, w: (rms(x + r, w), x + r)),
     Entry("silu_and_mul", "x=7x96:bf16", lambda x: _triton("activation").silu_and_mul(x),
           lambda x: F.silu(x[:, :48]) * x[:, 48:]),
     Entry("gemm_persistent", "a=37x70:bf16,b=70x50:bf16",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from compatibility.entries import Entry, Project
+from compatibility.entries import Entry, Project, interleaved, into, ints, rotated
 from compatibility.sources import Source
 
 SOURCE = Source("LightLLM", "lightllm==0.0.1", "lightllm/", ("lightllm.utils", "lightllm_ppl_kernel"))
@@ -15,23 +15,13 @@ LENGTHS = [37, 5]
 """Of the two sequences, of which tokens lie in the order of `_table`."""
 PAIR = "q=2x4x32:fp16,k=60x2x32:fp16,v=60x2x32:fp16"
 PROMPT = "q=42x4x32:fp16,k=42x2x32:fp16,v=42x2x32:fp16"
-
-
-def _llama(file: str) -> Any:
-    return SOURCE.module(f"lightllm.models.llama.triton_kernel.{file}")
-
-
-def _common(file: str) -> Any:
-    return SOURCE.module(f"lightllm.common.basemodel.triton_kernel.{file}")
+_llama = SOURCE.below("lightllm.models.llama.triton_kernel")
+_common = SOURCE.below("lightllm.common.basemodel.triton_kernel")
 
 
 def _table() -> torch.Tensor:
     """Where the tokens of both sequences lie."""
     return torch.randperm(60, generator=torch.Generator().manual_seed(1)).int()[:58].view(2, 29).repeat(1, 2)[:, :40]
-
-
-def _ints(*values: int) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -72,23 +62,9 @@ def _prefilled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int = 
     return torch.cat(found)
 
 
-def _into(call: Any, out: torch.Tensor) -> torch.Tensor:
-    """What a launcher wrote."""
-    call(out)
-    return out
-
-
-def _rotated(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-    a, b = x.chunk(2, -1)
-    cos, sin = t.cos()[:, None], t.sin()[:, None]
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
-
-
-def _interleaved(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+def _half_interleaved(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
     half = x.shape[-1] // 2
-    a, b, cos, sin = x[..., :half:2], x[..., 1:half:2], t.cos()[:, None], t.sin()[:, None]
-    turned = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
-    return torch.cat([turned, x[..., half:]], -1)
+    return torch.cat([interleaved(x[..., :half], t), x[..., half:]], -1)
 
 
 def _rotary(module: Any, q: torch.Tensor, k: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,7 +89,7 @@ def _penalised(x: torch.Tensor, p: torch.Tensor, f: torch.Tensor, r: torch.Tenso
 
 def _apply_penalty(x: torch.Tensor, p: torch.Tensor, f: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
     ids = [torch.arange(row, 50, 7).int() for row in range(3)]
-    ends = _ints(0, *torch.tensor([len(part) for part in ids]).cumsum(0).tolist())
+    ends = ints(0, *torch.tensor([len(part) for part in ids]).cumsum(0).tolist())
     counts = torch.cat([torch.arange(len(part)).int() % 3 + 1 for part in ids])
     _common("apply_penalty").apply_penalty(x, p, f, r, torch.cat(ids), counts, ends, max(map(len, ids)))
     return x
@@ -128,44 +104,44 @@ def _indexed(lengths: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 def _flash_decoding(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     mid, sums, out = torch.zeros(2, 4, 3, 32), torch.zeros(2, 4, 3), torch.empty_like(q)
     _llama("flash_decoding_stage1").flash_decode_stage1(
-        q, k, v, _table(), _ints(0, 1), _ints(*LENGTHS), 40, mid, sums, 16
+        q, k, v, _table(), ints(0, 1), ints(*LENGTHS), 40, mid, sums, 16
     )
-    _llama("flash_decoding_stage2").flash_decode_stage2(mid, sums, _ints(*LENGTHS), out, 16)
+    _llama("flash_decoding_stage2").flash_decode_stage2(mid, sums, ints(*LENGTHS), out, 16)
     return out
 
 
 def _gqa_flash_decoding(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     mid, sums, out = torch.zeros(2, 4, 3, 32), torch.zeros(2, 4, 3), torch.empty_like(q)
     _llama("gqa_flash_decoding_stage1").flash_decode_stage1(
-        _ints(0, 0, 0, 1), _ints(0, 16, 32, 0), q, k, v, _table(), _ints(0, 1), _ints(*LENGTHS), mid, sums, 16
+        ints(0, 0, 0, 1), ints(0, 16, 32, 0), q, k, v, _table(), ints(0, 1), ints(*LENGTHS), mid, sums, 16
     )
-    _llama("gqa_flash_decoding_stage2").flash_decode_stage2(mid, sums, _ints(*LENGTHS), out, 16)
+    _llama("gqa_flash_decoding_stage2").flash_decode_stage2(mid, sums, ints(*LENGTHS), out, 16)
     return out
 
 
 def _prompt(module: Any, *options: Any) -> Any:
-    return lambda q, k, v: _into(
-        lambda out: module()(q, k, v, out, _ints(0, 37), _ints(*LENGTHS), 37, *options), torch.empty_like(q)
+    return lambda q, k, v: into(
+        lambda out: module()(q, k, v, out, ints(0, 37), ints(*LENGTHS), 37, *options), torch.empty_like(q)
     )
 
 
-TABLES = (_ints(0, 1), _ints(0, 37), _ints(*LENGTHS))
+TABLES = (ints(0, 1), ints(0, 37), ints(*LENGTHS))
 ENTRIES = (
     Entry("rmsnorm", "x=7x96:bf16,w=96:bf16", lambda x, w: _llama("rmsnorm").rmsnorm_forward(x, w, 1e-6),
           lambda x, w: F.rms_norm(x, (96,), w, 1e-6)),
     Entry("silu_and_mul", "x=7x96", lambda x: _llama("silu_and_mul").silu_and_mul_fwd(x),
           lambda x: F.silu(x[:, :48]) * x[:, 48:]),
     Entry("rotary", "q=19x5x32,k=19x2x32,t=19x16", lambda q, k, t: _rotary(_llama("rotary_emb"), q, k, t),
-          lambda q, k, t: (_rotated(q, t), _rotated(k, t))),
+          lambda q, k, t: (rotated(q, t), rotated(k, t))),
     Entry("rotary of ChatGLM", "q=19x5x32,k=19x2x32,t=19x8",
           lambda q, k, t: _rotary(SOURCE.module("lightllm.models.chatglm2.triton_kernel.rotary_emb"), q, k, t),
-          lambda q, k, t: (_interleaved(q, t), _interleaved(k, t))),
+          lambda q, k, t: (_half_interleaved(q, t), _half_interleaved(k, t))),
     Entry("apply_penalty", "x=3x50,p=3,f=3,r=3", _apply_penalty, _penalised),
     Entry("copy_kv_index_to_req", "n=3:i32<20,i=3:i32<900",
-          lambda n, i: _into(lambda out: _common("copy_kv_index_to_req").copy_kv_index_to_req(
-              out, _ints(3, 0, 4), n + 1, i), torch.zeros(5, 20, dtype=torch.int32)), _indexed),
+          lambda n, i: into(lambda out: _common("copy_kv_index_to_req").copy_kv_index_to_req(
+              out, ints(3, 0, 4), n + 1, i), torch.zeros(5, 20, dtype=torch.int32)), _indexed),
     Entry("destindex_copy_kv", "k=7x3x32",
-          lambda k: _into(lambda out: _common("destindex_copy_kv").destindex_copy_kv(
+          lambda k: into(lambda out: _common("destindex_copy_kv").destindex_copy_kv(
               k, torch.arange(6, -1, -1).int(), out), torch.empty_like(k)), lambda k: k.flip(0)),
     Entry("destindex_copy_quantize_kv", "k=7x3x32:fp16",
           lambda k: (out := torch.zeros(7, 3, 32, dtype=torch.int8), scale := torch.zeros(7, 3, 1, dtype=torch.float16),
@@ -178,23 +154,23 @@ ENTRIES = (
                          k, torch.arange(6, -1, -1).int(), out, scale))[:2],
           lambda k: _quantized(k, 8)),
     Entry("token_attention scores", PAIR,
-          lambda q, k, v: _into(lambda out: _llama("token_attention_nopad_att1").token_att_fwd(
+          lambda q, k, v: into(lambda out: _llama("token_attention_nopad_att1").token_att_fwd(
               q, k, out, _table(), *TABLES, 37), torch.empty(4, 42, dtype=q.dtype)),
           lambda q, k, v: _scores(q, k), allowed=2),
     Entry("token_attention softmax", "x=4x42",
-          lambda x: _into(lambda out: _llama("token_attention_nopad_softmax").token_softmax_fwd(
+          lambda x: into(lambda out: _llama("token_attention_nopad_softmax").token_softmax_fwd(
               x, *TABLES[1:], out, 37), torch.empty_like(x)), _softmax),
     Entry("token_attention sum", "p=4x42,v=60x2x32",
-          lambda p, v: _into(lambda out: _llama("token_attention_nopad_reduceV").token_att_fwd2(
+          lambda p, v: into(lambda out: _llama("token_attention_nopad_reduceV").token_att_fwd2(
               p, v, out, _table(), *TABLES), torch.empty(2, 4, 32)), _summed),
     Entry("token_attention softmax and sum", "p=4x42,v=60x2x32",
-          lambda p, v: _into(lambda out: _llama("token_attention_softmax_and_reducev").token_softmax_reducev_fwd(
+          lambda p, v: into(lambda out: _llama("token_attention_softmax_and_reducev").token_softmax_reducev_fwd(
               p, v, out, _table(), *TABLES, 0), torch.empty(2, 4, 32)), lambda p, v: _summed(_softmax(p), v)),
     Entry("flash_decoding", PAIR, _flash_decoding, _decoded),
     Entry("gqa_flash_decoding", PAIR, _gqa_flash_decoding, _decoded, allowed=2),
     Entry("gqa_decode_attention", PAIR,
-          lambda q, k, v: _into(lambda out: _llama("gqa_decode_flashattention_nopad").gqa_decode_attention_fwd(
-              q, k, v, out, _table(), _ints(0, 1), _ints(*LENGTHS)), torch.empty_like(q)), _decoded, allowed=2),
+          lambda q, k, v: into(lambda out: _llama("gqa_decode_flashattention_nopad").gqa_decode_attention_fwd(
+              q, k, v, out, _table(), ints(0, 1), ints(*LENGTHS)), torch.empty_like(q)), _decoded, allowed=2),
     Entry("context_attention", PROMPT,
           _prompt(lambda: _llama("context_flashattention_nopad").context_attention_fwd_no_prompt_cache),
           _prefilled, allowed=2),
@@ -208,7 +184,7 @@ ENTRIES = (
           lambda x: ((x.float() / (x.float().abs().amax(1, True) / 127)).to(torch.int8),
                      (x.abs().amax(1) / 127).half())),
     Entry("matmul int8", "a=20x64:i8<100,s=20:fp16,b=64x96:i8<100,t=96:fp16",
-          lambda a, s, b, t: _into(lambda out: _common("quantize_gemm_int8").matmul_int8(a, s, b, t, out),
+          lambda a, s, b, t: into(lambda out: _common("quantize_gemm_int8").matmul_int8(a, s, b, t, out),
                                    torch.empty(20, 96)),
           lambda a, s, b, t: (a.double() @ b.double()) * s[:, None] * t / 1.0),
 )  # fmt: skip

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from compatibility.entries import Entry, Project
+from compatibility.entries import Entry, Project, interleaved, ints, rms
+from compatibility.fla import recurrence
 from compatibility.sources import Source
 
 STUBS = (
@@ -25,6 +26,7 @@ STUBS = (
 )
 SOURCE = Source("SGLang", "sglang==0.5.14", "sglang/", STUBS, needs=("einops==0.8.1",))
 Tensor = torch.Tensor
+_jit = SOURCE.below("sglang.jit_kernel")
 
 
 def _layer(name: str) -> Any:
@@ -34,23 +36,10 @@ def _layer(name: str) -> Any:
     return module
 
 
-def _jit(name: str) -> Any:
-    return SOURCE.module(f"sglang.jit_kernel.{name}")
-
-
 def _invariant() -> Any:
     module = SOURCE.module("sglang.srt.batch_invariant_ops.batch_invariant_ops")
     module.get_device_core_count = lambda: 132
     return module
-
-
-def _into(call: Any, *out: Tensor) -> tuple[Tensor, ...]:
-    call(*out)
-    return out
-
-
-def _ints(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, past: int = 0, causal: bool = True) -> Tensor:
@@ -72,11 +61,11 @@ def _decode(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k,
         v,
         out,
-        _ints(0, 37, 42),
+        ints(0, 37, 42),
         torch.arange(41, -1, -1),
         torch.zeros(2, q.shape[1], splits, 32),
         torch.zeros(2, q.shape[1], splits),
-        _ints(3, 1),
+        ints(3, 1),
         splits,
         32**-0.5,
         1.0,
@@ -94,7 +83,7 @@ def decoded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _extend(q: Tensor, k: Tensor, v: Tensor, c: Tensor, d: Tensor) -> Tensor:
     out = torch.zeros_like(q)
     _layer("attention.triton_ops.extend_attention").extend_attention_fwd(
-        q, k, v, out, c, d, _ints(0, 19, 24), _ints(0, 30, 30), torch.arange(29, -1, -1), None, True, None, 19, 1.0, 1.0
+        q, k, v, out, c, d, ints(0, 19, 24), ints(0, 30, 30), torch.arange(29, -1, -1), None, True, None, 19, 1.0, 1.0
     )
     return out
 
@@ -106,7 +95,7 @@ def _extended(q: Tensor, k: Tensor, v: Tensor, c: Tensor, d: Tensor) -> Tensor:
 
 def _prefill(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     out = torch.zeros_like(q)
-    _layer("attention.triton_ops.prefill_attention").context_attention_fwd(q, k, v, out, _ints(0, 37), _ints(37, 5), 37)
+    _layer("attention.triton_ops.prefill_attention").context_attention_fwd(q, k, v, out, ints(0, 37), ints(37, 5), 37)
     return out
 
 
@@ -137,17 +126,6 @@ def _selective(h: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor
     return out, h
 
 
-def _recurrence(q: Tensor, k: Tensor, v: Tensor, g: Tensor, b: Tensor) -> Tensor:
-    state, found = q.new_zeros(1, 2, 32, 32), []
-    k = F.normalize(k, dim=-1)
-    for t in range(q.shape[1]):
-        state = state * F.logsigmoid(g[:, t]).exp()[..., None, None]
-        new = b[:, t].sigmoid()[..., None] * (v[:, t] - torch.einsum("bhk,bhkv->bhv", k[:, t], state))
-        state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], new)
-        found.append(torch.einsum("bhk,bhkv->bhv", q[:, t], state) * 32**-0.5)
-    return torch.stack(found, 1)
-
-
 def _per_token(x: Tensor) -> tuple[Tensor, Tensor]:
     scale = x.float().abs().amax(-1, True) / 127
     return (x.float() / scale).round().to(torch.int8), scale
@@ -160,17 +138,8 @@ def unpacked_awq(q: Tensor, s: Tensor, z: Tensor) -> Tensor:
     return (both[0] - both[1].repeat_interleave(32, 0)) * s.repeat_interleave(32, 0)
 
 
-def _rms(x: Tensor, w: Tensor) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:], w, 1e-6)
-
-
 def _gdn(a_log: Tensor, a: Tensor, b: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return (-a_log.exp() * F.softplus(a + bias))[None], b.sigmoid()[None]
-
-
-def _rotated(x: Tensor, t: Tensor) -> Tensor:
-    a, b, cos, sin = x[..., ::2], x[..., 1::2], t.cos()[:, None], t.sin()[:, None]
-    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
 
 
 KV = "k=60x{0}x32:bf16,v=60x{0}x32:bf16"
@@ -185,10 +154,10 @@ ENTRIES = (
           lambda *x: _layer("attention.triton_ops.merge_state").merge_state_triton(*x), merged),
     Entry("softcap", "x=7x96", lambda x: _layer("triton_ops.softcap").softcap_out(x, 3.0),
           lambda x: 3 * torch.tanh(x / 3)),
-    Entry("fused_rmsnorm", "x=7x96:bf16,w=96:bf16", lambda x, w: _layer("elementwise").fused_rmsnorm(x, w, 1e-6), _rms),
+    Entry("fused_rmsnorm", "x=7x96:bf16,w=96:bf16", lambda x, w: _layer("elementwise").fused_rmsnorm(x, w, 1e-6), rms),
     Entry("fused_dual_residual_rmsnorm", "x=7x96,r=7x96,v=96,w=96",
           lambda x, r, v, w: _layer("elementwise").fused_dual_residual_rmsnorm(x, r, v, w, 1e-6),
-          lambda x, r, v, w: (_rms(_rms(x, v) + r, w), _rms(x, v) + r)),
+          lambda x, r, v, w: (rms(rms(x, v) + r, w), rms(x, v) + r)),
     Entry("gelu_and_mul", "x=7x96", lambda x: _layer("elementwise").gelu_and_mul_triton(x)[0],
           lambda x: F.gelu(x[:, :48], approximate="none") * x[:, 48:]),
     Entry("silu_and_mul", "x=7x96", lambda x: _layer("elementwise").silu_and_mul_triton(x)[0],
@@ -210,7 +179,9 @@ ENTRIES = (
           lambda x, w, z: F.rms_norm((x).unflatten(1, (3, 32)), (32,), None, 1e-6).flatten(1) * w * F.silu(z)),
     Entry("fused_recurrent_gated_delta_rule", "q=1x19x2x32,k=1x19x2x32,v=1x19x2x32,g=1x19x2,b=1x19x2",
           lambda q, k, v, g, b: _layer("attention.fla.fused_recurrent").fused_recurrent_gated_delta_rule(
-              q, F.normalize(k, dim=-1), v, F.logsigmoid(g), b.sigmoid())[0], _recurrence),
+              q, F.normalize(k, dim=-1), v, F.logsigmoid(g), b.sigmoid())[0],
+          lambda q, k, v, g, b: recurrence(
+              q, F.normalize(k, dim=-1), v, F.logsigmoid(g)[..., None, None], b.sigmoid())),
     Entry("fused_gdn_gating", "a_log=13,a=7x13,b=7x13,bias=13",
           lambda *x: _layer("attention.fla.fused_gdn_gating").fused_gdn_gating(*x), _gdn),
     Entry("l2norm", "x=7x96", lambda x: _layer("attention.fla.l2norm").l2norm(x),
@@ -224,21 +195,21 @@ ENTRIES = (
           lambda x, q, s, z: x @ unpacked_awq(q, s, z).half().double()),
     Entry("gemma_rmsnorm_residual_scalar", "x=7x96,w=96,r=7x96,s=1",
           lambda *x: _layer("gemma4_fused_ops").gemma_rmsnorm_residual_scalar(*x),
-          lambda x, w, r, s: (_rms(x, w) + r) * s),
+          lambda x, w, r, s: (rms(x, w) + r) * s),
     Entry("fused_qk_norm", "q=7x3x40,k=7x2x40,v=40,w=40", lambda *x: _layer("fused_qk_norm").fused_qk_norm(*x, 1e-6),
-          lambda q, k, v, w: (_rms(q, v), _rms(k, w))),
+          lambda q, k, v, w: (rms(q, v), rms(k, w))),
     Entry("log_softmax", "x=7x99", lambda x: _invariant().log_softmax(x), lambda x: x.log_softmax(-1)),
     Entry("mean_dim", "x=7x19x9", lambda x: _invariant().mean_dim(x, 1), lambda x: x.mean(1)),
     Entry("matmul_persistent", "a=37x70:bf16,b=70x50:bf16", lambda a, b: _invariant().matmul_persistent(a, b),
           lambda a, b: a @ b),
-    Entry("rms_norm", "x=7x96,w=96", lambda x, w: _invariant().rms_norm(x, w, 1e-6), _rms),
+    Entry("rms_norm", "x=7x96,w=96", lambda x, w: _invariant().rms_norm(x, w, 1e-6), rms),
     Entry("norm_infer", "x=7x96,w=96,b=96", lambda x, w, b: _jit("diffusion.triton.norm").norm_infer(x, w, b, 1e-6),
           lambda x, w, b: F.layer_norm(x, (96,), w, b, 1e-6)),
     Entry("fuse_scale_shift", "x=2x19x96,s=2x19x96,t=2x19x96",
           lambda x, s, t: _jit("diffusion.triton.scale_shift").fuse_scale_shift_kernel(x, s, t),
           lambda x, s, t: x * (1 + s) + t),
     Entry("rotary of diffusion", "x=19x3x32,t=19x16",
-          lambda x, t: _jit("diffusion.triton.rotary").apply_rotary_embedding(x, t.cos(), t.sin(), True), _rotated),
+          lambda x, t: _jit("diffusion.triton.rotary").apply_rotary_embedding(x, t.cos(), t.sin(), True), interleaved),
     Entry("group_norm_silu", "x=2x6x20,w=6,b=6",
           lambda x, w, b: _jit("diffusion.triton.group_norm_silu").triton_group_norm_silu(x, w, b, 2),
           lambda x, w, b: F.silu(F.group_norm(x, 2, w, b, 1e-5))),

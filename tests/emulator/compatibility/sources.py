@@ -13,7 +13,7 @@ import tempfile
 import time
 import types
 import zipfile
-from collections.abc import Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
@@ -72,6 +72,10 @@ class Source:
             packed.extractall(made / "packed", filter="data")
         (inside,) = (made / "packed").iterdir()
         inside.rename(files)
+
+    def below(self, package: str) -> Callable[[str], Any]:
+        """Imports one of its modules below a package when it is called."""
+        return lambda name: self.module(f"{package}.{name}")
 
     def module(self, name: str) -> Any:
         """One of its modules, without the `__init__` of the packages around it, which import whole frameworks."""

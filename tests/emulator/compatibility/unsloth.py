@@ -8,7 +8,7 @@ import torch
 from packaging.version import Version
 from torch.nn import functional as F
 
-from compatibility.entries import Entry, Project
+from compatibility.entries import Entry, Project, rotated
 from compatibility.sources import Source
 
 STUBS = (
@@ -29,10 +29,7 @@ GIVEN = {
 }
 SOURCE = Source("Unsloth", "unsloth==2026.10.9", "unsloth/", STUBS, GIVEN)
 Tensor = torch.Tensor
-
-
-def _kernels(name: str) -> Any:
-    return SOURCE.module(f"unsloth.kernels.{name}")
+_kernels = SOURCE.below("unsloth.kernels")
 
 
 def _glu(name: str) -> Any:
@@ -48,11 +45,6 @@ def _backward(act: Any) -> Any:
         return act(e) * g, d * act(e), d * g * slope
 
     return reference
-
-
-def _rope(x: Tensor, t: Tensor) -> Tensor:
-    a, b, cos, sin = *x.chunk(2, -1), t.cos()[:, None], t.sin()[:, None]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 def _both(t: Tensor) -> Tensor:
@@ -85,7 +77,7 @@ ENTRIES = (
           lambda x, y: _kernels("cross_entropy_loss").fast_cross_entropy_loss(x, y),
           lambda x, y: F.cross_entropy(x.flatten(0, 1), y.flatten()), "x"),
     Entry("rope", "x=2x19x3x32,t=19x16",
-          lambda x, t: _kernels("rope_embedding").Fast_RoPE_Embedding.apply(x, _both(t).cos(), _both(t).sin()), _rope,
+          lambda x, t: _kernels("rope_embedding").Fast_RoPE_Embedding.apply(x, _both(t).cos(), _both(t).sin()), rotated,
           "x"),
 )  # fmt: skip
 PROJECT = Project(SOURCE, ENTRIES)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from compatibility.entries import Entry, Project
+from compatibility.entries import Entry, Project, into, ints
 from compatibility.sglang import decoded, each, merged, ssm, unpacked_awq
 from compatibility.sources import Nothing, Source
 
@@ -33,31 +33,13 @@ GIVEN = {
 }
 SOURCE = Source("vLLM", "vllm==0.33.0", "vllm/", STUBS, GIVEN)
 Tensor = torch.Tensor
-
-
-def _attention(name: str) -> Any:
-    return SOURCE.module(f"vllm.v1.attention.ops.{name}")
-
-
-def _sample(name: str) -> Any:
-    return SOURCE.module(f"vllm.v1.worker.gpu.sample.{name}")
-
-
-def _layer(name: str) -> Any:
-    return SOURCE.module(f"vllm.model_executor.layers.{name}")
+_attention = SOURCE.below("vllm.v1.attention.ops")
+_sample = SOURCE.below("vllm.v1.worker.gpu.sample")
+_layer = SOURCE.below("vllm.model_executor.layers")
 
 
 def _invariant() -> Any:
     return SOURCE.module("vllm.model_executor.determinism.batch_invariant")
-
-
-def _into(call: Any, *out: Tensor) -> tuple[Tensor, ...]:
-    call(*out)
-    return out
-
-
-def _ints(*values: int) -> Tensor:
-    return torch.tensor(values, dtype=torch.int32)
 
 
 def _decode(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -65,7 +47,7 @@ def _decode(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     table = torch.stack([where[:37], F.pad(where[37:], (0, 32))])
     out = torch.zeros_like(q)
     _attention("triton_decode_attention").decode_attention_fwd(
-        q, k, v, out, torch.zeros(2, q.shape[1]), table, _ints(37, 5), torch.zeros(2, q.shape[1], 3, 33), 3, 32**-0.5
+        q, k, v, out, torch.zeros(2, q.shape[1]), table, ints(37, 5), torch.zeros(2, q.shape[1], 3, 33), 3, 32**-0.5
     )
     return out
 
@@ -89,12 +71,12 @@ KV = "k=60x1x{0}x32:bf16,v=60x1x{0}x32:bf16"
 STEP = "h=2x3x16x20,x=2x3x16,dt=2x3x16,a=3x16x20,b=2x1x20,c=2x1x20,d=3x16"
 ENTRIES = (
     Entry("merge_attn_states", "a=7x3x40,x=3x7,b=7x3x40,y=3x7",
-          lambda a, x, b, y: _into(lambda o, s: _attention("triton_merge_attn_states").merge_attn_states(
+          lambda a, x, b, y: into(lambda o, s: _attention("triton_merge_attn_states").merge_attn_states(
               o, a, x, b, y, s), torch.empty_like(a), torch.empty_like(x)),
           lambda a, x, b, y: (merged(a, x.T, b, y.T)[0], torch.logaddexp(x, y))),
     Entry("prefill_attention", "q=42x4x32:bf16,k=42x2x32:bf16,v=42x2x32:bf16",
-          lambda q, k, v: _into(lambda o: _attention("triton_prefill_attention").context_attention_fwd(
-              q, k, v, o, _ints(0, 37), _ints(37, 5), 37), torch.empty_like(q)),
+          lambda q, k, v: into(lambda o: _attention("triton_prefill_attention").context_attention_fwd(
+              q, k, v, o, ints(0, 37), ints(37, 5), 37), torch.empty_like(q)),
           lambda q, k, v: each(q, k, v, 37, 5), allowed=2),
     Entry("decode_attention", "q=2x4x32:bf16," + KV.format(4), _decode,
           lambda q, k, v: decoded(q, k[:, 0], v[:, 0]), allowed=2),
@@ -117,7 +99,7 @@ ENTRIES = (
     Entry("token_logprobs", "x=7x99,i=7x3:i64<99", lambda x, i: _sample("logprob").compute_token_logprobs(x, i),
           lambda x, i: x.log_softmax(-1).gather(1, i)),
     Entry("selective_state_update", STEP,
-          lambda h, x, dt, a, b, c, d: (*_into(lambda out: _layer("mamba.ops.mamba_ssm").selective_state_update(
+          lambda h, x, dt, a, b, c, d: (*into(lambda out: _layer("mamba.ops.mamba_ssm").selective_state_update(
               h, x, dt, -a.exp(), b, c, d, torch.zeros_like(d), dt_softplus=True, null_block_id=-1, out=out),
               torch.empty_like(x)), h), ssm),
     Entry("rms_norm_gated", "x=7x96,w=96,z=7x96",

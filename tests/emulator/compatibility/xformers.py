@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.nn import functional as F
 
@@ -12,10 +10,7 @@ from compatibility.sources import Source
 
 SOURCE = Source("xFormers", "xformers==0.0.35", "xformers/")
 Tensor = torch.Tensor
-
-
-def _triton(name: str) -> Any:
-    return SOURCE.module(f"xformers.ops._triton.{name}")
+_triton = SOURCE.below("xformers.ops._triton")
 
 
 def _index(size: int) -> Tensor:
