@@ -78,7 +78,8 @@ RARE = {
 }
 
 
-@pytest.mark.parametrize("failures", [COMMON, pytest.param(RARE, marks=pytest.mark.more)], ids=["common", "rare"])
+@pytest.mark.more
+@pytest.mark.parametrize("failures", [COMMON, RARE], ids=["common", "rare"])
 def test_each_failure_is_one_sentence_and_the_next_save_recovers(failures, tmp_path):
     with watching(tmp_path, TORCH, "--limit", "3") as page:
         state = page.until(lambda state: state["measured"])
@@ -96,6 +97,7 @@ def test_each_failure_is_one_sentence_and_the_next_save_recovers(failures, tmp_p
             page.ask(host="elsewhere.example")
 
 
+@pytest.mark.more
 def test_a_triton_kernel_has_counts_by_line_and_a_fault_marks_its_line(tmp_path):
     with watching(tmp_path, TRITON) as page, urllib.request.urlopen(page.url + "events", timeout=WAIT_S) as events:
         state = page.until(lambda state: state["compiled"])
