@@ -73,7 +73,7 @@ def facts_of_kernel(levels: JsonObject, op: str, kernel: str) -> Facts:
     if not found:
         raise ValueError(f"levels: expected the kernel {name} of {op} at {case['case']}, got none")
     sizes = {**case["sizes"], "least_bytes": case["least_bytes"], "sms": record["device"]["sms"]}
-    return sizes | found[0]["config"] | found[0]
+    return {**sizes, **found[0]["config"], **found[0]}
 
 
 def _figure(levels: JsonObject, name: str, words: Mapping[str, Any]) -> StateFigure:

@@ -65,7 +65,7 @@ function bars({emulated, last}) {
     const name = `${row.level}, ${key}`, now = row[key], then = earlier(row.level)[key];
     return !now && !then ? [] : [[name, now], ...(last ? [[`in save ${last.save}`, then, "var(--soft)"]] : [])];
   }));
-  place("bytes").replaceChildren(rooflab.bars("Bytes by level", rows, bytes));
+  place("bytes").replaceChildren(rows.length ? rooflab.bars("Bytes by level", rows, bytes) : "");
 }
 
 const word = cell => !cell.status ? "not tried" : NOT_RUN.includes(cell.status) ? "not taken"
