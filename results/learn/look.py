@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 import statistics
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 from rooflab.bench.learn.learn_page import write_page
@@ -41,7 +43,8 @@ def main() -> None:
             page.goto(file.as_uri())
             page.evaluate("Promise.all([...document.querySelectorAll('[data-widget]')].map(rooflab.open))")
             page.wait_for_timeout(1500)
-            page.screenshot(path=Path(__file__).with_name(f"{name}.png"), full_page=True)
+            taken = Image.open(BytesIO(page.screenshot(full_page=True))).convert("RGB")
+            taken.quantize(8).save(Path(__file__).with_name(f"{name}.png"), optimize=True)
         paint_ms = first_paint_ms(browser, file.as_uri())
         print(f"{written['bytes'] / 1e6:.2f} MB; first paint {paint_ms:.0f} ms on a processor {SLOWER} times slower")
 
