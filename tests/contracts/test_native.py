@@ -98,7 +98,7 @@ INSTRUCTIONS = {"no VNNI": ("-DWITHOUT_VNNI",), "AVX2": ("-march=x86-64-v3",), "
 """`test_kernels.py` has this processor's own.  A build takes 4 s, and is kept as any other."""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", INSTRUCTIONS.values(), ids=INSTRUCTIONS)
 @pytest.mark.parametrize("op", ("gemm_gguf", "gemm_w8a16"))
 def test_each_set_of_instructions_gives_a_product_within_the_tolerance(monkeypatch, op, options):

@@ -140,7 +140,7 @@ def test_known_miscompilations_are_found(text, shape, fault, rooflab, tmp_path):
     assert status == 10 and f"3.8.0: {fault}" in out and "\n3.9.0: " not in out
 
 
-@pytest.mark.more
+@pytest.mark.sampled(0, 1)
 @pytest.mark.needs("Triton 3.6.0")
 @pytest.mark.parametrize("kernel", ["flash_attention ping_pong", "paged_attention tma_pages"])
 def test_the_oldest_triton_compiles_what_passes_tensors_for_their_layouts(kernel, rooflab):

@@ -79,7 +79,7 @@ RARE = {
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("failures", [COMMON, RARE], ids=["common", "rare"])
+@pytest.mark.parametrize("failures", [COMMON, pytest.param(RARE, marks=pytest.mark.slow)], ids=["common", "rare"])
 def test_each_failure_is_one_sentence_and_the_next_save_recovers(failures, tmp_path):
     with watching(tmp_path, TORCH, "--limit", "3") as page:
         state = page.until(lambda state: state["measured"])
