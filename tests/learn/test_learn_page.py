@@ -117,8 +117,7 @@ browser = [pytest.mark.more, pytest.mark.needs("browser")]
 class TestBrowser:
     pytestmark = browser
 
-    @pytest.mark.parametrize("scheme", ["light", "dark"])
-    @pytest.mark.parametrize("device", [DESKTOP, PHONE], ids=["desktop", "phone"])
+    @pytest.mark.parametrize(("device", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")], ids=["desktop", "phone"])
     def test_axe_finds_no_violation_and_nothing_scrolls_sideways(self, open_page, device, scheme):
         from axe_playwright_python.sync_playwright import Axe
 
