@@ -245,6 +245,7 @@ THEIRS = """
 """
 
 
+@pytest.mark.more
 def test_what_runs_a_kernel_follows_from_its_backend_and_not_from_its_role(rooflab, tmp_path):
     file = other_file(tmp_path, "theirs", REGISTERED.replace("optimized", "peer") + THEIRS)
     status, out, err = rooflab("check", "rmsnorm", "--kernel", file, *CASE, "--json")

@@ -55,6 +55,7 @@ def test_a_draft_equal_to_the_model_is_accepted_whole(tmp_path):
     assert given == 3 * 40 and len(seen) <= 9, "a draft ends before the last token"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_drafts_do_not_depend_on_chunks_pages_or_batch_mates(tmp_path, kind):

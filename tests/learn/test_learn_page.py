@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shlex
 import shutil
 from html import unescape
@@ -96,6 +97,19 @@ def test_each_command_runs(command, rooflab, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, out, err = rooflab(*shlex.split(command)[1:])
     assert status in (0, 13) and out, err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("topic", ["inside", "serving", "levels"])
+def test_the_script_that_the_sections_name_makes_their_records(topic, tmp_path, monkeypatch):
+    """Minutes each, and ten for `levels`."""
+    monkeypatch.setattr("rooflab.bench.learn.learn_data.DATA_FOLDER", tmp_path)
+    monkeypatch.setattr("sys.argv", ["make.py", topic])
+    monkeypatch.syspath_prepend(ROOT / "results" / "learn")
+    runpy.run_path(str(ROOT / "results/learn/make.py"), run_name="__main__")
+    made, shown = load(tmp_path), load()
+    assert made and all(shown[name].keys() == content.keys() for name, content in made.items())
 
 
 def test_a_changed_record_changes_the_page(tmp_path, html):

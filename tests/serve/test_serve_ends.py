@@ -126,6 +126,7 @@ def collector():
         server.shutdown()
 
 
+@pytest.mark.more
 def test_limits_key_drain_and_traces(tmp_path, collector):
     endpoint, spans = collector
     options = ("--api-key", "--max-body-bytes", "2000", "--max-num-seqs", "1", "--max-queue", "1", "--max-tokens",
