@@ -64,7 +64,7 @@ def serve(
     """Serve a model with OpenAI's HTTP interface, /metrics for Prometheus, and a page that shows the engine's state."""
     if replicas is None and (max_replicas is not None or ray is not None):
         raise ValueError(f"{'ray' if max_replicas is None else 'max_replicas'}: expected --replicas with it")
-    need("serve", "engine")
+    need("serve", "engine", "report")
     import uvloop
 
     from rooflab.bench.learn.learn_page import render

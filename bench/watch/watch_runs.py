@@ -64,7 +64,7 @@ class FileWatch:
             seen = text
 
     def _begin_child(self) -> None:
-        """Starts the child for the next save, which loads torch, the kernels and a compiler while nobody waits."""
+        """Starts the child for the next save early.  It loads torch, the kernels and a compiler before that save."""
         options = {"ROOFLAB_WATCH_BACKEND": self.state["backend"], "ROOFLAB_EMULATE_SECONDS": str(self._limit_s)}
         self._child = Child(*WORKER, environment={**options, "TRITON_CACHE_DIR": self._cache.name})
 

@@ -13,7 +13,7 @@ from rooflab.bench.learn.learn_data import FOLDER
 from rooflab.bench.watch.watch_runs import FileWatch
 
 HOST = "127.0.0.1"
-BEAT_S = 10.0  # after so many seconds a client gets a line, so that the server notices clients that have left
+BEAT_S = 10.0  # seconds between two lines to a client; a line that cannot be sent shows that the client has left
 HERE, TYPES = Path(__file__).parent, {".html": "html", ".js": "javascript", ".css": "css"}
 PARTS = (HERE / "watch.js", HERE / "watch.css", FOLDER / "shared.js", FOLDER / "learn.css")
 FILES = {"/": HERE / "watch.html"} | {f"/{part.name}": part for part in PARTS}
