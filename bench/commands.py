@@ -165,7 +165,9 @@ def gpu_bounds(gpu: str, suite: str, scheme: str, ops: Sequence[str]) -> tuple[D
 
 
 def records_on(gpu: str, records: Sequence[Record], name: str) -> tuple[Drawing, list[str]]:
-    """Returns a roofline plot of `records` for the GPU `gpu`, and messages for the user that call the records `name`.
+    """Returns a roofline plot of `records` for the GPU `gpu`, and messages for the user.
+
+    In the messages, `name` stands for the records.
 
     A time is drawn only if it was measured on this GPU.  A record of the emulator is drawn with its counted bytes.
     Raises `ValueError` if no record can be drawn."""

@@ -31,7 +31,7 @@ class DecodeGraphs:
 
     A batch of another size is padded to the next larger size.  A padded row reads no keys (length 0), writes nothing to
     the KV cache (slot -1), and its logits are dropped.  All graphs write to one tensor `logits` `[max_num_seqs,
-    vocab_size]`.  Separate tensors for up to 256 sequences would need 2,191 rows."""
+    vocab_size]`.  A tensor for each batch size up to 256 would need 2,191 rows in all."""
 
     def __init__(self, forward: Callable[[StepInput], torch.Tensor], logits: torch.Tensor, max_blocks: int):
         max_rows, device = len(logits), logits.device

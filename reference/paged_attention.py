@@ -125,8 +125,8 @@ def _sequences(
     cu_seqlens_q: torch.Tensor | None,
     window: int | None,
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, KeyRange]]:
-    """Yields for each sequence with queries: the rows of its queries in q, its keys, its values, and the visible keys
-    of each query. The keys and values begin at the first visible key."""
+    """Yields for each sequence with queries: the rows of its queries in q, its keys, its values, and a range of
+    visible keys for each query. The keys and values begin at the first key that any of these queries sees."""
     for b, (first_row, end_row, length) in enumerate(_spans(q, seq_lens, cu_seqlens_q)):
         if end_row > first_row:
             first_key = 0 if window is None else max(0, length - (end_row - first_row) + 1 - window)

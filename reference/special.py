@@ -36,8 +36,8 @@ def common_sets(contract: Contract, inputs: Mapping[str, Any], product: bool) ->
 def rows_of(contract: Contract, inputs: Mapping[str, Any]) -> dict[str, int]:
     """Finds the row dimension of an op's float inputs. Returns its index in each tensor that has it.
 
-    The first float tensor with two or more dimensions decides. Its row dimension is its first dimension that a result
-    of the op has too. Dimensions of size 1 are skipped."""
+    The first float tensor with two or more dimensions decides. Its row dimension is the first of its dimensions whose
+    name a result of the op has too. Dimensions of size 1 are skipped."""
     float_arguments = {
         arg_name: argument
         for arg_name, argument in contract.arguments.items()

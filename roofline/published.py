@@ -110,8 +110,8 @@ class Table:
         """Returns the roofline bound of a shape in seconds, from the data sheet.
 
         With `cached`, data in L2 from earlier calls need not be read from HBM. The published benchmark uses `copies`
-        sets of weights in turn, which share L2. So a call finds `1 / copies` of the L2 size there. Reads from L2 add no
-        time, because no L2 rate is published."""
+        sets of weights in turn, which share L2. So a call finds the L2 size divided by `copies` in L2. Reads from L2
+        add no time, because no L2 rate is published."""
         device = get_device(self.gpu)
         if self.op == "all_reduce":
             return all_reduce_s(shape["bytes"], shape["gpus"], link(device, shape["gpus"]))

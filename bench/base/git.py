@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def git(root: Path, *arguments: str, may_fail: bool = False, stdin: str = "") -> str:
     """Runs git in `root` and returns its English output.  Variables such as `GIT_DIR` are ignored.
 
-    If git fails, raises `ValueError` with git's message.  With `may_fail`, returns the output and the message instead.
+    If git fails, raises `ValueError` with git's message.  With `may_fail`, returns the output, then the message.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
     # A killed `git status` that may take locks would leave index.lock behind, and the user's next commit fails.

@@ -67,7 +67,8 @@ def _read_file(path: Path) -> Iterator[Record]:
 class RunWriter:
     """Writes the records of a run to its own file, `<folder>/<run_id>.jsonl`.  So two git branches merge easily.
 
-    With `part`, the file is `<run_id><part>.jsonl`.  It may also hold longer run ids, such as `<run_id>-first-0A`."""
+    With `part`, the file is `<run_id><part>.jsonl`.  Its records may have longer run ids,
+    such as `<run_id>-first-0A`."""
 
     def __init__(self, folder: Path, run_id: str | None = None, part: str = ""):
         self.run_id, self._part = run_id or new_run_id(), part

@@ -345,7 +345,8 @@ def _by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., 
 
 
 def _fail(benchmark: Any, fault: str) -> NoReturn:
-    """Fails the test with the message `fault`. First raises an error in `benchmark.pedantic`, so no result is saved."""
+    """Fails the test with the message `fault`. An error inside `benchmark.pedantic`, caught here, keeps it from saving
+    a result."""
 
     def wrong() -> NoReturn:
         raise AssertionError(fault)

@@ -25,7 +25,7 @@ _SAMPLING = "general.sampling."
 
 
 class GGUFCheckpoint:
-    """Reads a model from a GGUF file.  Tensors are dequantised to fp32, or matrices keep their codes."""
+    """Reads a model from a GGUF file.  Its tensors become fp32; on request, quantised matrices keep their codes."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -92,7 +92,7 @@ def read_safetensors(
     file: Path, names: set[str] | None = None, option: str = "model"
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the tensors `names` of a safetensors file, or all its tensors if `names` is None.  Raises `ValueError` if
-    the file is damaged or lacks one of `names`.  The error message begins with the user's `option`."""
+    the file is damaged or lacks one of `names`.  The error message begins with `option`, an option's name."""
     try:
         with safe_open(file, framework="pt") as tensor_file:
             stored_names = set(tensor_file.keys())

@@ -57,8 +57,8 @@ def flashinfer(
     return_lse: bool,
     plan: adapter.FlashInferPlan | None,
 ) -> AttentionResult:
-    """Calls `BatchPrefillWithRaggedKVCacheWrapper`.  If `plan` is None, makes a plan, which waits for the device to
-    read the offsets."""
+    """Calls `BatchPrefillWithRaggedKVCacheWrapper`.  If `plan` is None, makes a plan.  The host then
+    waits for the device, because it reads the offsets from there."""
     if plan is None:
         plan_inputs = Arguments(
             q=q,

@@ -193,7 +193,7 @@ def split_k(
     config: SplitTile,
     bound: Any,
 ) -> None:
-    """Computes `a @ b + bias + residual` in fp32.  Runs agree bit for bit.  A split needs `split * M * N` fp32 sums."""
+    """Computes `a @ b + bias + residual` in fp32.  Runs agree bit for bit.  It stores `split * M * N` partial sums."""
     grid, scalar_args, constexpr_args, reduce_grid, reduce_scalars, reduce_constants = bound
     partials = torch.empty((config.split, *c.shape), dtype=torch.float32, device=c.device) if config.split > 1 else None
     _gemm[grid](a, b, bias, residual, c, partials, *scalar_args, **constexpr_args)

@@ -90,7 +90,8 @@ def fma_rn_f32(a: Value, b: Value, c: Value) -> Value:
     """Computes `fma.rn.f32`: `a * b + c`, correctly rounded.
 
     The product is exact in float64.  The sum is rounded to float64 and then to float32.  The second rounding can be
-    wrong only if the float64 sum is halfway between two float32 numbers.  Such sums are then rounded to odd."""
+    wrong only if the float64 sum is halfway between two float32 numbers.  Then the float64
+    sum is rounded to odd instead, which makes the second rounding right."""
     product, addend = a.astype(_F64) * b.astype(_F64), c.astype(_F64)
     rounded_sum = product + addend
     bits = rounded_sum.view(np.uint64)

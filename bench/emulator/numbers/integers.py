@@ -139,7 +139,7 @@ def dp4a(a: Value, b: Value, c: Value, a_signed: bool, b_signed: bool) -> Value:
 
 def dp2a(a: Value, b: Value, c: Value, a_signed: bool, b_signed: bool, high: bool) -> Value:
     """Runs `dp2a`: adds `c` to a dot product of two elements.  The elements are the 16-bit halves of `a`, and the lower
-    two bytes of `b`.  With `high`, they are the upper two bytes of `b`."""
+    two bytes of `b`.  With `high`, the upper two bytes of `b` replace the lower."""
     b_bytes = _wide_parts(b, 1, b_signed)[..., 2:] if high else _wide_parts(b, 1, b_signed)[..., :2]
     return unsigned(c) + _dot(_wide_parts(a, 2, a_signed), b_bytes)
 

@@ -49,8 +49,8 @@ def counted(count: int, dtype: type[np.integer] = np.int64) -> npt.NDArray[Any]:
 
 class Cells(NamedTuple):
     """Holds the memory locations of n accesses, in small and large units.  The small unit is a granule: an aligned
-    group of 1 to 16 bytes.  Each access covers k granules.  The large unit is a block of 1 KiB.  Each access lies in
-    one block."""
+    group of bytes.  All granules have one size, 1 to 16 bytes, and each access covers k of them.  The large unit is a
+    block of 1 KiB.  Each access lies in one block."""
 
     granules: Ints
     """The granules of each access: (n, k)."""

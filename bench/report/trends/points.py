@@ -125,7 +125,8 @@ def setting(record: Record) -> str:
 def points_of(records: Iterable[tuple[Record, Any]]) -> list[TrendPoint]:
     """Makes a trend point for each run, at the time of its fastest config.
 
-    `records` has pairs of a record and its file.  Runs in a file from another tool differ only in their timestamps."""
+    `records` has pairs of a record and its file.  Only their timestamps tell apart the runs in a
+    file from another tool."""
 
     def run(pair: tuple[Record, Any]) -> tuple[object, ...]:
         record = pair[0]
