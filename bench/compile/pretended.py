@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 
 from rooflab.bench.compile.cases import SM, device_for, properties
-from rooflab.bench.compile.pretended_torch import GPU, fake_cuda, pretended_torch
+from rooflab.bench.compile.pretended_torch import GPU, DefaultGenerator, fake_cuda, pretended_torch
 
 _CPU_DEVICE = torch.device("cpu")
 _NOOP_METHODS = (torch.Tensor.cuda, torch.Tensor.pin_memory)
@@ -69,6 +69,9 @@ class OnGpu(TorchFunctionMode):
                 kwargs["copy"] = True
                 self.on_host_read()
             args = (*args[:1], *(_CPU_DEVICE if type(value) is int else value for value in args[1:2]), *args[2:])
+        kwargs.pop("pin_memory", None)
+        if isinstance(kwargs.get("generator"), DefaultGenerator):
+            kwargs["generator"] = torch.default_generator
         if "device" in kwargs:
             kwargs["device"] = _on_cpu(kwargs["device"])
         return func(*(_on_cpu(value) if isinstance(value, torch.device | str) else value for value in args), **kwargs)

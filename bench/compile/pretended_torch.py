@@ -51,6 +51,10 @@ class Stream(Event):
 
     wait_stream = wait_event = Event.record
 
+    def is_capturing(self) -> bool:
+        """Tells whether a CUDA graph is being captured."""
+        return capturing() is not None
+
     def __enter__(self) -> Stream:
         return self
 
@@ -77,6 +81,40 @@ class _Generator(torch.Generator, metaclass=_GeneratorType):
 
     def __new__(cls, device: Any = "cpu") -> Any:
         return torch._C.Generator("cpu")
+
+
+class DefaultGenerator(torch._C.Generator):
+    """The GPU's default generator.  The CPU's draws for it.  As on a GPU, its state is a seed and an offset."""
+
+    _offset = 0
+
+    def initial_seed(self) -> int:
+        """Returns the seed."""
+        return torch.default_generator.initial_seed()
+
+    def manual_seed(self, seed: int) -> DefaultGenerator:
+        """Sets the seed, and the offset to 0."""
+        self._offset = 0
+        torch.default_generator.manual_seed(seed)
+        return self
+
+    def get_offset(self) -> int:
+        """Returns the offset."""
+        return self._offset
+
+    def set_offset(self, offset: int) -> None:
+        """Sets the offset, which only kernels that read it use."""
+        self._offset = offset
+
+    def get_state(self) -> torch.Tensor:
+        """Returns 16 bytes: the seed and the offset, int64 each."""
+        return torch.tensor([self.initial_seed(), self._offset]).view(torch.uint8)
+
+    def set_state(self, new_state: torch.Tensor) -> DefaultGenerator:
+        """Sets seed and offset from 16 bytes."""
+        seed, offset = new_state.view(torch.int64).tolist()
+        self.manual_seed(seed).set_offset(offset)
+        return self
 
 
 _SEEDS: dict[str, Callable[..., Any]] = {
@@ -126,7 +164,7 @@ def fake_cuda(properties: SimpleNamespace) -> dict[str, Any]:
         **{name: _refused(name) for name in refused_names},
         "make_graphed_callables": lambda callables, *args, **kwargs: callables,
         "is_current_stream_capturing": lambda: capturing() is not None,
-        "default_generators": (torch.default_generator,),
+        "default_generators": (DefaultGenerator(),),
     }  # fmt: skip
 
 
@@ -165,12 +203,18 @@ def pretended_torch(mode: TorchFunctionMode) -> Iterator[None]:
         patch.object(torch.autograd, "has_torch_function", has_override),
         patch.multiple(torch.Tensor, create=True, backward=backward, record_stream=lambda self, stream: None),
         patch.object(torch.library.Library, "impl", _impl()),
+        patch.object(torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided),
     ):
         _open_modes.append(mode)
         try:
             yield
         finally:
             _open_modes.pop()
+
+
+def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Allocates the buffers of code that torch.compile wrote for a GPU."""
+    return torch.empty_strided(size, stride, dtype=dtype)
 
 
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)

@@ -23,6 +23,7 @@ _ALLOCATORS = (
     _ATEN.new_empty,
     _ATEN.new_empty_strided,
 )
+_FILLERS = (_ATEN.copy_, _ATEN.fill_, _ATEN.zero_)
 
 
 @dataclass
@@ -36,11 +37,20 @@ class _Fresh:
     launch: int = -1
     """The number of the last launch that could write the tensor."""
 
+    def flags(self) -> Flags:
+        """Returns `written`, which begins as all False."""
+        if self.written is None:
+            self.written = np.zeros(self.tensor.untyped_storage().nbytes(), np.bool_)
+        return self.written
+
 
 class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records tensors without valid contents, from `torch.empty` and similar functions.  It is a torch dispatch mode.
 
-    A tensor is recorded until another torch function uses it.  A view shares the memory and does not count as a use."""
+    A tensor is recorded until another torch function uses it.  A view shares the memory and does not count as a use.
+    A fill of a view, or a copy into it, writes the elements of the view alone."""
+
+    supports_higher_order_operators = True  # of torch.library.wrap_triton, whose launches the emulator sees itself
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -53,6 +63,8 @@ class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return func(*args, **kwargs)
         is_watched = self._tensors or self.order.is_open
         if is_watched and func.overloadpacket not in _ALLOCATORS and not _is_view(func) and not _reads_shape(func):
             used = [
@@ -63,7 +75,8 @@ class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.order.torch_operator(str(func.overloadpacket), used)
             for tensor in [tensor for tensor, verb in used if verb == "read"]:
                 self.check(tensor, f"a tensor of shape {list(tensor.shape)}, which {func.overloadpacket} reads")
-            self.forget(tensor for tensor, _ in used)
+            for tensor, _ in used:
+                self._fill(tensor) if func.overloadpacket in _FILLERS else self.forget([tensor])
         result = func(*args, **kwargs)
         if isinstance(result, bool | int | float):
             self.order.synchronize([self.order.stream])  # the host has the value
@@ -88,10 +101,15 @@ class FreshMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         flags = dict[int, Flags]()
         for address in map(_address, tensors):
             if fresh := self._tensors.get(address):
-                if fresh.written is None:
-                    fresh.written = np.zeros(fresh.tensor.untyped_storage().nbytes(), np.bool_)
-                fresh.launch, flags[address] = launch, fresh.written
+                fresh.launch, flags[address] = launch, fresh.flags()
         return flags
+
+    def _fill(self, tensor: torch.Tensor) -> None:
+        fresh, item = self._tensors.get(_address(tensor)), tensor.element_size()
+        if fresh is None or tensor.numel() * item >= fresh.tensor.untyped_storage().nbytes():
+            return self.forget([tensor])
+        shape, strides = (*tensor.shape, item), (*(item * stride for stride in tensor.stride()), 1)
+        torch.from_numpy(fresh.flags()).as_strided(shape, strides, item * tensor.storage_offset()).fill_(True)
 
     def forget(self, tensors: Iterable[torch.Tensor]) -> None:
         """Records that `tensors` may have been written."""

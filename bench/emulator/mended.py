@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 from rooflab.bench.compile.sass import parse
 
@@ -17,7 +18,7 @@ FENCE, WAIT = frozenset(("C7519", "C7520")), frozenset(("C7517",))
 A_REGISTERS = 4
 """The registers of A of one wgmma, which are 64 rows of 32 bytes for 128 threads."""
 MOST_GROUPS = 8
-"""The most groups of wgmmas in flight that `rewrites_a` follows."""
+"""The most groups of wgmmas in flight that `touches` follows."""
 
 
 def notes_of(ptx: str) -> frozenset[str]:
@@ -32,9 +33,9 @@ def registers_of(ptx: str, name: str) -> int:
     return int(register_match[1])
 
 
-def rewrites_a(ptx: str, name: str) -> bool:
-    """Returns whether the machine code that ptxas makes of the kernel `name` writes a register of A on a path between a
-    wgmma and the wait for it.  Raises `ValueError` if ptxas fails."""
+def touches(ptx: str, name: str, operand: Literal["A", "accumulator"]) -> bool:
+    """Returns whether the machine code that ptxas makes of the kernel `name` writes a register of A, or reads or writes
+    an accumulator, on a path between a wgmma and the wait for it.  Raises `ValueError` if ptxas fails."""
     code = {instruction.address: instruction for instruction in parse(_log(ptx, True))[name].instructions}
     following, seen = dict(pairwise(code)), set[tuple[int | None, tuple[frozenset[str], ...]]]()
     paths: list[tuple[int | None, tuple[frozenset[str], ...]]] = [(next(iter(code)), (frozenset(),))]
@@ -45,10 +46,12 @@ def rewrites_a(ptx: str, name: str) -> bool:
         seen.add(path)
         at = code[address]
         if at.is_wgmma:
-            first = re.fullmatch(r"R(\d+)", at.arguments[1])
-            registers = {f"R{int(first[1]) + place}" for place in range(A_REGISTERS)} if first is not None else set()
+            first, count = re.fullmatch(r"R(\d+)", at.arguments[operand == "A"]), A_REGISTERS
+            if operand == "accumulator" and at.mma_shape is not None:  # two fp16 sums share one
+                count = at.mma_shape[1] // (4 if "F16" in at.modifiers and "F32" not in at.modifiers else 2)
+            registers = {f"R{int(first[1]) + place}" for place in range(count)} if first is not None else set()
             groups = (*groups[-MOST_GROUPS:-1], groups[-1] | registers, *([frozenset[str]()] if at.commits else ()))
-        elif any(at.writes & registers for registers in groups):
+        elif any((at.writes if operand == "A" else at.reads | at.writes) & registers for registers in groups):
             return True
         elif at.groups_left is not None:
             groups = groups[-1 - at.groups_left :]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rooflab.bench.emulator.faults import Finding, Rule
 from rooflab.bench.emulator.machine.counting import SECTOR
 from rooflab.bench.emulator.machine.run import Run
-from rooflab.bench.emulator.mended import FENCE, WAIT, notes_of, release, rewrites_a
+from rooflab.bench.emulator.mended import FENCE, WAIT, notes_of, release, touches
 from rooflab.bench.emulator.races.reports import PHASES, VERBS, Race, describe
 from rooflab.bench.emulator.text.syntax import PtxKernel, SizeTriple
 
@@ -179,7 +179,7 @@ def _findings(run: Run, ptx: str) -> tuple[Finding, ...]:
     for rule, number, text in run.turn.faults(run.memory) if run.turn is not None else ():
         found.append(name.finding(rule, f"{name(number)} {text}", number))
     for number, text in run.unwritten_reads.items():
-        text = f"{name(number)}: {text}; an earlier launch wrote another part, so the kernel may not use what it read"
+        text = f"{name(number)}: {text}; another part was written before, so the kernel may not use what it read"
         found.append(name.finding("unwritten-read", text, number, severity="note"))
     for number in run.unordered_sums:
         text = f"{name(number)} adds floats of several warps or CTAs to one address, and an addition was rounded: the"
@@ -220,7 +220,7 @@ def _repairable(run: Run, ptx: str, name: _Named) -> Iterator[Finding]:
     for writer, wgmma in run.program.rewritten:
         text = f"{writer.describe()} writes a register of A of {wgmma.describe()}, which may still have to read it: no"
         text += f" wgmma.wait_group between (ptxas {release()} "
-        if rewrites_a(ptx, run.program.kernel.name):
+        if touches(ptx, run.program.kernel.name, "A"):
             text += "does not repair it: its code writes a register of A before the wait)"
             yield name.finding("wgmma-registers", text, writer.number, wgmma.number)
         else:
@@ -228,7 +228,11 @@ def _repairable(run: Run, ptx: str, name: _Named) -> Iterator[Finding]:
             yield name.finding("wgmma-registers", text, writer.number, wgmma.number, severity="note")
     for number in run.register_races:
         text = f"{name(number)} reads an accumulator of a wgmma that may still be running: no wgmma.wait_group between"
-        yield finding("wgmma-registers", WAIT, text, number)
+        if not WAIT & repairs and not touches(ptx, run.program.kernel.name, "accumulator"):
+            text += f" (the machine code of ptxas {release()} touches no accumulator before its wait)"
+            yield name.finding("wgmma-registers", text, number, severity="note")
+        else:
+            yield finding("wgmma-registers", WAIT, text, number)
     for wgmma, access in unfenced:
         if access is None:
             text, place, other = f"{wgmma.describe()} comes first, with no wgmma.fence before it", "before", None

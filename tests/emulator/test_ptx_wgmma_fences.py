@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rooflab.bench.emulator import Checks, PtxLaunch, emulate
-from rooflab.bench.emulator.mended import FENCE, notes_of, release, rewrites_a
+from rooflab.bench.emulator.mended import FENCE, notes_of, release, touches
 from rooflab.bench.emulator.text.flow import Flow
 from rooflab.bench.emulator.text.parse import parse
 from rooflab.bench.emulator.text.wgmma_registers import rewritten, unfenced
@@ -145,8 +145,8 @@ def test_the_machine_code_shows_whether_ptxas_repairs_a_write_of_a() -> None:
     assert all(found(rewritten, words) for words in WRITES_OF_A) and not any(
         found(rewritten, words) for words in mended
     )
-    assert [rewrites_a(module, f"k{number}") for number in range(len(WRITES_OF_A))] == list(WRITES_OF_A.values())
-    assert not any(rewrites_a(module, f"m{number}") for number in range(len(mended)))
+    assert [touches(module, f"k{number}", "A") for number in range(len(WRITES_OF_A))] == list(WRITES_OF_A.values())
+    assert not any(touches(module, f"m{number}", "A") for number in range(len(mended)))
     for name, severity, text in (("k0", "note", "repairs it: "), ("k3", "error", "does not repair it: ")):
         launch = PtxLaunch(module, name, (128, 1, 1), 1024)
         result = emulate(launch, (1,), [torch.zeros(16)], checks=Checks(uninitialised=False))

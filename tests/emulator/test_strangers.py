@@ -186,6 +186,44 @@ def _racing(x_ptr, BLOCK: tl.constexpr):
 def test_racing():
     _racing[(2,)](torch.zeros(64, device="cuda"), BLOCK=64)
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop])
+def test_optimizer(kind):
+    weight = torch.ones(4, device="cuda", requires_grad=True)
+    steps = kind([weight], lr=0.5)
+    add(weight.detach()).sum()
+    weight.sum().backward()
+    steps.step()
+    assert (weight < 1).all()
+
+def test_wrapped_launch():
+    x, out = torch.zeros(64, device="cuda", dtype=torch.float32), torch.empty(64, device="cuda")
+    torch.library.wrap_triton(_add)[(1,)](x, out, 64, BLOCK=64)
+    assert out.all() and torch.zeros(3, pin_memory=True).sum() == 0
+
+@triton.jit
+def _sum_in_fp16(a_ptr, out_ptr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for k in range(0, 2 * BLOCK, BLOCK):
+        a = tl.load(a_ptr + at[:, None] * 2 * BLOCK + k + at[None, :])
+        total += tl.dot(a, a, out_dtype=tl.float16)
+    tl.store(out_ptr + at[:, None] * BLOCK + at[None, :], total)
+
+def test_accumulators_in_fp16():
+    out = torch.empty(64, 64, device="cuda")
+    _sum_in_fp16[(1,)](torch.ones(64, 128, device="cuda").half(), out, BLOCK=64)
+    assert (out == 128).all()
+
+def test_state_of_the_default_generator():
+    generator = torch.cuda.default_generators[0]
+    torch.cuda.manual_seed(7)
+    seed, offset = generator.get_state().view(torch.int64)
+    generator.set_offset(int(offset) + 8)
+    assert (seed, generator.get_offset()) == (7, 8)
+    drawn = torch.rand(4, device="cuda", generator=generator)
+    torch.cuda.manual_seed(7)
+    assert torch.equal(drawn, torch.rand(4, device="cuda")) and add(drawn).all()
+
 @pytest.mark.skip
 def test_skipped():
     pass
@@ -202,7 +240,8 @@ sys.exit(3)
 WELL = (
     "active_device", "first_config_does_not_compile[Autotuner]", "first_config_does_not_compile[Tuner]", "do_bench",
     "argument_with_data_ptr_alone", "accelerator", "operators_and_backward", "guards", "seeds_and_generators",
-    "streams_and_nvtx", "graph", "copies", "compile", "outside_is_caught", "racing",
+    "streams_and_nvtx", "graph", "copies", "compile", "outside_is_caught", "racing", "optimizer[Adam]",
+    "optimizer[RMSprop]", "wrapped_launch", "accumulators_in_fp16", "state_of_the_default_generator",
 )  # fmt: skip
 
 

@@ -43,6 +43,12 @@ def again(x):
     _copy[(2,)](once, out, x.numel(), BLOCK=32)
     return out
 
+def filled(x):
+    cache, out = torch.empty(9, 8), torch.empty(8, 8)
+    cache[:8] = x
+    _copy[(2,)](cache[1:], out, x.numel(), BLOCK=32)
+    return out
+
 def same(x):
     return x
 """
@@ -59,6 +65,11 @@ NOTE = "nobody wrote 3 of its 64 elements, the first at [7, 5]; torch.empty allo
             "again",
             0,
             "note [unwritten-read]: _copy: mine.py:7 (ld.global.b32): a read of byte 244 of x_ptr, which nobody has",
+        ),
+        (
+            "filled",
+            0,
+            "note [unwritten-read]: _copy: mine.py:7 (ld.global.b32): a read of byte 256 of x_ptr, which nobody has",
         ),
         ("halves", 0, ""),
         ("scratch", 0, ""),

@@ -43,11 +43,6 @@ def no_card() -> Iterator[None]:
         patch.multiple(CudaInterface, **exchange),
         patch("torch._inductor.fx_passes.joint_graph.lazy_init", zero),
         patch("torch._inductor.runtime.triton_helpers.set_driver_to_gpu", zero),
-        patch.object(
-            torch._C._dynamo.guards,
-            "_empty_strided_cuda",
-            lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype),
-        ),
         patch.object(CachingAutotuner, "autotune_to_one_config", first),
     ):
         yield
