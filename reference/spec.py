@@ -308,7 +308,10 @@ class OpSpec:
         if not set(required_keys) <= set(case) <= set(template_values):
             optional_text = f" and perhaps {', '.join(self.optional)}" if self.optional else ""
             example_id = self.cases["smoke"][0].id
-            raise ValueError(f"case: {self.name} takes the keys of {example_id}{optional_text}, got {case.id}")
+            wrong = [f"{axis} is missing" for axis in required_keys if axis not in case]
+            wrong += [f"{axis} is unknown" for axis in case if axis not in template_values]
+            expected = f"{self.name} takes the keys of {example_id}{optional_text}"
+            raise ValueError(f"case: {expected}, got {case.id}: {', '.join(wrong)}")
         used_options = [axis for axis in self.optional if axis in case and case[axis] != self.optional[axis]]
         ordered_values = {axis: case[axis] for axis in (*required_keys, *used_options)}
         for axis, axis_value in ordered_values.items():

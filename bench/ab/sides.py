@@ -151,7 +151,7 @@ def two_kernels(subset: Subset) -> Comparison:
     chosen_kernels = choose_kernels(next(iter(subset.ops), None), subset.kernels) if is_usable else []
     if len(chosen_kernels) != 2 or chosen_kernels[0].op != chosen_kernels[1].op:
         num_kernels = len(chosen_kernels) or len(subset.kernels)
-        raise ValueError(f"kernel: expected one op and two kernels (--kernel twice), got {num_kernels}")
+        raise ValueError(f"kernel: expected one op and two different kernels (--kernel twice), got {num_kernels}")
     op = chosen_kernels[0].op
     spec = registry.get_op(op)
     suite_cases = spec.cases_in(subset.suite_name)

@@ -39,6 +39,7 @@ from rooflab.bench.base.statuses import ExitStatus
 from rooflab.bench.core import Verdict
 from rooflab.kernels._files import write_whole
 from rooflab.kernels._folders import cache_folder
+from rooflab.roofline.numbers import counted
 
 MAX_KEPT_OUTCOMES = 50
 """For each kernel, this many A/A comparisons are kept, the newest ones."""
@@ -237,7 +238,7 @@ def _verdict(
     """Returns the verdict on measured pairs, and the reason if the verdict is UNRESOLVED."""
     first_verdict = _called(item.first, rules)
     if effect.pairs < BOUNDED_PAIRS:
-        return "UNRESOLVED", f"{effect.pairs} pairs: fewer than {BOUNDED_PAIRS} bound nothing"
+        return "UNRESOLVED", f"{counted(effect.pairs, 'pair')}: expected at least {BOUNDED_PAIRS} for a bound"
     if item.drifting and (first_verdict is None or min(abs(effect.low), abs(effect.high)) <= BEYOND_DRIFT * item.drift):
         return "UNRESOLVED", item.drifting
     if first_verdict is None:

@@ -129,7 +129,7 @@ EngineDtype = Annotated[
     str | None, typer.Option("--dtype", help="float32, bfloat16, float16; on a CPU int8, int4, keep.")
 ]
 Eager = Annotated[bool, typer.Option("--enforce-eager", help="Launch each kernel by itself: no graphs or replays.")]
-WeightsDtype = Annotated[str, typer.Option("--dtype", help="Dtype of the weights: bf16, fp16, fp8_e4m3 or fp32.")]
+WeightsDtype = Annotated[str, typer.Option("--dtype", help="Dtype of the weights: bf16, fp16, fp32, fp8_e4m3 or int8.")]
 KvDtype = Annotated[str, typer.Option(help="Dtype of the KV cache.")]
 Rate = Annotated[float | None, typer.Option("--rate", help="Requests per second in an open loop; inf: all at once.")]
 Sweep = Annotated[str | None, typer.Option("--sweep", help="A,B,...: measure at these rates, one after the other.")]

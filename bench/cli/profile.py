@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
@@ -46,7 +46,7 @@ def explain(
     OP is an op, or path.py::function, a Python function that launches kernels.  For such a function, --shape gives the
     tensors, as x=64x96,weight=96:bf16, and --argument gives the other values."""
     from rooflab.bench.compile.launchers import selected
-    from rooflab.bench.core import read
+    from rooflab.bench.core import NOT_RUN, Status, read
     from rooflab.bench.predict import predictions
     from rooflab.bench.predict.explain import explain as explain_all
 
@@ -65,7 +65,9 @@ def explain(
         if records:
             kernel_targets, measured_times = predictions.measured_in(all_records, kernel_targets, device)
         time_explanations = explain_all(kernel_targets, device, measured_times)
-    if kernel_names and all(entry.reason for entry in time_explanations):
+    statuses = {entry.reason.partition(":")[0] for entry in time_explanations if entry.reason}
+    ran = statuses & {*get_args(Status)} - {*NOT_RUN}
+    if kernel_names and all(entry.reason for entry in time_explanations) and not ran:
         raise ValueError(time_explanations[0].reason)
     show.result([entry.to_dict() for entry in time_explanations])
     if kernel_names:
@@ -73,7 +75,7 @@ def explain(
             _show(entry)
     else:
         _show_side_by_side(time_explanations)
-    exit_for({"OK", *(entry.reason.partition(":")[0] for entry in time_explanations if entry.reason)})
+    exit_for({"OK", *statuses})
 
 
 def _of_launcher(target: KernelCase, device: Device) -> Explanation:

@@ -15,7 +15,7 @@ from rooflab.bench.core.ceilings import ceilings_for, limits_for, raise_ceilings
 from rooflab.bench.core.check import BROKEN_CONTEXT, already_broken, check_kernel
 from rooflab.bench.core.check_data import CheckResult, CheckTask
 from rooflab.bench.core.check_runs import KEPT_DATA
-from rooflab.bench.core.environment import Environment, last_level_cache_bytes
+from rooflab.bench.core.environment import Environment
 from rooflab.bench.core.failed import Failed
 from rooflab.bench.core.noise import MAX_EXCESS, Samples, above_limits, shared, why_invalid, with_reading
 from rooflab.bench.core.outside import Checkers
@@ -279,6 +279,5 @@ class Measurement:
         if self.raised or ceilings is None or ceilings.kind != "measured" or not samples.resolved or samples.fault:
             return
         limit_excess = samples.median_s > 0 and above_limits(samples, cost, ceilings)
-        fits_in_cache = self.device.type == "cpu" and cost.bytes <= last_level_cache_bytes()
-        if limit_excess and not (limit_excess[0] == "memory" and fits_in_cache):
+        if limit_excess:
             self.ceilings, self.raised = raise_ceilings(ceilings, self.device), True

@@ -45,6 +45,8 @@ class StrangersProgram:
             return cls("module", list(words[2:]), imports_here=True)
         if len(words) > 1 and Path(words[1]).is_file():
             return cls("script", list(words[1:]))
+        if len(words) > 1 and words[1].endswith(".py"):
+            raise ValueError(f"{_EXPECTED}, got no file {words[1]!r}")
         raise ValueError(f"{_EXPECTED}, got {' '.join(words)!r}")
 
 

@@ -36,6 +36,8 @@ def read_columns(path: Path, columns: Sequence[str]) -> files.Imported:
         raise ValueError(f"column: expected one for {', '.join(missing_fields)}, got {', '.join(columns) or 'none'}")
     for csv_row in csv_rows:
         _add(path, result_file, f"line {csv_rows.line_num}", csv_row, column_by_field)
+    if csv_rows.line_num < 2:
+        raise ValueError(f"path: expected a line of names and then rows, got {csv_rows.line_num} lines in {path}")
     return result_file.imported()
 
 

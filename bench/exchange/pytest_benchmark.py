@@ -211,15 +211,18 @@ def _rooflined(
         return values
     try:
         values["metrics"] |= cost_metrics(work_cost)
-        if values["status"] != "OK" or latency_ms is None or not is_time(latency_ms):
+        is_noisy = values["status"] == "NOISY"
+        is_timed = values["status"] == "OK" or (is_noisy and "ceilings" in extra)
+        if not is_timed or latency_ms is None or not is_time(latency_ms):
             return values
         latency_s, flops, moved = latency_ms / 1e3, float(extra["flops"]), float(extra["bytes"])
         fields: dict[str, Any] = {"flops": flops, "least_bytes": moved, "intensity": flops / moved if moved else None}
-        fields |= {"flops_per_s": flops / latency_s, "bytes_per_s": moved / latency_s}
+        if not is_noisy:  # no rate is made of noise
+            fields |= {"flops_per_s": flops / latency_s, "bytes_per_s": moved / latency_s}
         if "ceilings" in extra:
             bound_s, device_ceilings = float(extra["bound_s"]), decoded(Ceilings, extra["ceilings"])
             fields |= {"bound_ms": bound_s * 1e3, "limiter": extra["limiter"], "ceilings": asdict(device_ceilings)}
-            fields["bound_fraction"] = None if device_ceilings.noise else bound_s / latency_s
+            fields["bound_fraction"] = None if is_noisy or device_ceilings.noise else bound_s / latency_s
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{place}: expected the values of kernel_benchmark(..., cost=...), got {error}") from error
     return values | fields

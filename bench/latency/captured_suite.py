@@ -240,7 +240,8 @@ def run_program(command: Sequence[str]) -> Captured:
     command_words = command_words[1:] if module else command_words
     program_target = command_words[0] if command_words else ""
     if not (find_spec(program_target.partition(".")[0]) if module else Path(program_target).is_file()):
-        raise ValueError(f"program: expected python app.py or python -m module, got {command!r}")
+        missing = f"no {'module' if module else 'file'} {program_target!r}" if program_target else "nothing"
+        raise ValueError(f"program: expected python app.py or python -m module, got {missing}")
     if not module:
         try:
             compile(Path(program_target).read_bytes(), program_target, "exec")

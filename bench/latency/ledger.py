@@ -80,7 +80,7 @@ class LedgerRow:
             "limiter": self.bound.limiter if self.bound else "",
             "ms": self.ms,
             "share": self.ms / step_ms,
-            "x_bound": None if not self.bound_ms else self.ms / self.bound_ms,
+            "x_bound": self.ms / self.bound_ms if self.ms and self.bound_ms else None,
             "basis": self.basis,
         }
 
@@ -124,8 +124,13 @@ class Ledger:
     def table(self) -> list[dict[str, Any]]:
         """Returns rows for ops (slowest first), other parts of the step, and sums.  A NOISY step has no ratios."""
         table_rows = [row.to_row(self.step_ms) for row in sorted(self.rows, key=lambda row: -row.ms)]
-        other_rows = [("host and gaps", self.host_ms), ("the timers' price", -self.timers_ms)] if self.host_ms else []
-        other_rows += [("residual", self.residual * self.step_ms), ("step", self.step_ms)] if self.host_ms else []
+        other_rows = [
+            ("host and gaps", self.host_ms),
+            ("less the timers' time", -self.timers_ms),
+            ("residual", self.residual * self.step_ms),
+            ("step", self.step_ms),
+        ]
+        other_rows = other_rows if self.host_ms else []
         if self.itl_ms is not None:
             other_rows += [("between steps", self.itl_ms - self.step_ms), ("ITL", self.itl_ms)]
         table_rows += [{"op": row_name, "ms": ms, "share": ms / self.step_ms} for row_name, ms in other_rows]
@@ -149,7 +154,7 @@ def from_kernels(model: KernelTimes, kind: StepKind, batch: int, context: int) -
     op_costs = step_ops(model.arch, kind, batch, context, model.weight_dtype, model.kv_dtype, model.gpus)
     cost_by_site, ceilings, rows = {(cost.op, cost.site): cost for cost in op_costs}, model.device.ceilings(), []
     for op in model.ops(kind, batch, context):
-        row = LedgerRow(op.op, op.site, "", "", None, None, 0, op.ms, basis=op.basis)
+        row = LedgerRow(op.op, op.site, "", "", None, None, 0, op.ms, basis=op.basis if op.ms else op.source)
         if op_cost := cost_by_site.get((op.op, op.site)):
             shape = ",".join(f"{name}={value}" for name, value in op_cost.shape.items() if value or name != "window")
             row = replace(row, shape=shape, cost=op_cost.cost, calls=op_cost.calls, bound=bound(op_cost.cost, ceilings))

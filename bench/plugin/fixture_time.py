@@ -50,15 +50,16 @@ def extra_info(record: Record, cost: Cost | None) -> dict[str, Any]:
         **({"cost": asdict(cost)} if cost else {}),
     }
     benchmark_info["status"] = f"{record.status}: {record.reason}" if record.status != "OK" else "OK"
-    if cost is None or record.flops_per_s is None:
+    if cost is None or record.flops is None:
         return benchmark_info
     benchmark_info |= {"flops": record.flops, "bytes": record.least_bytes}
-    benchmark_info |= {"flops_per_s": record.flops_per_s, "bytes_per_s": record.bytes_per_s}
+    if record.flops_per_s is not None:
+        benchmark_info |= {"flops_per_s": record.flops_per_s, "bytes_per_s": record.bytes_per_s}
     if record.intensity is not None:
         benchmark_info["intensity_flop_per_byte"] = record.intensity
     if record.ceilings is None or record.bound_ms is None:
         return benchmark_info | {"roof": "unknown: no rates of this device are known, or none of these dtypes"}
     benchmark_info |= {"limiter": record.limiter, "bound_s": record.bound_ms / 1e3, "ceilings": record.ceilings}
     if record.bound_fraction is None:
-        return benchmark_info | {"roof": f"NOISY: {record.ceilings['noise']}"}
+        return benchmark_info | {"roof": f"NOISY: {record.ceilings['noise'] or record.reason}"}
     return benchmark_info | {f"fraction_of_{record.ceilings['kind']}_roof": record.bound_fraction}

@@ -78,7 +78,7 @@ def read_plan(path: Path) -> list[Entry]:
         json_entries = json.loads(path.read_text().replace("{here}", str(path.resolve().parent)))
         return [Entry.from_json(entry_fields) for entry_fields in json_entries]
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"plan: expected a file with a list of entries, got {str(path)!r}: {error}") from error
+        raise ValueError(f"PLAN: expected a file with a list of entries, got {str(path)!r}: {error}") from error
 
 
 def _named(name: str, entries: Sequence[Entry]) -> set[str]:

@@ -27,8 +27,8 @@ function facts({cells, compiled, emulated, measured, kernel, backend}) {
     const name = "predicted, for 8 of 10 kernels";
     if (range) add(name, range.map(us).join(" to "), `${on}; ${compiled.calibration}`, time);
     if (bound) add("bound", us(bound), `${compiled.limiter}, ${on}`, time);
-    for (const {s, library} of compiled.published) add("published library", us(s * 1000), `${library}, ${at}`);
-    if (!compiled.published.length) add("published library", "none", `no table has ${at}`);
+    for (const {s, library, gpu} of compiled.published) add(`published, on ${gpu}`, us(s * 1000), `${library}, ${at}`);
+    if (!compiled.published.length) add("published", "none", `no table has ${at}`);
   }
   for (const {kernel: name, latency_median_ms: ms, status, reason} of measured ? measured.times : []) {
     const detail = `${status}, on this ${measured.device}, ${measured.case} ${measured.scheme} ${reason}`;

@@ -163,8 +163,8 @@ def _published(target: KernelCase, gpu: str) -> list[Row]:
     """Returns the published times of the case: on the GPU, or else on the first other GPU that has one."""
     for name in dict.fromkeys((gpu, *(table.gpu for table in committed()))):
         if times := times_of(target.op, target.scheme.name, target.case, name):
-            names = [f"{one.table.framework} {one.table.version}, {one.how}, {name}" for one in times]
-            return [{"library": library, "s": one.seconds} for library, one in zip(names, times, strict=True)]
+            libraries = [f"{one.table.framework} {one.table.version}, {one.how}" for one in times]
+            return [{"library": x, "gpu": name, "s": one.seconds} for x, one in zip(libraries, times, strict=True)]
     return []
 
 

@@ -59,7 +59,7 @@ def drawn(found: dict[str, dict[str, Record]]) -> Figure:
                 (shares["best kernel of Rooflab"], row),
                 (0, 5),
                 fontsize=8,
-                ha="center",
+                ha="center" if shares["best kernel of Rooflab"] < 70 else "right",  # the frame is there
                 textcoords="offset points",
                 color=MARKS["best kernel of Rooflab"][1],
             )

@@ -172,7 +172,6 @@ def test_weights_are_packed_and_outputs_allocated_outside_the_timed_calls():
 
 @pytest.mark.parametrize(("raised", "status"), [(4e9, "OK"), (1e9, "INVALID")])
 def test_a_reading_above_the_roof_measures_the_roof_again_once(reading, monkeypatch, raised, status):
-    monkeypatch.setattr(module, "last_level_cache_bytes", lambda: 100)
     reading[0] = 100e-9  # 288 bytes: 2.88 GB/s under a roof of 1
     asked = []
 

@@ -222,7 +222,8 @@ def test_a_test_s_cost_and_bound_are_those_it_gave(tmp_path):
     assert (product.flops, product.least_bytes, product.limiter) == (1e12, 2e9, "tensor")
     assert product.bound_ms == pytest.approx(1e15 / 989e12) and product.bound_fraction == product.bound_ms / 2
     assert copy.limiter == "memory" and copy.flops_per_s == 0 and Ceilings(**copy.ceilings) == ROOF
-    assert cost_of(product) == COST and cost_of(busy) == MOVING and cost_of(plain) is busy.bound_ms is None
+    assert cost_of(product) == COST and cost_of(busy) == MOVING and cost_of(plain) is plain.bound_ms is None
+    assert busy.bound_ms > 0 and busy.bytes_per_s is busy.bound_fraction is None, "drawn pale, without a rate"
     info = {name: value for name, value in TESTS[0]["extra_info"].items() if name != "bound_s"}
     with pytest.raises(ValueError, match=r"^b.json, benchmarks\[0\].extra_info: expected the values of "):
         read_pytest_benchmark(written(tmp_path / "b.json", on_gpu(TESTS[0] | {"extra_info": info})))

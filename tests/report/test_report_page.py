@@ -83,7 +83,7 @@ def test_the_page_shows_what_the_content_says(written):
     shown += [times(over["mean"]) for one in report["content"].standings if (over := one["over_library"])]
     shown += ["none: an interpreter's time is not a kernel's", "software power cap", "164 kB"]
     assert [text for text in (*shown, "warp_specialize was asked for and ignored") if text not in page.text] == []
-    wrong = page.text.index(f"{len(report['content'].problems)} wrong:")
+    wrong = page.text.index(f"{len(report['content'].problems)} problems:")
     assert wrong < page.text.index("Best: the fastest optimized kernel")
 
 
@@ -99,7 +99,7 @@ def test_noise_is_not_wrong_and_what_did_not_run_or_has_no_record_is_folded_and_
     assert content.problems == () and {one["name"] for one in content.noisy} == {"rmsnorm/fused"}
     assert [one["kernels"] for one in content.standings] == [("library",)], "no ratio is made of noise"
     page = Page((tmp_path / "report.html").read_text())
-    assert "Nothing is wrong. 3 NOISY" in page.text and "µs: the threads waited" in page.text
+    assert "No problem. 3 NOISY" in page.text and "µs: the threads waited" in page.text
     assert not {"bad", "failed"} & {word for words in page.values("class") for word in (words or "").split()}
     assert page.text.count("needs sm90, found sm80") == 2, "once for the op, and once for the machine"
     assert page.text.count("NO RECORD:") == 1 and sum("open" in attrs for attrs in page.all("details")) == 1

@@ -142,9 +142,10 @@ class MachineLimits(NamedTuple):
     def measured(cls, device: torch.device, budget_s: float | None = None, raising: bool = False) -> MachineLimits:
         """Measures the limits (peak rates) of this machine, and stores the records.
 
-        If a measurement is incomplete, valid stored limits stay.  NOISY limits of a CPU are not stored.  With
-        `raising`, the better of the old and the new record is stored for each limit.  Raises `ValueError` if CuPy is
-        missing on a GPU, or if the cache folder is read-only."""
+        If a measurement is incomplete, valid stored limits stay.  With `raising`, or if the new limits of a CPU are
+        NOISY, the better of the old and the new record is stored for each limit, because noise only lowers a rate.
+        Without old limits, NOISY ones are not stored.  Raises `ValueError` if CuPy is missing on a GPU, or if the cache
+        folder is read-only."""
         check_writable("ROOFLAB_CACHE", cache_folder())
         environment, limits_path = _here(device)
         budget_s = budget_s or BUDGET_S[device.type]
@@ -152,8 +153,10 @@ class MachineLimits(NamedTuple):
         records = measure_cpu(environment, budget_s) if on_cpu else measure_cuda(device, environment, budget_s)
         _, reason = assemble(records, device)
         old_records, missing_text = cls.kept(device)
-        if raising:
+        is_noisy = any(record.status == "NOISY" for record in records)
+        if raising or (is_noisy and not missing_text):
             records = better(old_records, records)
+            reason = reason or ("" if raising else "the machine was busy, so a kept rate can only have risen")
         elif reason and old_records and not missing_text:
             return cls(records, f"{reason}; those of {max(record.timestamp for record in old_records)} are kept")
         ceilings, _ = assemble(records, device)
