@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rooflab.bench.core.call import Rotation
-    from rooflab.bench.core.ceilings import MachineLimits, ceilings_for
+    from rooflab.bench.core.ceilings import MachineLimits, ceilings_for, raise_ceilings
     from rooflab.bench.core.check_data import CheckResult, CheckTask
     from rooflab.bench.core.environment import Environment, git_state
     from rooflab.bench.core.failed import Failed
@@ -36,8 +36,9 @@ __all__ = [
     "NOT_RUN", "CheckResult", "CheckTask", "Checked", "Checkers", "Child", "ChildFailed", "ContextBroken",
     "Environment", "Failed", "FunctionOp", "MachineLimits", "Measurement", "Pool", "Record", "Rotation", "RunWriter",
     "Runner", "Running", "Selection", "Serving", "Settings", "Status", "TimeBasis", "Verdict", "ceilings_for",
-    "choose_kernels", "default_scheme", "first_case", "git_state", "pick_device", "poisoned_allocations", "read",
-    "read_all", "result_folder", "source_of", "tampered", "time_functions", "timer_for", "why_noisy",
+    "choose_kernels", "default_scheme", "first_case", "git_state", "pick_device", "poisoned_allocations",
+    "raise_ceilings", "read", "read_all", "result_folder", "source_of", "tampered", "time_functions", "timer_for",
+    "why_noisy",
 ]  # fmt: skip
 _FILE_BY_NAME = {
     alias.name: str(node.module)

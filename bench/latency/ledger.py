@@ -22,7 +22,7 @@ from typing import Any, cast
 import torch
 
 from rooflab.bench.base.system_time import time
-from rooflab.bench.core import ceilings_for, why_noisy
+from rooflab.bench.core import ceilings_for, raise_ceilings, why_noisy
 from rooflab.bench.latency.engine_calls import inputs_of, shape_of, site_of
 from rooflab.bench.latency.step_model import KernelTimes
 from rooflab.engine.choose.model_shapes import DECODE_OP
@@ -31,7 +31,7 @@ from rooflab.engine.llm import LLM, SamplingParams
 from rooflab.kernels._waiting import run_times, waiting_since
 from rooflab.kernels.registry import Kernel, get_op
 from rooflab.kernels.tuning import bucket_of
-from rooflab.roofline.model import Bound, Cost, bound
+from rooflab.roofline.model import Bound, Ceilings, Cost, bound
 from rooflab.roofline.steps import StepKind, step_ops
 
 TimeMark = float | torch.cuda.Event
@@ -197,13 +197,15 @@ def measured(llm: LLM, kind: StepKind, batch: int, context: int, steps: int = 16
             ):
                 timed_s.append(seconds_of(step))
             ops_s.append([seconds_between(*time_span) for time_span in time_spans])
-    rows, call_indices = [], defaultdict[tuple[str, str, str], list[int]](list)
+    rows, call_indices = list[LedgerRow](), defaultdict[tuple[str, str, str], list[int]](list)
     for index, call in enumerate(calls):
         call_indices[call.op, call.site, call.shape].append(index)
     for group in call_indices.values():
         ms, call = 1e3 * statistics.median(sum(times_s[index] for index in group) for times_s in ops_s), calls[group[0]]
-        call_bound = bound(call.cost, ceilings) if call.cost and ceilings else None
-        rows.append(replace(call, calls=len(group), ms=ms, bound=call_bound))
+        rows.append(replace(call, calls=len(group), ms=ms))
+    rows = _bounded(rows, ceilings)
+    if ceilings and ceilings.kind == "measured" and any(row.bound_ms and row.ms < row.bound_ms for row in rows):
+        rows = _bounded(rows, raise_ceilings(ceilings, llm.device))  # a busy machine may have lowered them
     step_ms, ops_ms = 1e3 * statistics.median(untimed_s), sum(ledger_row.ms for ledger_row in rows)
     itl_ms = _itl_ms(llm, batch, context, 2 * steps) if kind == "decode" else None
     noise = why_noisy(untimed_s, waiting_since(old_run_times))
@@ -223,6 +225,10 @@ def measured(llm: LLM, kind: StepKind, batch: int, context: int, steps: int = 16
         dtype=llm.dtype_name,
         noise=noise,
     )
+
+
+def _bounded(rows: list[LedgerRow], ceilings: Ceilings | None) -> list[LedgerRow]:
+    return [replace(row, bound=bound(row.cost, ceilings) if row.cost and ceilings else None) for row in rows]
 
 
 def calls_of(llm: LLM, step: Callable[[], None], kind: StepKind, batch: int, context: int) -> list[LedgerRow]:

@@ -52,15 +52,20 @@ def test_a_measured_ledger_has_every_call_with_its_cost(
 
 @pytest.mark.needs("C++ compiler")
 def test_a_replayed_step_has_the_time_of_each_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rooflab.bench.latency.ledger.ceilings_for", lambda device: CEILINGS)
+    slow, asked = Ceilings("made up", "measured", 1.0, {"fp32": 1.0}, 1.0), list[Ceilings]()
+    monkeypatch.setattr("rooflab.bench.latency.ledger.ceilings_for", lambda device: slow)
+    monkeypatch.setattr(
+        "rooflab.bench.latency.ledger.raise_ceilings", lambda ceilings, device: asked.append(ceilings) or CEILINGS
+    )
     native = dict.fromkeys(("embedding", "rmsnorm", "fused_add_rmsnorm", "gemm", "silu_and_mul"), "native")
     llm = tiny_llm(tmp_path, **OPTIONS, swap=native)
     for batch in (1, 3):
         found = measured(llm, "decode", batch, 20, steps=4)
         assert sum(row.calls for row in found.rows) == 1 + 9 * llm.arch.num_layers + 3
         assert all(row.ms > 0 for row in found.rows) and found.host_ms > 0
+        assert all(row.bound_ms < 1e3 for row in found.rows), "a bound above a time is measured again"
         assert (batch, torch.get_num_threads()) in llm.runner.graphs.recordings
-    assert llm.runner.graphs.note_time is None
+    assert llm.runner.graphs.note_time is None and asked == [slow, slow]
 
 
 @pytest.mark.parametrize(("kind", "batch", "context"), [("decode", 3, 20), ("decode", 1, 33), ("prefill", 1, 40)])

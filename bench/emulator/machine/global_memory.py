@@ -43,7 +43,7 @@ def load_located(
     if c.group.run.observer is not None:
         c.group.run.observer.global_read(c, active, allocation, addresses, size, instruction, copy, reduces)
     if allocation.written is not None:
-        _check_written(c, allocation, addresses, size, instruction)
+        _check_written(c, allocation, addresses, size, active, instruction)
     unit_view = allocation.view(size)
     return unit_view[unit_index] if isinstance(unit_index, int) else unit_view.take(unit_index)
 
@@ -100,16 +100,20 @@ def _located(c: LaneContext, addresses: Any, size: int, active: Any, instruction
     return located
 
 
-def _check_written(c: LaneContext, allocation: Allocation, addresses: Any, size: int, instruction: int) -> None:
+def _check_written(
+    c: LaneContext, allocation: Allocation, addresses: Any, size: int, active: Any, instruction: int
+) -> None:
     assert allocation.written is not None
     unit_starts = np.atleast_1d(addresses).astype(np.int64) - allocation.base
     for byte_index in range(size):
         written_flags = allocation.written[unit_starts + byte_index]
         if not written_flags.all():
-            byte_offset = int(unit_starts[~written_flags][0]) + byte_index
+            first_start = int(unit_starts[~written_flags][0])
+            byte_offset = first_start + byte_index
             text = f"a read of byte {byte_offset} of {allocation.name}, which nobody has written"
             if not allocation.partly_written:
-                raise Fault(text, instruction, rule="unwritten-read")
+                lane = lane_of(c, addresses, first_start + allocation.base, active)
+                raise Fault(text, instruction, lane, "unwritten-read")
             # Of a tile of which an earlier launch wrote one triangle, a kernel loads all and takes the triangle.
             c.group.run.unwritten_reads.setdefault(instruction, text)
             return
