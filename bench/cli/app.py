@@ -157,9 +157,10 @@ def terminated_as_exception() -> Iterator[None]:
 
 def exit_for(statuses: set[str], undecided: bool = False) -> None:
     """Ends the process with the first exit status that applies.  11: a kernel failed.  13: a reading is INVALID or
-    NOISY, or no status is OK.  12: some work was not done (`undecided`).  Returns if none applies."""
+    NOISY, or all work was done and no status is OK.  12: some work was not done (`undecided`).  Returns if none
+    applies."""
     exit_statuses = [ExitStatus.UNDECIDED] * undecided
-    if statuses & {"INVALID", "NOISY"} or "OK" not in statuses:
+    if statuses & {"INVALID", "NOISY"} or not (undecided or "OK" in statuses):
         exit_statuses.append(ExitStatus.INVALID)
     if statuses - {"OK", "UNSUPPORTED", "UNAVAILABLE", "INVALID", "NOISY"}:
         exit_statuses.append(ExitStatus.INCORRECT)

@@ -134,6 +134,9 @@ def check(
     _show_faults(results, kernel_checkers, check_limit_s / 3)
     if unchecked_kernels := [f"{row['op']}/{row['kernel']}" for row in rows if row["unknown"]]:
         show.error(f"not checked at all: {', '.join(unchecked_kernels)}")
+    if any(row["unknown"] and not row["not run"] for row in rows):
+        faster_text = ", or --by interpreter, which is faster" if use_emulator else ""
+        show.error(f"the first check takes longer than {check_limit_s:g} s; give more --seconds{faster_text}")
     check_statuses: set[str] = {*(result.status for result in results), *(record.status for record in earlier_records)}
     exit_for(check_statuses, undecided=bool(unchecked_kernels) or (resume and len(results) < len(checks)))
 
