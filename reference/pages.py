@@ -72,9 +72,13 @@ def dealt_pages(
 
 
 def uneven_tables(inputs: Inputs, caches: tuple[str, ...]) -> Iterator[tuple[str, Inputs]]:
-    """Yields two adversarial inputs of an op with pages. In the first, the block table has more columns, and invalid
-    page numbers as padding. In the second, NaN fills the first sequence's pages; other sequences must not read them."""
-    table, num_blocks = inputs["block_table"], len(inputs[caches[0]])
+    """Yields three adversarial inputs of an op with pages. In the first, the sequences are shorter than in the sets
+    before, and the shapes are the same: a kernel may keep partial results of longer sequences. In the second, the block
+    table has more columns, and invalid page numbers as padding. In the third, NaN fills the first sequence's pages;
+    other sequences must not read them."""
+    table, lengths, num_blocks = inputs["block_table"], inputs["seq_lens"], len(inputs[caches[0]])
+    short_lengths = lengths.new_tensor([1, inputs[caches[0]].shape[1] + 1, 0]).repeat(-(-len(lengths) // 3))
+    yield "shorter sequences", {**inputs, "seq_lens": torch.minimum(lengths, short_lengths[: len(lengths)])}
     bad_ids = torch.tensor([-(2**31), num_blocks, 2**31 - 1, -num_blocks - 1], dtype=torch.int32, device=table.device)
     wide_table = torch.nn.functional.pad(table, (0, 3), value=-1)
     padding_entries = bad_ids[torch.arange(wide_table.numel(), device=table.device) % 4].view(wide_table.shape)

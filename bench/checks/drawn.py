@@ -8,9 +8,12 @@ of parameter values.  A principle is a kind of input that reveals errors of many
 from __future__ import annotations
 
 import ast
+import math
+import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, product, zip_longest
 from pathlib import Path
@@ -21,7 +24,7 @@ import torch
 from rooflab.bench.core import CheckTask, Selection, source_of
 from rooflab.kernels import registry
 from rooflab.kernels.registry import Kernel
-from rooflab.reference.domain import Domain, DomainPoint, shrunk
+from rooflab.reference.domain import Domain, DomainPoint, Sizes, shrunk
 from rooflab.reference.spec import Case, OpSpec, Scalar, Scheme, get_scheme
 
 WAY_AXIS = "otherwise"
@@ -55,6 +58,10 @@ SOFTWARE_LIMITS = Most(24, 2**17 + 2**12, 2.0**22, 40, 1024)
 """Limits in the emulator or in Triton's interpreter: a check takes a few seconds, and at most half a minute.  A product
 with 4,771 rows took three."""
 
+MAX_LONG_POINTS, BESIDE_LONG, LONG_EXTRA = 4, 32, 16
+"""The number of cases with one long side, their largest other size, and the excess over the number of the source.  TMA
+takes rows of a multiple of 16 bytes."""
+
 
 def listed_checks(chosen: Selection) -> list[CheckTask]:
     """Returns the checks of every kernel in `chosen` on every case in `chosen`, in every scheme (dtypes)."""
@@ -73,7 +80,8 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
     Small fixed cases (smoke) come first, in every scheme (dtypes).  Edge cases and randomly drawn cases follow in turn,
     each in one scheme.  With `every`, an edge case runs in every scheme and with all adversarial inputs.
 
-    A few checks move to the front, because they find errors of many kernels."""
+    A few checks move to the front, because they find errors of many kernels.  The cheapest check is the first, so that
+    a kernel that the emulator runs slowly is judged within the time limit."""
     all_checks = []
     for op, kernels in chosen.kernels.items():
         spec = registry.get_op(op)
@@ -81,10 +89,16 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
         for kernel in kernels if schemes else ():
             case_limits = most_work(kernel, chosen.device)
             points = drawn_points(spec, chosen.seed, case_limits, own_numbers(source_of(kernel)))
-            every_set, tasks = every or case_limits == HARDWARE_LIMITS, list[CheckTask]()
+            every_set = every or case_limits == HARDWARE_LIMITS
+            cheapest_case, fast_scheme = _cheapest(spec, schemes)
+            tasks = [CheckTask(kernel, cheapest_case, fast_scheme, chosen.seed, every_set)]
             for case, scheme in product(spec.cases["smoke"], schemes):
                 is_full_check = every_set or case == spec.cases["smoke"][0] or scheme == schemes[-1]
-                tasks.append(CheckTask(kernel, case, scheme, chosen.seed, is_full_check))
+                tasks.append(CheckTask(kernel, case, scheme, chosen.seed, is_full_check, SMALL))
+            if spec.in_place and "out" in kernel.accepted:
+                options = {name: True for name in spec.in_place.values() if name in spec.optional}
+                shared_case = spec.check_case(spec.cases["smoke"][0].but(**options))
+                tasks.append(CheckTask(kernel, shared_case, fast_scheme, chosen.seed, "in place", "in place"))
             if tiled_case := of_several_tiles(spec):
                 tasks.append(CheckTask(kernel, tiled_case, schemes[-1], chosen.seed, "planted alone", TILES))
             for edge_index, (edge, point) in enumerate(zip_longest(most_different(spec.cases_in("edge")), points)):
@@ -114,6 +128,17 @@ def _offered(asked: Sequence[CheckTask], spec: OpSpec, schemes: Sequence[Scheme]
     return [*accepted_tasks[:1], *refusals.values(), *accepted_tasks[1:]]
 
 
+def _cheapest(spec: OpSpec, schemes: Sequence[Scheme]) -> tuple[Case, Scheme]:
+    """Returns the smoke or edge case with the least work, and a 16-bit scheme if there is one.  The emulator computes
+    products of fp32 more slowly."""
+    scheme = next((scheme for scheme in schemes if scheme.activation.itemsize == 2), schemes[0])
+
+    def work(case: Case) -> float:
+        return spec.cost_of(spec.make_inputs(case, scheme, torch.device("meta"), 0)).flops or math.inf
+
+    return min((*spec.cases["smoke"], *spec.cases_in("edge")), key=work), scheme
+
+
 def _is_empty(spec: OpSpec, case: Case, scheme: Scheme) -> str:
     """Returns the word "empty" if an input tensor of the case has no elements.  Otherwise returns ""."""
     inputs = spec.make_inputs(case, scheme, torch.device("meta"), 0).values()
@@ -135,10 +160,29 @@ def drawn_points(spec: OpSpec, seed: int, most: Most, numbers: tuple[int, ...] =
     if spec.domain is None:
         return []
     sampler = partial(_wider(spec.domain).cover, seed, partial(_settled, spec, most))
-    num_near = most.cases // 3 if numbers else 0
-    near_points, usual_points = list(sampler(num_near, numbers)), list(sampler(most.cases - num_near))
+    long_points, num_near = _long_points(spec, seed, most, numbers), most.cases // 3 if numbers else 0
+    near_points = list(sampler(num_near - len(long_points), numbers))
+    usual_points = list(sampler(most.cases - num_near))
     ordered_points = chain.from_iterable(zip_longest(usual_points[::2], near_points, usual_points[1::2]))
-    return list({point.case: point for point in ordered_points if point is not None}.values())
+    return list({point.case: point for point in (*long_points, *ordered_points) if point is not None}.values())
+
+
+def _long_points(spec: OpSpec, seed: int, most: Most, numbers: tuple[int, ...]) -> list[DomainPoint[Case]]:
+    """Draws cases with one size just above one of `numbers` and above `most.side`.  Other sizes are small, and every
+    flag is on.  Only such a case runs a path that the kernel takes for long sizes, such as a split of K."""
+    assert spec.domain is not None, "the caller has asked"
+    domain, points = _wider(spec.domain), list[DomainPoint[Case]]()
+    sizes = {name: axis for name, axis in domain.axes.items() if isinstance(axis, Sizes)}
+    small = {name: replace(axis, most=max(axis.least, min(axis.most, BESIDE_LONG))) for name, axis in sizes.items()}
+    flags = {name: (True,) for name, axis in domain.axes.items() if axis == (False, True)}
+    for number, (name, axis) in product(numbers, sizes.items()):
+        size = (number + LONG_EXTRA) // axis.step * axis.step
+        if most.side < size <= axis.most:
+            long_domain = Domain({**domain.axes, **small, **flags, name: (size,)}, domain.make)
+            settle = partial(_settled, spec, most._replace(side=size), has=size)
+            drawn = long_domain.cover(seed, settle, 1, (number,))
+            points += [replace(point, principle=f"{name} above {number}") for point in drawn]
+    return random.Random(seed).sample(points, min(len(points), MAX_LONG_POINTS))
 
 
 @cache
@@ -205,6 +249,8 @@ def _settings(case: Case) -> set[tuple[str, Scalar]]:
 def smallest(spec: OpSpec, point: DomainPoint[Case], most: Most, fails: Callable[[Case], bool]) -> Case:
     """Returns the simplest case for which `fails` is true, found with at most `MAX_TRIES` calls of `fails`."""
     assert spec.domain is not None, "the point is one of its domain"
+    longest = max(value for value in point.case.values() if type(value) is int)  # may be above the limit
+    most = most._replace(side=max(most.side, longest))
     return shrunk(_wider(spec.domain), point, partial(_settled, spec, most), fails, MAX_TRIES).case
 
 
@@ -218,8 +264,11 @@ def _wider(domain: Domain) -> Domain:
     return Domain({**domain.axes, WAY_AXIS: CheckTask.ways()}, make)
 
 
-def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar]) -> Case | None:
-    """Makes a case from the drawn values.  Returns None if the op refuses it, or if it exceeds the limits `most`."""
+def _settled(spec: OpSpec, most: Most, made: Mapping[str, Scalar], has: int | None = None) -> Case | None:
+    """Makes a case from the drawn values.  Returns None if the op refuses it, if it exceeds the limits `most`, or if it
+    has no size `has`."""
+    if has is not None and has not in made.values():
+        return None
     try:
         case = spec.check_case(Case(**made))
         inputs = spec.make_inputs(case, get_scheme(spec.schemes[0]), torch.device("meta"), 0)
@@ -248,8 +297,8 @@ def turns_of(checks: Sequence[CheckTask]) -> list[int]:
     return priorities
 
 
-EMPTY_INPUT, TILES = "empty", "several tiles"
-"""The names of two principles: a tensor without elements, and a program that computes several tiles."""
+EMPTY_INPUT, TILES, SMALL = "empty", "several tiles", "smoke"
+"""The names of three principles: a tensor without elements, a program that computes several tiles, a smoke case."""
 Item = TypeVar("Item")
 
 

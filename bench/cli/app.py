@@ -157,11 +157,11 @@ def terminated_as_exception() -> Iterator[None]:
 
 def exit_for(statuses: set[str], undecided: bool = False) -> None:
     """Ends the process with the first exit status that applies.  11: a kernel failed.  13: a reading is INVALID or
-    NOISY, memory is too small, or no status is OK.  12: some work was not done (`undecided`).  Returns if none of them
-    applies."""
+    NOISY, memory is too small, or all work was done and no status is OK.  12: some work was not done (`undecided`).
+    Returns if none of them applies."""
     exit_statuses = [ExitStatus.UNDECIDED] * undecided
     no_value_statuses = {"INVALID", "NOISY", "OUT_OF_MEMORY"}
-    if statuses & no_value_statuses or "OK" not in statuses:
+    if statuses & no_value_statuses or not (undecided or "OK" in statuses):
         exit_statuses.append(ExitStatus.INVALID)
     if statuses - {"OK", "UNSUPPORTED", "UNAVAILABLE", *no_value_statuses}:
         exit_statuses.append(ExitStatus.INCORRECT)

@@ -132,10 +132,19 @@ def check(
     if random_cases:
         show.note("all of the plan was run" if len(result_by_index) == len(checks) else None)
     _show_faults(results, kernel_checkers, check_limit_s / 3)
+    has_unchecked = _show_unchecked(rows, check_limit_s, use_emulator)
+    check_statuses: set[str] = {*(result.status for result in results), *(record.status for record in earlier_records)}
+    exit_for(check_statuses, undecided=has_unchecked or (resume and len(results) < len(checks)))
+
+
+def _show_unchecked(rows: Sequence[Row], limit_s: float, use_emulator: bool) -> bool:
+    """Names the kernels that no run has judged, and says what helps.  Returns whether there are any."""
     if unchecked_kernels := [f"{row['op']}/{row['kernel']}" for row in rows if row["unknown"]]:
         show.error(f"not checked at all: {', '.join(unchecked_kernels)}")
-    check_statuses: set[str] = {*(result.status for result in results), *(record.status for record in earlier_records)}
-    exit_for(check_statuses, undecided=bool(unchecked_kernels) or (resume and len(results) < len(checks)))
+    if any(row["unknown"] and not row["not run"] for row in rows):
+        faster_text = ", or --by interpreter, which is faster" if use_emulator else ""
+        show.error(f"the first check takes longer than {limit_s:g} s; give more --seconds{faster_text}")
+    return bool(unchecked_kernels)
 
 
 def _check_options(op: str | None, by: str | None, every: bool, seconds: float | None) -> None:

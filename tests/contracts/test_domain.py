@@ -9,9 +9,17 @@ import pytest
 import torch
 from op_kernels import here
 
-from rooflab.bench.checks.drawn import HARDWARE_LIMITS, SOFTWARE_LIMITS, drawn_points, own_numbers
+from rooflab.bench.checks.drawn import (
+    HARDWARE_LIMITS,
+    SOFTWARE_LIMITS,
+    drawn_checks,
+    drawn_points,
+    own_numbers,
+    smallest,
+)
 from rooflab.bench.core.check import check_kernel
 from rooflab.bench.core.check_data import CheckData
+from rooflab.bench.core.select import Selection
 from rooflab.kernels.registry import Kernel, get_kernel, get_op, ops
 from rooflab.reference import domain as domain_module
 from rooflab.reference.domain import Domain, Sizes, shrunk
@@ -97,6 +105,28 @@ def test_sizes_come_from_real_models_and_from_the_kernel_s_own_file(tmp_path):
     assert own_numbers(file) == (3, 9, 48, 77, 79, 96, 512, 1024, 3072)
     points = Domain({"n": Sizes(1, 7000), "m": Sizes(1, 3)}, Case).cover(0, as_drawn, 60, (3072, 9_999))
     assert {3071, 3072, 3073, 6144, 6145} <= {point.case["n"] for point in points}
+
+
+def test_a_product_has_one_size_above_each_number_of_its_file_with_every_flag_on():
+    spec, numbers = get_op("gemm"), (32, 2048)
+    points = drawn_points(spec, 7, SOFTWARE_LIMITS, numbers)
+    long_points = {point.principle: point for point in points if max(point.case[name] for name in "MNK") > 1024}
+    assert {*long_points} == {"M above 2048", "N above 2048", "K above 2048"}
+    for principle, point in long_points.items():
+        sizes = sorted(point.case[name] for name in "MNK")
+        assert sizes[2] == point.case[principle[0]] == 2064 and sizes[1] <= 32
+        assert point.case["bias"] and point.case["residual"]
+    split_k = long_points["K above 2048"]
+    assert smallest(spec, split_k, SOFTWARE_LIMITS, lambda case: case["K"] >= 2048)["K"] >= 2048
+    assert not any("above" in point.principle for point in drawn_points(spec, 7, HARDWARE_LIMITS, numbers))
+
+
+def test_a_cheap_16_bit_case_is_first_and_outputs_over_inputs_are_early():
+    kernel = get_kernel("gemm", "cooperative")
+    checks = drawn_checks(Selection({"gemm": (kernel,)}, (), (), (), torch.device("cpu"), 5))
+    assert checks[0].case == get_op("gemm").cases["edge"][0] and checks[0].scheme.name == "fp16"
+    shared = next(task for task in checks[:10] if task.planted == task.principle == "in place")
+    assert shared.case["residual"] and "out" in kernel.accepted
 
 
 @pytest.mark.sampled(12)

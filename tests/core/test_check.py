@@ -6,6 +6,7 @@ import pytest
 import torch
 from triton.compiler.errors import CompilationError
 from zoo import small
+from zoo.entries import with_change
 from zoo.tiny_ops import LOOSE, MANY_KEYS, PROJECT, SCALE, kernel_of
 
 from rooflab.bench.checks.drawn import of_several_tiles
@@ -92,6 +93,31 @@ def test_planted_sets_meet_a_program_that_takes_several_tiles():
     assert check_kernel(kernel, spec, spec.cases["smoke"][0], get_scheme("fp32")).status == "OK"
     found = check_kernel(kernel, spec, of_several_tiles(spec), get_scheme("fp32"), planted="planted alone")
     assert found.status == "INCORRECT" and "planted first half -inf" in found.reason
+
+
+def test_parts_of_longer_sequences_that_a_kernel_keeps_are_found():
+    """A workspace keeps its rows behind a short sequence; the lengths drawn for one shape never became shorter."""
+    spec, longest = get_op("paged_attention"), dict[torch.Size, torch.Tensor]()
+
+    def keeps_parts(of):
+        longest[of.q.shape] = torch.maximum(of.seq_lens, longest.get(of.q.shape, of.seq_lens))
+        return {"seq_lens": longest[of.q.shape]}
+
+    found = check(spec, kernel_of(spec, with_change(spec.name, keeps_parts)))
+    assert found.status == "INCORRECT" and "planted shorter sequences" in found.reason, found.describe()
+
+
+def test_a_short_format_is_named_for_products_where_most_elements_are_off():
+    def in_bf16(of):
+        return of.a.bfloat16().float() @ of.b.bfloat16().float()
+
+    changes = (
+        ("gemm", in_bf16),
+        ("gemm", lambda of: torch.cat((in_bf16(of)[:1], (of.a @ of.b)[1:]))),
+        ("rmsnorm", lambda of: {"x": of.x.bfloat16().float()}),
+    )
+    reasons = [check(get_op(op), kernel_of(get_op(op), with_change(op, change))).reason for op, change in changes]
+    assert ["products in" in reason for reason in reasons] == [True, False, False] and all(reasons), reasons
 
 
 def test_guards_keep_strides_alignment_and_bits():
