@@ -41,6 +41,8 @@ def pack(b: torch.Tensor) -> PackedWeight:
 def _why_not(b: Tensor | PackedWeight) -> str | None:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return "b: torch was built without oneDNN"
+    if 0 in b.shape:
+        return f"b: expected elements, because oneDNN packs no empty weight, got shape {tuple(b.shape)}"
     if b.dtype not in (torch.float32, torch.bfloat16):
         return f"b: expected fp32 or bf16, which oneDNN packs here, got {b.dtype}"
     if b.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
