@@ -77,8 +77,12 @@ MISREAD = [
     ("paged_attention", PAGED, lambda of: {"cu_seqlens_q": COUNTS}),
     ("flash_attention_varlen", VARLEN, lambda of: {"cu_seqlens_k": of["cu_seqlens_q"]}),
     ("flash_attention_varlen", VARLEN, lambda of: {"cu_seqlens_q": COUNTS, "cu_seqlens_k": COUNTS}),
+    *(
+        (op, "values: an offset plus half a unit", lambda of: {"weight": of["weight"] + 1, "weight_offset": 0.0})
+        for op in ("rmsnorm", "fused_add_rmsnorm")
+    ),
 ]
-"""Offsets that equal totals make a kernel leave out."""
+"""Offsets that equal totals make a kernel leave out, and 1 + weight rounded to the dtype of the weight."""
 
 
 @pytest.mark.parametrize("scheme", ["fp16", "bf16"])
