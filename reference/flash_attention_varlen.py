@@ -181,6 +181,10 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     uneven_lengths = torch.tensor([[5, 0, 17, 1, 3, 40], [9, 4, 0, 33, 3, 2]])
     uneven_inputs = _inputs(case, uneven_lengths[0], uneven_lengths[1], scheme, device, seed)
     yield "uneven rows: queries, keys and what comes before", uneven_inputs
+    # As many queries as keys and as sequences do not mean that the offsets are equal or can be left out.
+    even_totals = torch.tensor([[2, 0, 1, 1, 0, 2], [2, 1, 0, 2, 0, 1]])
+    even_inputs = _inputs(case, even_totals[0], even_totals[1], scheme, device, seed)
+    yield "uneven rows: as many queries as keys and sequences", even_inputs
     yield "uneven rows: max_seqlen above the longest", {**uneven_inputs, "max_seqlen_q": 173, "max_seqlen_k": 291}
     first_mask = torch.arange(len(uneven_inputs["k"]), device=uneven_inputs["k"].device)[:, None, None] < int(
         uneven_lengths[1, 0]

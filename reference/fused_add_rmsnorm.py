@@ -89,6 +89,7 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     yield "mean square near eps", inputs
     for size_label, magnitude in magnitudes(scheme.activation, 4 * H):
         yield size_label, {**inputs, **{name: of_size(inputs[name], 0.4 * magnitude) for name in ("x", "residual")}}
+    yield rmsnorm.offset_weights(make_inputs(case, scheme, device, seed))
 
 
 def _sum_not_rounded(of: Arguments) -> Outputs:

@@ -194,6 +194,7 @@ SPEC = OpSpec(
         "edge": (
             Case(T=1, top_k=1, E=1, N=1, K=1, skew=0.0),
             Case(T=3, top_k=1, E=9, N=33, K=17, skew=0.0),  # most groups are empty, and the others have one row
+            Case(T=6, top_k=1, E=6, N=24, K=40, skew=1.0),  # as many rows as groups, but not a row for each group
             Case(T=70, top_k=1, E=5, N=24, K=40, skew=100.0),  # one group has every row
             Case(T=150, top_k=2, E=3, N=65, K=130, skew=1.0),
             # TMA needs strides that are multiples of 16 bytes; otherwise the dimensions fit no whole tiles.

@@ -240,7 +240,8 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         reversed_tables["cu_seqlens_q"] = turned(inputs["cu_seqlens_q"])
     yield "sequences in the other order", {**inputs, **reversed_tables}
     yield from uneven_tables(inputs, ("k_cache", "v_cache"))
-    yield "uneven rows: lengths and numbers of queries", _uneven(case, scheme, device, seed)
+    yield "uneven rows: lengths and numbers of queries", _uneven(case, scheme, device, seed, [1, 7, 0, 3, 2, 12])
+    yield "uneven rows: as many queries as sequences", _uneven(case, scheme, device, seed, [2, 0, 1, 1, 0, 2])
     if len(lengths) > 1:
         shared_page_count = min(lengths[0], lengths[1]) // block_size  # whole pages: a tail belongs to one sequence
         page_table = page_table.clone()
@@ -248,10 +249,9 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
         yield "a prefix that two sequences share", {**inputs, "block_table": page_table}
 
 
-def _uneven(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Inputs:
-    """Makes inputs of six sequences with different lengths and different numbers of queries. One sequence has three
-    queries and no keys."""
-    query_counts = torch.tensor([1, 7, 0, 3, 2, 12])
+def _uneven(case: Case, scheme: Scheme, device: torch.device, seed: int, queries: list[int]) -> Inputs:
+    """Makes inputs of sequences with different lengths, and with `queries` queries. One sequence has no keys."""
+    query_counts = torch.tensor(queries)
     uneven_case = case.but(B=len(query_counts), context=min(int(case["context"]), 100), ragged=True)
     inputs = make_inputs(uneven_case, scheme, device, seed)
     _, H, D = inputs["q"].shape

@@ -90,14 +90,16 @@ def tolerance(inputs: Inputs, oracle: Outputs, scheme: Scheme) -> Outputs:
     two u_32 each.
 
     n counts roundings to x's dtype. It is 2, because Llama in transformers rounds x / rms, and then the product with
-    the weight. With `round_first`, n is 3, because the reference rounds x / rms too.
+    the weight. With `round_first`, n is 3, because the reference rounds x / rms too. With an offset and no
+    `round_first`, n is 1: Gemma in transformers rounds only the result, and the fault to round weight + offset costs u.
 
     A quantised output is not rounded to x's dtype, so n is 0, or 2 with `round_first`. `quantized_limits` then computes
     the tolerances of the codes and scales.
     """
     quant_format, dtype = inputs.get("quantize"), scheme.activation
     first_roundings, last_roundings = (2.0 if inputs.get("round_first") else 0.0), (0.0 if quant_format else 1.0)
-    rounding_count = max(first_roundings + last_roundings, 2.0 * last_roundings)
+    usual_roundings = (1.0 if inputs.get("weight_offset") else 2.0) * last_roundings
+    rounding_count = max(first_roundings + last_roundings, usual_roundings)
     u = torch.finfo(dtype).eps / 2
     relative_error = (ACCUMULATION_FACTOR / 2 * inputs["x"].shape[-1] ** 0.5 + 4.0) * FP32_ROUNDOFF + rounding_count * u
     subnormal_error = torch.finfo(dtype).smallest_normal * u
@@ -121,6 +123,15 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     yield "mean square near eps", inputs
     for magnitude_label, magnitude in magnitudes(scheme.activation, H):
         yield magnitude_label, {**inputs, "x": of_size(inputs["x"], magnitude)}
+    yield offset_weights(make_inputs(case, scheme, device, seed))
+
+
+def offset_weights(inputs: Inputs) -> tuple[str, Inputs]:
+    """Returns `inputs`, with a label, in which each 1 + weight lies almost half-way between two numbers of its dtype.
+
+    A kernel that rounds 1 + weight to this dtype has the largest relative error that this fault can have."""
+    half_unit = torch.full_like(inputs["weight"], 0.99 * torch.finfo(inputs["weight"].dtype).eps / 2)
+    return "values: an offset plus half a unit", {**inputs, "weight": half_unit, "weight_offset": 1.0}
 
 
 def cases(eps: float, *shapes: tuple[int, int], **named: float | bool) -> tuple[Case, ...]:

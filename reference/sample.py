@@ -17,7 +17,7 @@ from rooflab.reference.contract import FLOATS, Argument, Contract, Result
 from rooflab.reference.domain import Domain, Sizes
 from rooflab.reference.pages import offsets_of
 from rooflab.reference.philox import race
-from rooflab.reference.sample_law import compare, compare_own_stream, edited, support
+from rooflab.reference.sample_law import LAW_DRAWS, compare, compare_own_stream, edited, support
 from rooflab.reference.sample_rules import Edits, edits_of, finite_rows, settings_fit, values_fit
 from rooflab.reference.spec import Arguments, Case, Inputs, OpSpec, Outputs, Scalar, Scheme, nbytes, randn
 from rooflab.roofline.model import Cost
@@ -192,6 +192,24 @@ def planted(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iter
     )
 
 
+def planted_own_stream(case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
+    """Yields many rows of the same few tokens, in blocks with the same settings. The rows are the positions of two
+    requests, side by side. So a kernel that ignores seeds or positions repeats its draws."""
+    if case not in SPEC.cases["smoke"]:  # these draws are hardly others for another case, and take a second
+        return
+    V = min(int(case["V"]), 16)  # an emulator computes thousands of rows
+    setting_rows = [(4.0, 0, 1.0, 0.0), (0.4, 0, 1.0, 0.0), (1.5, 4, 1.0, 0.0), (1.5, 0, 0.8, 0.0)]
+    setting_rows += [(1.5, 0, 1.0, 0.1)] if case["min_p"] else []
+    inputs = settings([row for row in setting_rows for _ in range(LAW_DRAWS)], device, seed)
+    row_count = len(inputs["seed"])
+    inputs["seed"] = inputs["seed"][:2].repeat(row_count // 2)
+    inputs["position"] = torch.arange(row_count, device=inputs["position"].device) // 2
+    logits = torch.full((V,), -math.inf)
+    token_ids = torch.randperm(V, generator=torch.Generator().manual_seed(seed))[:6]
+    logits[token_ids] = -torch.arange(float(len(token_ids)))
+    yield "many draws of a few tokens", {"logits": logits.repeat(row_count, 1).to(device, scheme.activation)} | inputs
+
+
 def _deciding(B: int, V: int, device: torch.device) -> Inputs:
     """Makes edits of the logits after which every row should draw token 0. Token 0 has a bias of 100. The last token
     has a bias of 150 and a penalty of 300. A mask forbids it in odd rows."""
@@ -296,6 +314,7 @@ SPEC = OpSpec(
     compare=compare,
     compare_own_stream=compare_own_stream,
     planted=planted,
+    planted_own_stream=planted_own_stream,
     optional={"penalties": False, "allowed": False, "top_n": 0, "sigma": 3.0},
     cases={
         "smoke": (_case(4, 300, 0.8, 40, 0.9, 0.02), _case(2, 257, 0.0), _case(3, 128)),

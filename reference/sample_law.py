@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from rooflab.reference.compare import ErrorStats, elementwise
+from rooflab.reference.distribution import chi_square
 from rooflab.reference.philox import race
 from rooflab.reference.spec import FP32_ROUNDOFF, Inputs, Outputs, Scheme
 
@@ -25,6 +27,10 @@ EDIT_ARGUMENTS = ("logits", "repetition_penalty", "presence_penalty", "frequency
 
 SCORE_ULPS = 16.0
 """fp32's error of a score, in roundoffs of each term: a subtraction, a division and two logarithms."""
+LAW_DRAWS, LAW_TOKENS = 256, 16
+"""The number of rows whose draws are tested against their probabilities, and the most tokens that they may draw."""
+LAW_P_VALUE = 1e-9
+"""The test of draws rejects below this p-value.  So a right kernel fails less than once in a million checks."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +148,40 @@ def compare(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) ->
 def compare_own_stream(actual: Outputs, oracle: Outputs, inputs: Inputs, scheme: Scheme) -> list[ErrorStats]:
     """Checks a kernel that has its own random numbers. A random token must be allowed by top_k, top_p and min_p, but
     need not have the best score. A tie with the last allowed token is accepted, because some kernels keep all ties.
-    Other checks are as in `compare`."""
-    return _compare(actual, oracle, inputs, wins=False)
+    Draws of many equal rows must follow their probabilities (`_off_law`). Other checks are as in `compare`."""
+    tokens, *other_stats = _compare(actual, oracle, inputs, wins=False)
+    note = _off_law(actual[0].cpu(), inputs) if tokens.passed and len(actual[0]) >= LAW_DRAWS else ""
+    if note:
+        tokens = replace(tokens, passed=False, max_abs_error=math.inf, max_error_over_tolerance=math.inf, note=note)
+    return [tokens, *other_stats]
+
+
+def _off_law(drawn_tokens: torch.Tensor, inputs: Inputs) -> str:
+    """Returns how the draws of `LAW_DRAWS` rows with equal logits and settings contradict their probabilities, or "".
+
+    Tests the counts of the tokens, and the counts of the pairs in neighbouring rows, which must be independent."""
+    edited_rows = edited(**{arg_name: arg for arg_name, arg in inputs.items() if arg_name in EDIT_ARGUMENTS})
+    row_settings = [inputs[name].cpu() for name in ("temperature", "top_k", "top_p", "min_p")]
+    for start in range(0, len(drawn_tokens) - LAW_DRAWS + 1, LAW_DRAWS):
+        block = slice(start, start + LAW_DRAWS)
+        are_equal = all(bool((rows[block] == rows[start]).all()) for rows in (*row_settings, edited_rows))
+        if not are_equal or row_settings[0][start] == 0:
+            continue
+        row_law = support(edited_rows[start], *(values[start].item() for values in row_settings)).probabilities
+        kept_ids = row_law.nonzero().flatten()
+        if len(kept_ids) > LAW_TOKENS or not row_law[drawn_tokens[block]].all():  # or an accepted tie was drawn
+            continue
+        law, draws = row_law[kept_ids], torch.searchsorted(kept_ids, drawn_tokens[block])
+        pairs = draws[:-1] * len(law) + draws[1:]
+        cell_tests = [("the probabilities", draws, law)]
+        # Pairs that share a row are not independent, so every second pair is a test of its own.
+        cell_tests += [("independent rows", pairs[i::2], torch.outer(law, law).flatten()) for i in (0, 1)]
+        for expected_name, cells, cell_law in cell_tests:
+            with suppress(ValueError):  # too many tokens for so few draws
+                p_value = chi_square(cells, cell_law).p_value
+                if p_value < LAW_P_VALUE:
+                    return f"{LAW_DRAWS} equal rows contradict {expected_name}: chi-square's p-value is {p_value:.1g}"
+    return ""
 
 
 def _compare(actual: Outputs, oracle: Outputs, inputs: Inputs, wins: bool) -> list[ErrorStats]:

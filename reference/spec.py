@@ -193,6 +193,8 @@ class OpSpec:
     planted: Callable[[Case, Scheme, torch.device, int], Iterator[tuple[str, Inputs]]] | None = None
     """Adversarial inputs with labels: a dominant key, row or column at an edge; a kernel that ignores this element
     fails clearly."""
+    planted_own_stream: Callable[[Case, Scheme, torch.device, int], Iterator[tuple[str, Inputs]]] | None = None
+    """Adversarial inputs for a kernel with its own random stream: many draws, which `compare_own_stream` counts."""
     output_dtypes: Mapping[str, torch.dtype | Literal["activation"]] = field(default_factory=dict)
     """The dtypes of outputs that differ from the scheme's output dtype: one dtype, or the dtype of the activations."""
     mutates: tuple[str, ...] = ()
@@ -265,8 +267,13 @@ class OpSpec:
         cost = self.cost(args)
         return Traffic(cost.read_bytes, cost.write_bytes)
 
-    def sets(self, case: Case, scheme: Scheme, device: torch.device, seed: int) -> Iterator[tuple[str, Inputs]]:
-        """Yields sets of adversarial inputs: the op's own, then those that all ops with a contract share."""
+    def sets(
+        self, case: Case, scheme: Scheme, device: torch.device, seed: int, own_stream: bool = False
+    ) -> Iterator[tuple[str, Inputs]]:
+        """Yields sets of adversarial inputs: the op's own, then those that all ops with a contract share.  With
+        `own_stream`, sets for a kernel with its own random stream come first."""
+        if own_stream and self.planted_own_stream is not None:
+            yield from self.planted_own_stream(case, scheme, device, seed)
         if self.planted is not None:
             yield from self.planted(case, scheme, device, seed)
         if self.contract is not None:

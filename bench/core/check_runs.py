@@ -119,7 +119,7 @@ class Check:
 
     def _planted(self) -> Iterator[tuple[str, CheckData]]:
         """Yields the sets of adversarial inputs, each with its label, from the cache if it has them."""
-        for name, inputs in self.spec.sets(self.case, self.scheme, self.device, self.seed):
+        for name, inputs in self.spec.sets(self.case, self.scheme, self.device, self.seed, self._own_stream):
             data_label = f"planted {name}"
             check_data = self._kept().get(data_label) or KEPT_DATA.keep(
                 data_label, CheckData(self.spec, inputs, self.scheme, "planted")

@@ -69,3 +69,28 @@ def test_planted_sets_are_what_their_labels_say():
         draws = planted("sample", f"B=2,V={size},temperature=1.0,top_k=0,top_p=1.0,min_p=0.0")
         assert draws["all logits below -10,000"]["logits"].max() < -10_000
         assert draws["a penalty, a bias and a mask decide"]["top_n"] <= min(20, size), "what an API gives at most"
+
+
+COUNTS = torch.arange(7, dtype=torch.int32)
+PAGED, VARLEN = "uneven rows: as many queries as sequences", "uneven rows: as many queries as keys and sequences"
+MISREAD = [
+    ("paged_attention", PAGED, lambda of: {"cu_seqlens_q": COUNTS}),
+    ("flash_attention_varlen", VARLEN, lambda of: {"cu_seqlens_k": of["cu_seqlens_q"]}),
+    ("flash_attention_varlen", VARLEN, lambda of: {"cu_seqlens_q": COUNTS, "cu_seqlens_k": COUNTS}),
+    *(
+        (op, "values: an offset plus half a unit", lambda of: {"weight": of["weight"] + 1, "weight_offset": 0.0})
+        for op in ("rmsnorm", "fused_add_rmsnorm")
+    ),
+]
+"""Offsets that equal totals make a kernel leave out, and 1 + weight rounded to the dtype of the weight."""
+
+
+@pytest.mark.parametrize("scheme", ["fp16", "bf16"])
+@pytest.mark.parametrize(("op", "label", "misread"), MISREAD)
+def test_a_planted_set_rejects_misread_inputs_and_takes_the_rounded_result(op, label, misread, scheme):
+    spec, dtypes = get_op(op), SCHEMES[scheme]
+    inputs = dict(spec.planted(spec.cases["smoke"][0], dtypes, CPU, 0))[label]
+    right = spec.oracle(inputs)
+    for seen, passes in (({}, True), (misread(inputs), False)):
+        found = tuple(result.to(dtypes.output) for result in spec.oracle({**inputs, **seen}))
+        assert spec.judge(found, right, inputs, dtypes)[0].passed is passes

@@ -10,8 +10,10 @@ import triton.language as tl
 from op_kernels import CPU
 from test_sample import FP32, rows_of
 
+from rooflab.bench.core.check import check_kernel
 from rooflab.kernels.lib import philox as torch_philox
 from rooflab.kernels.lib import race as device_race
+from rooflab.kernels.registry import Kernel
 from rooflab.kernels.sample import library, naive
 from rooflab.reference.distribution import chi_square, smallest_effect
 from rooflab.reference.philox import philox
@@ -122,6 +124,39 @@ def test_draws_of_two_rows_and_of_two_positions_are_independent():
     joint = torch.outer(law, law).flatten()
     assert chi_square(pairs[:, 0] * 5 + pairs[:, 1], joint).passed
     assert chi_square(pairs[:-1, 0] * 5 + pairs[1:, 0], joint).passed
+
+
+def _by_numbers(weights, numbers):
+    mass = weights.double().cumsum(1)
+    return torch.searchsorted(mass, numbers.double()[:, None] * mass[:, -1:], right=True)[:, 0]
+
+
+OWN_STREAMS = {
+    "right": (lambda w: _by_numbers(w, torch.rand(len(w))), None),
+    "one number for all rows": (lambda w: _by_numbers(w, torch.rand(1).expand(len(w))), "the probabilities"),
+    "one for two rows": (
+        lambda w: _by_numbers(w, torch.rand(len(w)).repeat_interleave(2)[: len(w)]),
+        "independent rows",
+    ),
+    "all alike": (lambda w: torch.multinomial((w > 0).float(), 1)[:, 0], "the probabilities"),
+    "square roots": (lambda w: torch.multinomial(w.sqrt(), 1)[:, 0], "the probabilities"),
+}
+
+
+@pytest.mark.parametrize(("draw", "fault"), OWN_STREAMS.values(), ids=OWN_STREAMS)
+def test_a_check_counts_the_draws_of_an_own_stream(draw, fault):
+    """Each token is one that may be drawn, so the counts alone tell."""
+
+    def own(logits, temperature, top_k, top_p, min_p, seed, position):
+        sorted_logits, ids = torch.sort(logits.float(), dim=-1, descending=True, stable=True)
+        kept, scores = naive.support_of(sorted_logits, temperature, top_k, top_p, min_p)
+        kept[:, 1:] &= (temperature > 0)[:, None]
+        return ids.gather(1, draw(scores.exp() * kept)[:, None])[:, 0]
+
+    torch.manual_seed(0)
+    kernel = Kernel("sample", "own", "optimized", backend="torch", fn=own, nondeterministic="its own numbers")
+    found = check_kernel(kernel, SPEC, SPEC.cases["smoke"][0], FP32, planted="planted alone")
+    assert found.status == ("INCORRECT" if fault else "OK") and (fault or "") in found.reason, found.describe()
 
 
 def test_chi_square_finds_the_effect_that_it_states():
