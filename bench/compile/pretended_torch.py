@@ -102,9 +102,10 @@ class DefaultGenerator(torch._C.Generator):
         """Returns the offset."""
         return self._offset
 
-    def set_offset(self, offset: int) -> None:
+    def set_offset(self, offset: int) -> DefaultGenerator:
         """Sets the offset, which only kernels that read it use."""
         self._offset = offset
+        return self
 
     def get_state(self) -> torch.Tensor:
         """Returns 16 bytes: the seed and the offset, int64 each."""
@@ -113,8 +114,7 @@ class DefaultGenerator(torch._C.Generator):
     def set_state(self, new_state: torch.Tensor) -> DefaultGenerator:
         """Sets seed and offset from 16 bytes."""
         seed, offset = new_state.view(torch.int64).tolist()
-        self.manual_seed(seed).set_offset(offset)
-        return self
+        return self.manual_seed(seed).set_offset(offset)
 
 
 _SEEDS: dict[str, Callable[..., Any]] = {
