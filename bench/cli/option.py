@@ -43,12 +43,16 @@ def launcher(op: str | None, of_ops: Mapping[str, object], of_launchers: Mapping
     """Returns `op` if it names a launcher (a user's function that launches kernels) as path.py::function, else "".
 
     `of_ops` holds options that a launcher must not have; `of_launchers` holds options that an op must not have.  Raises
-    `ValueError` if a forbidden option has a value."""
+    `ValueError` if a forbidden option has a value, or if the file is missing or is no Python program."""
     launcher_name = op if op and "::" in op else ""
     for name, value in (of_ops if launcher_name else of_launchers).items():
         if value:
             expected_kind = "an op" if launcher_name else "path.py::function"
             raise ValueError(f"{name}: expected with {expected_kind} alone, got {value!r} with {op or 'every op'}")
+    if launcher_name:
+        from rooflab.bench.compile.launchers import check_launcher
+
+        check_launcher(launcher_name)
     return launcher_name
 
 

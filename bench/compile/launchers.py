@@ -26,14 +26,14 @@ INPUTS = "--inputs"
 
 def function_of(text: str) -> Callable[..., Any]:
     """Returns the function at `path.py::name`.  Raises `ValueError` if the file or the function is missing."""
-    path, name = _named(text)
+    path, name = check_launcher(text)
     function = getattr(_module(path.resolve()), name, None)
     if not callable(function):
         raise ValueError(f"function: expected a function {name!r} in {path}, got none")
     return function  # type: ignore[no-any-return]
 
 
-def _named(text: str) -> tuple[Path, str]:
+def check_launcher(text: str) -> tuple[Path, str]:
     """Splits `path.py::name`.  Raises `ValueError` if the file is missing, or is not a program in Python."""
     source_file, _, name = text.partition("::")
     path = Path(source_file)
@@ -76,12 +76,12 @@ def selected(
     if repeated_names := tensors.keys() & value_texts.keys():
         raise ValueError(f"argument: expected {repeated_names.pop()} here or in --shape, got both")
     made_by = {} if inputs is None else {INPUTS: _maker(inputs, bool(tensors or value_texts))}
-    path, name = _named(text)
+    source_file, _, name = text.partition("::")
     dtype_names = {tensor_spec.split(":")[1] for tensor_spec in tensors.values()}
     scheme_name = dtype_names.pop() if len(dtype_names) == 1 else dtype
     scheme = get_scheme(scheme_name if scheme_name in SCHEMES else "fp32")
     case = Case(**tensors, **value_texts, **made_by)
-    return KernelCase(path.name, name, case, scheme, path.resolve())
+    return KernelCase(Path(source_file).name, name, case, scheme, Path(source_file).resolve())
 
 
 def _maker(text: str, has_arguments: bool) -> str:

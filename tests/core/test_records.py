@@ -164,8 +164,9 @@ def test_a_run_writer_keeps_to_its_run_and_a_folder_is_read_in_order(tmp_path):
 
 
 @pytest.fixture
-def full_disk():
-    """A disk that takes 4,096 bytes of each file."""
+def full_disk(monkeypatch):
+    """A disk that takes 4,096 bytes of each file.  Python would keep such a part of a module's bytecode."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     yield

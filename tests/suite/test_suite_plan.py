@@ -89,8 +89,8 @@ def test_only_takes_entries_too_and_names_what_there_is():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        *[(text, "plan: expected a file with a list of entries, got") for text in ("", "{", '["x"]', None)],
-        ('[{"id": "a", "title": "", "words": [], "colour": 1}]', "plan: expected a file with a list of entries, got"),
+        *[(text, "PLAN: expected a file with a list of entries, got") for text in ("", "{", '["x"]', None)],
+        ('[{"id": "a", "title": "", "words": [], "colour": 1}]', "PLAN: expected a file with a list of entries, got"),
         ('[{"id": "check-gemm", "title": "", "words": []}]', "plan: expected each entry once, got check-gemm 2 times"),
     ],
 )
