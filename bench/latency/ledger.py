@@ -204,9 +204,10 @@ def measured(llm: LLM, kind: StepKind, batch: int, context: int, steps: int = 16
         ms, call = 1e3 * statistics.median(sum(times_s[index] for index in group) for times_s in ops_s), calls[group[0]]
         rows.append(replace(call, calls=len(group), ms=ms))
     rows = _bounded(rows, ceilings)
-    if ceilings and ceilings.kind == "measured" and any(row.bound_ms and row.ms < row.bound_ms for row in rows):
+    bounds_ms, ops_ms = sum(row.bound_ms or 0.0 for row in rows), sum(row.ms for row in rows)
+    if ceilings and ceilings.kind == "measured" and bounds_ms > ops_ms:
         rows = _bounded(rows, raise_ceilings(ceilings, llm.device))  # a busy machine may have lowered them
-    step_ms, ops_ms = 1e3 * statistics.median(untimed_s), sum(ledger_row.ms for ledger_row in rows)
+    step_ms = 1e3 * statistics.median(untimed_s)
     itl_ms = _itl_ms(llm, batch, context, 2 * steps) if kind == "decode" else None
     noise = why_noisy(untimed_s, waiting_since(old_run_times))
     if not noise and ops_ms > MAX_OPS_RATIO * step_ms:

@@ -192,6 +192,7 @@ def external(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.more
 def test_what_goes_wrong_is_said(external):
     for name, words in (
         ("test_reads", "meta tensors"),

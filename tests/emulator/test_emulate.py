@@ -254,9 +254,9 @@ def test_what_runs_a_kernel_follows_from_its_backend_and_not_from_its_role(roofl
     assert {kernel.name for kernel in peers if kernel.has_code} == {"liger", "theirs"}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
-    ("command", "by", "ended"),
-    [("check", "torch", (0, "OK")), pytest.param("emulate", "none", (13, "INVALID"), marks=pytest.mark.more)],
+    ("command", "by", "ended"), [("check", "torch", (0, "OK")), ("emulate", "none", (13, "INVALID"))]
 )
 def test_what_torch_computed_is_not_said_to_be_emulated(rooflab, tmp_path, command, by, ended):
     files = [other_file(tmp_path, f"torch_{command}_{number}", TORCH) for number in range(2)]
@@ -291,7 +291,7 @@ UNWRITTEN = "a read of byte 0 of out, which nobody has written"
 @pytest.mark.parametrize(
     ("name", "make", "wanted", "words"),
     [
-        ("zeros", "torch.zeros_like(normed)", 0, ": OK"),
+        pytest.param("zeros", "torch.zeros_like(normed)", 0, ": OK", marks=pytest.mark.more),
         ("zeroed", "torch.empty_like(normed).zero_()", 0, ": OK"),
         ("no_ctas", NO_CTAS, 0, ": OK"),
         ("empty", "torch.empty_like(normed)", 11, UNWRITTEN),

@@ -279,6 +279,7 @@ def test_the_command_runs_a_function_of_a_file(
     assert all(float(seconds) < 1000 for seconds in re.findall(r"in (\d+\.\d+) s, compilation", out))
 
 
+@pytest.mark.more
 def test_static_and_explain_take_a_function_of_a_file(rooflab: Any, folder: Path) -> None:
     status, out, err = rooflab("static", f"{folder}/mine.py::chosen", *CHOSEN, "--json")
     (static,) = json.loads(out)["results"]

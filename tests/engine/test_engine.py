@@ -59,7 +59,7 @@ def ways_to_end(answers, draw):
         yield replace(params, logprobs=draw.choice([None, None, None, None, 1])), left
 
 
-@pytest.mark.sampled(4, 4)
+@pytest.mark.sampled(2, 6)
 @pytest.mark.parametrize("options", COVER, ids=str)
 @torch.inference_mode()
 def test_trap_10_batches_chunks_pages_kernels_and_overlap_change_nothing_and_free_pages_are_not_read(

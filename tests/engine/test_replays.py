@@ -31,7 +31,7 @@ def sizes(llm):
     return {size for size, _ in llm.runner.graphs.recordings}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1, 6)
 @pytest.mark.parametrize(
     "options",
     (

@@ -107,8 +107,8 @@ def run_example(seed, engines):
 @pytest.mark.parametrize(
     ("first", "end"),
     [
-        (0, 16),
-        pytest.param(16, 40, marks=pytest.mark.more),
+        (0, 6),
+        pytest.param(6, 40, marks=pytest.mark.more),
         *(pytest.param(n, n + 40, marks=pytest.mark.slow) for n in range(40, 320, 40)),
     ],
 )

@@ -228,6 +228,7 @@ def test_wrong_words_are_named_and_leave_the_suite_as_it_was(rooflab: Any, tmp_p
 def test_the_ledgers_command(rooflab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
         ("ceilings_for", lambda _: CEILINGS),
+        ("raise_ceilings", lambda *_: CEILINGS),
         ("why_noisy", lambda *_: ""),
         ("MAX_OPS_RATIO", math.inf),
     ):

@@ -26,7 +26,7 @@ def run(name: str, inputs: dict[str, Any]) -> Any:
     return EVERY[name](**inputs, **({"config": SMALL} if name == "split_kv" else {}))
 
 
-@pytest.mark.parametrize("splits", [1, 64, *(pytest.param(more, marks=pytest.mark.more) for more in (2, 3, 7))])
+@pytest.mark.parametrize("splits", [1, *(pytest.param(more, marks=pytest.mark.more) for more in (2, 3, 7, 64))])
 def test_any_number_of_splits_gives_the_same(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
     """40 keys of which some sequences have none: most of 64 splits are empty."""
     monkeypatch.setattr(split_kv, "split_count", lambda ctas, keys, sms: splits)

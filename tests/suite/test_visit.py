@@ -50,6 +50,7 @@ def whole(archive: Path) -> set[str]:
         return {member.name for member in file if not member.isfile() or file.extractfile(member).read() is not None}
 
 
+@pytest.mark.more
 def test_each_step_has_its_time_and_the_archive_all(tmp_path):
     began = time.monotonic()
     with visiting(tmp_path, "8", "fine", "absent", "hangs", "long", "late") as process:
