@@ -35,9 +35,8 @@ def check_model(model: str, dummy: bool = False) -> None:
     elif path.exists():
         raise ValueError(f"model: expected a .gguf file or a folder with config.json and *.safetensors, got {model!r}")
     elif model != DEFAULT_MODEL:
-        missing_text = "has no weights here: expected a folder, a .gguf file, or --dummy"
-        unknown_text = f"expected a folder, a .gguf file, or one of {', '.join(PRESETS)} with --dummy, got {model!r}"
-        raise ValueError(f"model: {f'{model} {missing_text}' if model in PRESETS else unknown_text}")
+        presets = ", ".join(PRESETS)
+        raise ValueError(f"model: expected a folder, a .gguf file, or --dummy with one of {presets}, got {model!r}")
 
 
 def fetch() -> Path:

@@ -44,7 +44,7 @@ def test_each_kernel_has_its_own_verdict(monkeypatch):
     result = run(Comparison(a, b), AbSettings(pairs=1, kernel_s=0.05))
     outcomes = {found.key: found for found in result.outcomes}
     for key, verdict, why in (
-        ("honest", "UNRESOLVED", "^1 pairs: fewer than 5 bound nothing; a change of .*% could not have been seen$"),
+        ("honest", "UNRESOLVED", "^1 pair: expected at least 5 for a bound; a change of .*% could not have been seen$"),
         ("wrong", "INCORRECT", "mine: .*first data"),
         ("wrong_later", "INCORRECT", "mine: "),
         ("dies", "FAILED", "mine: RUNTIME_ERROR: its process ended with status 7"),

@@ -100,9 +100,9 @@ AT_ONCE = {
     "chec": (2, "No such command 'chec'"),
     "static --gpu h1000": (2, "--gpu: expected one of h100-sxm, "),
     "estimate --model nosuch": (2, "--model: expected one of llama-3.1-8b, "),
-    "generate x --model nosuch": (2, "--model: expected a folder, a .gguf file, or one of llama-3.1-8b, "),
+    "generate x --model nosuch": (2, "--model: expected a folder, a .gguf file, or --dummy with one of llama-3.1-8b, "),
     "generate x --model odd.gguf": (2, "--model: expected general.architecture to be one of llama, "),
-    "serve llama-3.1-8b": (2, "model: llama-3.1-8b has no weights here: expected a folder, a .gguf file, or --dummy"),
+    "serve llama-3.1-8b": (2, "model: expected a folder, a .gguf file, or --dummy with one of llama-3.1-8b, "),
 }
 WITHOUT_TORCH = """
 import json, sys

@@ -112,7 +112,6 @@ def test_with_the_option_only_benchmarks_run_and_wrong_kernels_fail(project, pyt
     result.stdout.fnmatch_lines_random(["*test_right*(0001_*", "*test_right*(NOW)*"])
 
 
-@pytest.mark.more
 def test_noise_decides_no_comparison_and_alone_ends_with_13(project, pytester, monkeypatch):
     here = Environment.now().to_dict()
 

@@ -74,7 +74,7 @@ def differs(spec: OpSpec, inputs: Inputs, right: Outputs, change: Inputs, scheme
     return not all(found.passed for found in spec.judge(wrong, right, inputs, SCHEMES[scheme]))
 
 
-@pytest.mark.sampled(25)
+@pytest.mark.sampled(15, 25)
 @pytest.mark.parametrize(("op", "scheme"), CASES)
 def test_a_change_of_any_argument_and_a_result_a_little_off_are_rejected(op: str, scheme: str) -> None:
     spec, missed, found, factor = get_op(op), set[str](), set[str](), 1 + OFF[scheme]
@@ -102,7 +102,7 @@ def runs(spec: OpSpec, scheme: Scheme) -> Iterator[Inputs]:
     yield from (spec.make_inputs(case, scheme, CPU, 0) for case in cases)
 
 
-@pytest.mark.sampled(25)
+@pytest.mark.sampled(15, 25)
 @pytest.mark.parametrize(("op", "scheme"), [(op, scheme) for op in ops() for scheme in get_op(op).schemes])
 def test_each_mistake_that_a_spec_names_is_rejected(op: str, scheme: str) -> None:
     spec, inputs_of = get_op(op), runs(get_op(op), SCHEMES[scheme])

@@ -124,15 +124,13 @@ def test_a_version_that_computes_something_else_is_named(rooflab, monkeypatch, t
     assert status == 2 and "--ctas: expected no --triton with it, got 3" in err
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.needs("Triton 3.8.0", "Triton 3.9.0")
 @pytest.mark.parametrize(
     ("text", "shape", "fault"),
     [
         (JOINED, "a=32x16:bf16,b=64x16:bf16", "its values are not those of the reference"),  # triton-lang/triton#11691
-        pytest.param(  # triton-lang/triton#11544
-            UNALIGNED, "x=64", "it has 1 finding, and 3.9.0 0", marks=pytest.mark.slow
-        ),
+        (UNALIGNED, "x=64", "it has 1 finding, and 3.9.0 0"),  # triton-lang/triton#11544
     ],
 )
 def test_known_miscompilations_are_found(text, shape, fault, rooflab, tmp_path):

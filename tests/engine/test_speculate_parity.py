@@ -67,7 +67,7 @@ def test_greedy_answers_of_a_real_model_are_those_without_speculation(tmp_path, 
     assert drafted > 100 and (accepted > 50 or kind not in ("ngram", "draft"))
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_so_are_they_through_the_server_which_counts_what_it_drafts(tmp_path, greedy):
     prompts, wanted = (part[::3] for part in greedy)
     with served(tmp_path, "--speculate", "ngram", "--max-model-len", "512", model=str(fetch())) as server:

@@ -181,7 +181,7 @@ def test_what_is_no_model_is_refused(tmp_path):
     config, file = write_config(tmp_path), tmp_path / "model.safetensors"
     for path, content, message in [
         (config, None, "expected a .gguf file or a folder"),
-        (tmp_path / "none", None, "expected a folder, a .gguf file, or one of"),
+        (tmp_path / "none", None, "expected a folder, a .gguf file, or --dummy with one of"),
         (tmp_path, None, r"config.json but no \*.safetensors"),
         (file, b"\x10\0\0\0\0\0\0\0{bad", "model.safetensors is not a whole safetensors file"),
         (config, packed, r"quantization_config \(gptq\) is not implemented"),

@@ -175,7 +175,7 @@ def test_an_engine_has_the_threads_that_it_is_given_and_says_that_it_has_no_mode
     with zmq.Context() as context, context.socket(zmq.DEALER) as server:
         port = server.bind_to_random_port("tcp://127.0.0.1")
         run(f"tcp://127.0.0.1:{port}", {"model": tmp_path / "none"}, count + 2)
-        assert "expected a folder, a .gguf file, or one of" in pickle.loads(server.recv()).reason
+        assert "expected a folder, a .gguf file, or --dummy with one of" in pickle.loads(server.recv()).reason
     assert torch.get_num_threads() == count + 2
 
 
