@@ -115,7 +115,7 @@ def test_a_command_names_the_extra_that_it_lacks(rooflab, monkeypatch, command, 
 @pytest.mark.parametrize(
     "command",
     [
-        "check rmsnorm --kernel naive --seconds 2",
+        "check rmsnorm --kernel naive --seconds 12",
         "bench rmsnorm --kernel naive --suite smoke --budget 0.05",
         "emulate rmsnorm fused --case T=8,H=256,eps=1e-06 --scheme bf16",
         "roofline --gpu h100",
