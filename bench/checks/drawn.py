@@ -86,11 +86,13 @@ def drawn_checks(chosen: Selection, every: bool = False) -> list[CheckTask]:
     for op, kernels in chosen.kernels.items():
         spec = registry.get_op(op)
         schemes = chosen.schemes_of(spec)
-        for kernel in kernels if schemes else ():
+        if not schemes:
+            continue
+        cheapest_case, fast_scheme = _cheapest(spec, schemes)
+        for kernel in kernels:
             case_limits = most_work(kernel, chosen.device)
             points = drawn_points(spec, chosen.seed, case_limits, own_numbers(source_of(kernel)))
             every_set = every or case_limits == HARDWARE_LIMITS
-            cheapest_case, fast_scheme = _cheapest(spec, schemes)
             tasks = [CheckTask(kernel, cheapest_case, fast_scheme, chosen.seed, every_set)]
             for case, scheme in product(spec.cases["smoke"], schemes):
                 is_full_check = every_set or case == spec.cases["smoke"][0] or scheme == schemes[-1]
